@@ -1,0 +1,97 @@
+# Set-up, build, test and demonstration of shiftverbs. `make help` lists the targets.
+
+# Debian's pyverbs belongs to the system interpreter; `python3` on PATH may be another one.
+SYSTEM_PYTHON := /usr/bin/python3
+VENV          := .venv
+PYTHON        := $(VENV)/bin/python
+PYTEST_ARGS   ?=
+
+APT_PACKAGES := gcc libc6-dev util-linux \
+    python3 python3-dev python3-venv python3-pyverbs \
+    libibverbs-dev ibverbs-utils perftest iproute2 openssl \
+    clang libclang-rt-14-dev spin
+
+C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '*.h')
+CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
+BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
+
+.PHONY: help setup build demo test conformance test-san test-rxe soak-rxe fuzz lint wheel clean distclean
+
+help:
+	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
+	@echo "build   compile in place (incremental)"
+	@echo "demo    set-up, build, and the failover demonstration"
+	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
+	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
+	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
+	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
+	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
+	@echo "lint    ruff, mypy, cython-lint, clang-format"
+	@echo "wheel   wheel and source distribution in dist/"
+	@echo "clean   remove what build made; distclean removes $(VENV) too"
+
+setup: $(VENV)/stamp-python
+
+$(VENV)/stamp-apt: Makefile tools/apt_packages.sh
+	@mkdir -p $(VENV)
+	@tools/apt_packages.sh $(APT_PACKAGES)
+	@touch $@
+
+# One at a time: several `make` runs may meet in a fresh checkout.
+$(VENV)/stamp-python: $(VENV)/stamp-apt pyproject.toml tools/requirements.py tools/make_venv.sh
+	@tools/make_venv.sh $(SYSTEM_PYTHON) $(VENV)
+	@touch $@
+
+build: setup
+	@tools/build_in_place.sh $(VENV) build/dev
+
+demo: build
+	$(VENV)/bin/shiftverbs demo
+
+test: build
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+# Exit status 0: no test fails, none differs, and what passes on the kernel's soft-RoCE passes here.
+conformance: build
+	$(PYTHON) tests/conformance/compare.py
+
+# The same tests with our C under AddressSanitizer and UBSan, in a copy of the package. Leaks are not looked for: the
+# interpreter leaves much behind on purpose.
+test-san: setup
+	@tools/build_in_place.sh $(VENV) build/san address,undefined
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	    PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/san/tree" $(VENV)/bin/pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+# In guests under QEMU with Debian's stock kernel, kept in $XDG_CACHE_HOME/shiftverbs; skipped loudly where there is none.
+# A busy machine: RXE_TIME_SCALE=3 make test-rxe. Only some: make test-rxe RXE_GROUPS='interop demo'.
+test-rxe: build
+	$(PYTHON) tools/rxe/run.py $(RXE_GROUPS)
+
+soak-rxe: build
+	$(PYTHON) tools/rxe/run.py --soak $(RXE_GROUPS)
+
+# What fails is kept in build/fuzz; inputs worth keeping are copied to tests/fuzz/corpus by hand.
+SECONDS ?= 60
+fuzz: build
+	$(PYTHON) tests/fuzz/fuzzing.py $(SECONDS)
+
+# cython-lint calls pycodestyle by name.
+lint: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	@if [ -n "$(CYTHON_SOURCES)" ]; then set -x; $(VENV)/bin/cython-lint $(CYTHON_SOURCES); fi
+	@if [ -n "$(C_SOURCES)" ]; then set -x; $(VENV)/bin/clang-format --dry-run --Werror $(C_SOURCES); fi
+	@for script in $(BASH_SOURCES); do bash -n $$script || exit 1; done
+
+wheel: setup
+	$(PYTHON) -m build --no-isolation --outdir dist .
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find shiftverbs -name '*.so' -delete
+	find shiftverbs tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
