@@ -1,0 +1,188 @@
+"""The control channel's datagrams: encoding and decoding. What they mean is in messages.py.
+
+One datagram carries messages for one process: a header, then entries. An entry names the receiving QP by the secret
+that QP's process published, and the sending one by its own, so that nobody who cannot read the pair's entries in the
+exchanger can speak for a QP, and nothing meant for an earlier life of a QPN is taken for a later one.
+
+All numbers are big-endian. Whatever comes in is input from outside: it is checked field by field, and refused with
+`MalformedDatagram`, which says what was wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .messages import Arm, ArmStep, Message, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+
+MAGIC = 0x5356
+VERSION = 1
+MAX_DATAGRAM_BYTES = 1024
+
+_HEADER = struct.Struct("!HBB")  # magic, version, entries
+_ENTRY = struct.Struct("!QQBB")  # to, from, kind, body length
+_ADDRESS = struct.Struct("!16sHIIB")
+_SYNC = struct.Struct("!QBBQBQQbqB")
+_ARM = struct.Struct("!BQBQQ")
+_MOVE = struct.Struct("!BQQBQQ")
+_PREFER = struct.Struct("!QBB")
+_PING = struct.Struct("!QB")
+
+_KIND_SYNC, _KIND_ARM, _KIND_MOVE, _KIND_PREFER, _KIND_PING = 1, 2, 3, 4, 5
+
+
+class MalformedDatagram(ValueError):
+    """A datagram that no peer of ours sends; the message says what was wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Is this NIC pair alive? `answer` is False in the question and True in the reply; number: as in the question."""
+
+    number: int
+    answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message with the secrets of the QPs it goes to and comes from (0 in a Ping)."""
+
+    to: int
+    sender: int
+    message: Message | Ping
+
+
+def _pack_address(a: PairAddress) -> bytes:
+    return _ADDRESS.pack(a.gid, a.lid, a.qpn, a.psn, a.mtu)
+
+
+def _body(message: Message | Ping) -> tuple[int, bytes]:
+    match message:
+        case Sync():
+            m = message
+            head = _SYNC.pack(
+                m.epoch, m.target, m.phase, m.arm, m.clean, m.rx, m.ask, m.seen_phase, m.seen_arm, m.settled
+            )
+            return _KIND_SYNC, head + _pack_address(m.address)
+        case Arm():
+            a = message
+            return _KIND_ARM, _ARM.pack(a.step, a.epoch, a.pair, a.arm, a.wanted) + _pack_address(a.address)
+        case Move():
+            v = message
+            return _KIND_MOVE, _MOVE.pack(v.step, v.epoch, v.number, v.target, v.arm, v.tx)
+        case Prefer():
+            return _KIND_PREFER, _PREFER.pack(message.number, message.target, message.seen)
+        case Ping():
+            return _KIND_PING, _PING.pack(message.number, message.answer)
+    raise TypeError(f"not a message: {message!r}")
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """One entry as bytes."""
+    kind, body = _body(entry.message)
+    return _ENTRY.pack(entry.to, entry.sender, kind, len(body)) + body
+
+
+def encode(entries: Iterable[Entry], most_bytes: int = MAX_DATAGRAM_BYTES) -> Iterator[bytes]:
+    """Yield datagrams of at most most_bytes that carry `entries` in order."""
+    parts: list[bytes] = []
+    size = _HEADER.size
+    for entry in entries:
+        part = encode_entry(entry)
+        if parts and (size + len(part) > most_bytes or len(parts) == 255):
+            yield _HEADER.pack(MAGIC, VERSION, len(parts)) + b"".join(parts)
+            parts, size = [], _HEADER.size
+        parts.append(part)
+        size += len(part)
+    if parts:
+        yield _HEADER.pack(MAGIC, VERSION, len(parts)) + b"".join(parts)
+
+
+def _boolean(value: int, what: str) -> bool:
+    if value > 1:
+        raise MalformedDatagram(f"{what} is {value}, not 0 or 1")
+    return bool(value)
+
+
+def _address(data: bytes) -> PairAddress:
+    gid, lid, qpn, psn, mtu = _ADDRESS.unpack(data)
+    if qpn >> 24 or psn >> 24:
+        raise MalformedDatagram(f"QPN {qpn:#x} or PSN {psn:#x} has more than 24 bits")
+    if not 1 <= mtu <= 5:
+        raise MalformedDatagram(f"MTU {mtu} is not an ibv_mtu")
+    return PairAddress(gid, lid, qpn, psn, mtu)
+
+
+def _decode_body(kind: int, body: bytes) -> Message | Ping:
+    sizes = {
+        _KIND_SYNC: _SYNC.size + _ADDRESS.size,
+        _KIND_ARM: _ARM.size + _ADDRESS.size,
+        _KIND_MOVE: _MOVE.size,
+        _KIND_PREFER: _PREFER.size,
+        _KIND_PING: _PING.size,
+    }
+    size = sizes.get(kind)
+    if size is None:
+        raise MalformedDatagram(f"unknown kind {kind}")
+    if len(body) != size:
+        raise MalformedDatagram(f"kind {kind} has {len(body)} bytes, {size} expected")
+    try:
+        if kind == _KIND_SYNC:
+            epoch, target, phase, arm, clean, rx, ask, seen_phase, seen_arm, settled = _SYNC.unpack_from(body)
+            address = _address(body[_SYNC.size :])
+            if seen_phase != -1:
+                Phase(seen_phase)
+            return Sync(
+                epoch,
+                target,
+                Phase(phase),
+                arm,
+                _boolean(clean, "clean"),
+                address,
+                rx,
+                ask,
+                seen_phase,
+                seen_arm,
+                _boolean(settled, "settled"),
+            )
+        if kind == _KIND_ARM:
+            step, epoch, pair, arm, wanted = _ARM.unpack_from(body)
+            return Arm(ArmStep(step), epoch, pair, arm, _address(body[_ARM.size :]), wanted)
+        if kind == _KIND_MOVE:
+            step, epoch, number, target, arm, tx = _MOVE.unpack(body)
+            return Move(MoveStep(step), epoch, number, target, arm, tx)
+        if kind == _KIND_PREFER:
+            number, target, seen = _PREFER.unpack(body)
+            return Prefer(number, target, _boolean(seen, "seen"))
+        number, answer = _PING.unpack(body)
+        return Ping(number, _boolean(answer, "answer"))
+    except MalformedDatagram:
+        raise
+    except ValueError as error:
+        raise MalformedDatagram(str(error)) from None
+
+
+def decode(data: bytes) -> list[Entry]:
+    """The entries of one datagram. Raises MalformedDatagram for anything else; nothing of it is used then."""
+    if len(data) < _HEADER.size:
+        raise MalformedDatagram(f"{len(data)} bytes are no header")
+    magic, version, count = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise MalformedDatagram(f"magic {magic:#06x}")
+    if version != VERSION:
+        raise MalformedDatagram(f"version {version}, this release speaks {VERSION}")
+    entries = []
+    at = _HEADER.size
+    for _ in range(count):
+        if at + _ENTRY.size > len(data):
+            raise MalformedDatagram("an entry is cut off")
+        to, sender, kind, length = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size
+        if at + length > len(data):
+            raise MalformedDatagram("a body is cut off")
+        entries.append(Entry(to, sender, _decode_body(kind, data[at : at + length])))
+        at += length
+    if at != len(data):
+        raise MalformedDatagram(f"{len(data) - at} bytes behind the last entry")
+    return entries

@@ -1,0 +1,119 @@
+"""What two peers say to each other over the control channel: plain values, no encoding.
+
+`shiftverbs.control` turns these into datagrams and back; the pure core only ever sees the classes here.
+Every message is idempotent: it carries whole state, so that a duplicate or a late copy does no harm.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Phase(enum.IntEnum):
+    """How far a side has come with a SWITCH. Order matters: a later phase includes the earlier ones."""
+
+    ASK = 0  # advisory: nothing is fenced yet, the peer may refuse
+    START = 1  # fencing
+    FENCED = 2  # fenced, the target is in INIT with the announced `arm` and PSN
+    READY = 3  # connected, receives posted: the peer may send
+    REFUSE = 4  # the answer to an ASK that came while unsafe work was outstanding
+    ABORT = 5  # this pairing is over, both sides get their original errors
+    BYE = 6  # the application closed, reset or failed its QP on purpose
+
+
+@dataclass(frozen=True, slots=True)
+class PairAddress:
+    """Where one side's QP of a pair is reached: what its peer needs for RTR.
+
+    gid: 16 bytes; lid: 0 on RoCE; qpn and psn: 24 bits; mtu: enum ibv_mtu (1 to 5).
+    """
+
+    gid: bytes
+    lid: int
+    qpn: int
+    psn: int
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """The whole state of one side in a SWITCH; resent with back-off until `seen` names it.
+
+    epoch, target: which SWITCH. arm: how often the target pair was reset on this side. clean: nothing was posted
+    on the target since then. rx: two-sided messages received over all pairs, final from FENCED on.
+    ask: number of the question, in ASK and REFUSE. seen_phase, seen_arm: what this side last saw of the peer in
+    this (epoch, target); seen_phase -1 is nothing.
+    """
+
+    epoch: int
+    target: int
+    phase: Phase
+    arm: int
+    clean: bool
+    address: PairAddress
+    rx: int
+    ask: int = 0
+    seen_phase: int = -1
+    seen_arm: int = -1
+    settled: bool = False
+
+
+class ArmStep(enum.IntEnum):
+    """Steps of ARM, in the words of the CM's handshake (IBA vol. 1, 12.9)."""
+
+    REQ = 0
+    REP = 1
+    RTU = 2
+    REJ = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One step of ARM on `pair`; `arm` is the number the pair is being reset under.
+
+    wanted: in REJ, the `arm` of the REQ that is rejected; `arm` is then the least that could have been accepted
+    less one.
+    """
+
+    step: ArmStep
+    epoch: int
+    pair: int
+    arm: int
+    address: PairAddress
+    wanted: int = 0
+
+
+class MoveStep(enum.IntEnum):
+    """Steps of MOVE."""
+
+    MOVE = 0
+    MOVED = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of MOVE for the direction of the side that says MOVE.
+
+    number: grows with every MOVE of that direction. tx: two-sided messages sent before the fence.
+    """
+
+    step: MoveStep
+    epoch: int
+    number: int
+    target: int
+    arm: int
+    tx: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefer:
+    """Which pair traffic should be on while all is well; the greatest (number, target) holds on both sides."""
+
+    number: int
+    target: int
+    seen: bool = False
+
+
+Message = Sync | Arm | Move | Prefer

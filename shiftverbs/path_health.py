@@ -1,0 +1,62 @@
+"""Is a NIC pair alive: pings between two control ports, judged in the caller's time. Pure: no I/O, no clock.
+
+One `PingState` per NIC pair and process, however many QPs use it (design: one ping per NIC pair).
+"""
+
+from __future__ import annotations
+
+
+class PingState:
+    """Pings one NIC pair, from the first poll on.
+
+    interval_ns: between pings. dead_after: that many unanswered pings in a row mean dead.
+    """
+
+    def __init__(self, interval_ns: int, dead_after: int = 3) -> None:
+        self.interval_ns = interval_ns
+        self.dead_after = dead_after
+        self.port_ok = True
+        self._next_ns = 0
+        self._number = 0
+        self._answered = 0
+        self._answered_ns: int | None = None
+        self._unanswered = 0
+
+    def poll_ping(self, now_ns: int) -> int | None:
+        """Return the number of the ping to send now, or None."""
+        if now_ns < self._next_ns:
+            return None
+        if self._number > self._answered:
+            self._unanswered += 1
+        self._number += 1
+        self._next_ns = now_ns + self.interval_ns
+        return self._number
+
+    def hurry(self, now_ns: int) -> None:
+        """The interval became shorter: do not wait out the old one."""
+        self._next_ns = min(self._next_ns, now_ns + self.interval_ns)
+
+    def handle_pong(self, number: int, now_ns: int) -> None:
+        """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
+        if self._answered < number <= self._number:
+            self._answered = number
+            self._answered_ns = now_ns
+            self._unanswered = 0
+
+    def suspect(self) -> None:
+        """Something failed there: dead until a ping sent from now on is answered."""
+        self._unanswered = self.dead_after
+        self._answered = self._number
+        self._next_ns = 0
+
+    @property
+    def alive(self) -> bool | None:
+        """True after an answer, False after `dead_after` lost pings or with the port down, None while unknown."""
+        if not self.port_ok or self._unanswered >= self.dead_after:
+            return False
+        return True if self._answered_ns is not None and self._unanswered < 2 else None
+
+    @property
+    def next_timeout_ns(self) -> int:
+        """When `poll_ping` wants to be called again."""
+        return self._next_ns
