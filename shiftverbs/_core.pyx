@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The data path: what lies between an application's post/poll and the hardware's queues.
+
+The work is done on C records, in three declaration files whose functions are compiled in here:
+
+| part | where |
+|---|---|
+| hash maps | `_map.pxd` |
+| journal rings, pairs, WC buffer, event ring; appending, handing over, retiring | `_journal.pxd` |
+| one WC between hardware and application; posting | `_dispatch.pxd` |
+| attention, events, key maps, CQCore | this file |
+| ChannelCore | `_core_channel.pxi` |
+| QPCore | `_core_qp.pxi` |
+| reading and writing pyverbs' objects, the check of their layout | `_core_abi.pxi`, `pyverbs_abi.pxd` |
+
+**The GIL is the lock.** Every method here is atomic under it (the provider's post and poll run with the GIL held, as
+in pyverbs); only ChannelCore.wait releases it, and touches nothing while it sleeps. Python code may run wherever an
+object is created (garbage collection), so the C state is consistent before any object is.
+
+Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to MAX_PAIRS - 1.
+"""
+
+cimport cython
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EAGAIN, EINTR, EINVAL, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
+
+from shiftverbs._dispatch cimport POLL_BATCH, cq_drain, dispatch, qp_post_recv, qp_post_send, start_fence
+from shiftverbs cimport _journal
+from shiftverbs._journal cimport (
+    EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,
+    REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
+    after_retire, atomic_opcodes, cq_push, cq_signal, emit, forget_events, has_payload, key_none, make_id, now_ns,
+    opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
+)
+from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
+from shiftverbs.libverbs cimport (
+    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV,
+    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV,
+    ibv_ack_cq_events, ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_get_cq_event, ibv_poll_cq, ibv_post_recv,
+    ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_req_notify_cq, ibv_send_wr,
+    ibv_sge, ibv_wc, ibv_wr_opcode,
+)
+from shiftverbs.pyverbs_abi cimport (
+    AH, CQ, CQEX, MR, PD, QP, SGE, SRQ, WC, CompChannel, Context, QPAttr, QPCap, QPInitAttr, QPInitAttrEx, RecvWR,
+    SendWR,
+)
+
+import math
+import os
+
+from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+
+
+PAIRS_MAX = MAX_PAIRS
+
+EV_ERROR = _journal.EV_ERROR
+EV_APP_ERROR = _journal.EV_APP_ERROR
+EV_POST_FAILED = _journal.EV_POST_FAILED
+EV_SQ_FENCED = _journal.EV_SQ_FENCED
+EV_RQ_FENCED = _journal.EV_RQ_FENCED
+EV_ARM_WC = _journal.EV_ARM_WC
+EV_FENCE_POSTED = _journal.EV_FENCE_POSTED
+EV_FENCE_DONE = _journal.EV_FENCE_DONE
+EV_RX_REACHED = _journal.EV_RX_REACHED
+EV_NEW_RKEY = _journal.EV_NEW_RKEY
+EV_KEY_MISSING = _journal.EV_KEY_MISSING
+EV_FIRST_WC = _journal.EV_FIRST_WC
+EV_WR_DEADLINE = _journal.EV_WR_DEADLINE
+
+
+cdef int check_pair(int k) except -1:
+    if not 0 <= k < MAX_PAIRS:
+        raise ValueError(f'pair {k}: there are pairs 0 to {MAX_PAIRS - 1}')
+    return 0
+
+
+# --- attention and events ------------------------------------------------------------------------------------
+
+cdef _journal.Shared shared
+cdef object driver = None
+cdef int driver_busy = 0
+cdef int wake_fd = -1
+cdef int forks = 0    # between this process and the one that loaded the module
+cdef int sleepers = 0
+
+
+def attention_address() -> int:
+    """Address of a C int that anybody may set non-zero, atomically and without the GIL: the driver has work."""
+    return <uintptr_t>&shared.attention
+
+
+def attention() -> bool:
+    """Whether attention is set."""
+    return shared.attention != 0
+
+
+def clear_attention() -> None:
+    """Called by the driver before it takes events, so that later ones raise it again."""
+    shared.attention = 0
+
+
+def raise_attention() -> None:
+    """Ask for a driver run at the next post, poll or wait, and wake what is blocked in ChannelCore.wait."""
+    cdef uint64_t one = 1
+    shared.attention = 1
+    if sleepers:
+        posix_write(wake_fd, &one, sizeof(one))
+
+
+def wake_descriptor() -> int:
+    """The eventfd that blocked ChannelCore.wait calls watch: write 8 bytes after setting attention, any thread."""
+    return wake_fd
+
+
+def set_driver(run) -> None:
+    """The callable that post, poll and blocked waits run inline when attention is set; None: nobody.
+
+    It must call clear_attention() before it takes events. An Exception it raises is reported through
+    sys.unraisablehook and goes no further: the application's post or poll is not its business.
+    """
+    global driver, driver_busy
+    if run is not None and not callable(run):
+        raise TypeError('a callable or None')
+    driver = run
+    driver_busy = 0
+    if run is not None and shared.count:
+        shared.attention = 1
+
+
+cdef int run_driver_inline() except -1:
+    """One driver run at a time in the process, whichever thread comes first; it goes on while attention is set."""
+    global driver_busy
+    cdef int rounds = 0
+    if driver is None:
+        shared.attention = 0
+        return 0
+    if driver_busy:
+        return 0
+    driver_busy = 1
+    try:
+        while shared.attention and rounds < 4:
+            rounds += 1
+            run = driver
+            if run is None:
+                break
+            try:
+                run()
+            except Exception as e:
+                driver_failed(e)
+    finally:
+        driver_busy = 0
+    return 1
+
+
+cdef void driver_failed(e) noexcept:
+    """Through sys.unraisablehook: the application's post or poll is not its business."""
+    raise e
+
+
+def run_driver() -> bool:
+    """Run the driver as post and poll do. False: none is set, or a run is under way already."""
+    return run_driver_inline() == 1
+
+
+def take_events() -> list:
+    """All queued events, oldest first: (kind, QPCore, pair, a, b, CLOCK_MONOTONIC in ns at creation)."""
+    cdef Event e
+    cdef list result = []
+    while shared.count:
+        e = shared.events[shared.first]
+        shared.first = (shared.first + 1) & (EVENT_SLOTS - 1)
+        shared.count -= 1
+        if e.owner != NULL:
+            result.append((e.kind, <object>e.owner, e.k, e.a, e.b, e.t_ns))
+    return result
+
+
+def events_overflowed() -> bool:
+    """Whether events were lost since the last call (the driver then looks at every QP)."""
+    cdef int lost = shared.overflowed
+    shared.overflowed = 0
+    return lost != 0
+
+
+cdef extern from "<errno.h>" nogil:
+    enum:
+        ENOKEY
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int eventfd(unsigned int initval, int flags)
+    enum:
+        EFD_CLOEXEC
+        EFD_NONBLOCK
+
+
+def _after_fork_in_child() -> None:
+    """The child has no driver and no NICs; the parent's wake-up descriptor is not its own."""
+    global driver, driver_busy, wake_fd, sleepers, forks
+    forks += 1
+    driver = None
+    driver_busy = 0
+    sleepers = 0
+    shared.attention = 0
+    shared.count = 0
+    if wake_fd >= 0:
+        posix_close(wake_fd)
+    wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+
+
+# --- key maps ------------------------------------------------------------------------------------------------
+
+cdef int map_put(Map *m, uint32_t key, int k, shadow) except -1:
+    check_pair(k)
+    cdef uint64_t value = key_none()
+    if shadow is not None:
+        value = <uint32_t>shadow
+    if not map_set(m, (<uint64_t>key << 8) | <uint64_t>k, value):
+        raise MemoryError
+    return 0
+
+
+cdef object map_get(const Map *m, uint32_t key, int k):
+    check_pair(k)
+    cdef MapSlot *slot = map_find(m, (<uint64_t>key << 8) | <uint64_t>k)
+    if slot == NULL:
+        raise KeyError(key)
+    return None if slot.value == key_none() else slot.value
+
+
+@cython.no_gc
+@cython.final
+cdef class KeyMap:
+    """lkeys of one default NIC and what they are on each backup. Absent: not ready yet; None: never will be."""
+
+    cdef Map map
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        map_free(&self.map)
+
+    def set_local(self, uint32_t lkey, int k, shadow_lkey) -> None:
+        """`shadow_lkey` on NIC k stands for `lkey`; None: this memory cannot be shadowed there."""
+        map_put(&self.map, lkey, k, shadow_lkey)
+
+    def del_local(self, uint32_t lkey) -> None:
+        """The MR is gone: forget the key on every NIC."""
+        cdef int k
+        for k in range(MAX_PAIRS):
+            map_del(&self.map, (<uint64_t>lkey << 8) | <uint64_t>k)
+
+    def get_local(self, uint32_t lkey, int k):
+        """The key on NIC k, None where it cannot be shadowed; KeyError where it is not known (yet)."""
+        return map_get(&self.map, lkey, k)
+
+    def __len__(self):
+        return self.map.live
+
+
+@cython.no_gc
+@cython.final
+cdef class RemoteKeys:
+    """rkeys of one peer's default NIC and what they are on each of its backups."""
+
+    cdef Map map
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        map_free(&self.map)
+
+    def set_remote(self, uint32_t rkey, int k, shadow_rkey) -> None:
+        """`shadow_rkey` on the peer's NIC k stands for `rkey`; None: the peer cannot shadow it there."""
+        map_put(&self.map, rkey, k, shadow_rkey)
+
+    def del_remote(self, uint32_t rkey) -> None:
+        """The peer withdrew the key: forget it on every NIC."""
+        cdef int k
+        for k in range(MAX_PAIRS):
+            map_del(&self.map, (<uint64_t>rkey << 8) | <uint64_t>k)
+
+    def get_remote(self, uint32_t rkey, int k):
+        """The key on the peer's NIC k, None where it cannot be shadowed; KeyError where it is not known (yet)."""
+        return map_get(&self.map, rkey, k)
+
+    def __len__(self):
+        return self.map.live
+
+
+# --- completion queues ---------------------------------------------------------------------------------------
+
+cdef object wc_class = WC
+cdef tuple no_args = ()
+ctypedef object (*new_function)(PyTypeObject *, PyObject *, PyObject *)
+
+
+def set_wc_class(cls) -> None:
+    """The class of the WCs that poll returns: pyverbs' WC or a subclass; made by __new__ without __init__."""
+    global wc_class
+    if not issubclass(cls, WC):
+        raise TypeError('a subclass of pyverbs.cq.WC')
+    wc_class = cls
+
+
+cdef inline object make_wc(const ibv_wc *wc):
+    """A WC without its Python-level constructor, which costs twenty times as much (`logger` is None then)."""
+    cdef PyTypeObject *t = <PyTypeObject *>wc_class
+    cdef WC result = <WC>(<new_function>t.tp_new)(t, <PyObject *>no_args, NULL)
+    result.wc = wc[0]
+    return result
+
+
+include "_core_channel.pxi"
+
+
+@cython.no_gc
+@cython.final
+cdef class CQCore:
+    """One application CQ: the default hardware CQ, those on the backups, and the WCs that wait in between.
+
+    Args:
+        default_cq_ptr: address of the default NIC's ibv_cq.
+        channel: the ChannelCore of the application's CompChannel, if the CQ has one.
+    """
+
+    cdef CQState c
+    cdef ChannelCore _channel
+    cdef object __weakref__
+
+    def __cinit__(self, default_cq_ptr, ChannelCore channel=None):
+        memset(&self.c, 0, sizeof(CQState))
+        self.c.owner = <PyObject *>self
+        self.c.shared = &shared
+        self.c.cached_key = map_tombstone()
+        if not default_cq_ptr:
+            raise ValueError('a CQ has an address')
+        self.channel = channel
+        self.attach(0, default_cq_ptr)
+        self.set_active(0, True)
+
+    def __dealloc__(self):
+        self.unlink()
+        map_free(&self.c.qps)
+        free(self.c.buffer)
+
+    cdef void unlink(self) noexcept:
+        """Out of the channel's tables: C only, for close and dealloc."""
+        cdef int k
+        for k in range(MAX_PAIRS):
+            if self._channel is not None and self.c.hw[k] != NULL:
+                map_del(&self._channel.c.cqs, <uintptr_t>self.c.hw[k])
+            self.c.hw[k] = NULL
+            self.c.active[k] = 0
+        self.c.n_active = 0
+        channel_forget(&self.c)
+
+    def attach(self, int k, cq_ptr) -> None:
+        """The hardware CQ on NIC k."""
+        check_pair(k)
+        if not cq_ptr:
+            raise ValueError('a CQ has an address')
+        cdef ibv_cq *cq = <ibv_cq *><uintptr_t>cq_ptr
+        self.detach(k)
+        self.c.hw[k] = cq
+        if self._channel is not None and not map_set(&self._channel.c.cqs, <uintptr_t>cq, <uintptr_t>&self.c):
+            raise MemoryError
+
+    def detach(self, int k) -> None:
+        """Hardware CQ k is about to be destroyed, or is dead: not touched any more, nor now."""
+        check_pair(k)
+        if self.c.hw[k] == NULL:
+            return
+        if self._channel is not None:
+            map_del(&self._channel.c.cqs, <uintptr_t>self.c.hw[k])
+        self.activate(k, False)
+        self.c.hw[k] = NULL
+
+    cdef void activate(self, int k, bint active) noexcept:
+        cdef int i
+        self.c.active[k] = active
+        self.c.n_active = 0
+        for i in range(MAX_PAIRS):
+            if self.c.active[i]:
+                self.c.order[self.c.n_active] = i
+                self.c.n_active += 1
+
+    def set_active(self, int k, bint active) -> None:
+        """Whether the application's poll looks at hardware CQ k too, and its req_notify arms it."""
+        check_pair(k)
+        if active and self.c.hw[k] == NULL:
+            raise ValueError(f'no CQ on NIC {k}')
+        if self.c.active[k] == active:
+            return
+        if active and self.c.armed:
+            # It joins an armed CQ: what is there already would raise no event.
+            ibv_req_notify_cq(self.c.hw[k], self.c.solicited_only)
+            cq_drain(&self.c, k)
+        elif not active:
+            # Nobody will look there: what is left comes along.
+            cq_drain(&self.c, k)
+        self.activate(k, active)
+
+    def is_active(self, int k) -> bool:
+        """Whether the application polls hardware CQ k."""
+        check_pair(k)
+        return self.c.active[k] != 0
+
+    def pointer(self, int k) -> int:
+        """Address of hardware CQ k, 0 where there is none."""
+        check_pair(k)
+        return <uintptr_t>self.c.hw[k]
+
+    def poll(self, num_entries=1):
+        """Take up to `num_entries` WCs: (how many, list of WC). pyverbs' CQ.poll, with its errors."""
+        cdef ibv_wc wcs[POLL_BATCH]
+        cdef CQState *c = &self.c
+        cdef long want
+        cdef long got = 0
+        cdef int at = 0
+        cdef int batch, n, kept, i, k
+        cdef list result = []
+        try:
+            want = num_entries if type(num_entries) is int else poll_count(num_entries)
+        except OverflowError:
+            want = (<unsigned long>-1) >> 1 if num_entries > 0 else 0
+        if shared.attention:
+            run_driver_inline()
+        while got < want:
+            if c.count:
+                wcs[0] = c.buffer[c.first]
+                c.first = (c.first + 1) & (c.slots - 1)
+                c.count -= 1
+                result.append(make_wc(&wcs[0]))
+                got += 1
+                continue
+            if at >= c.n_active:  # a driver run may have taken one away
+                if not shared.attention:
+                    break
+                # What was just polled gave the driver something to do, and that may have made WCs.
+                if not run_driver_inline() or not c.count:
+                    break
+                continue
+            k = c.order[at]
+            batch = POLL_BATCH if want - got > POLL_BATCH else <int>(want - got)
+            n = ibv_poll_cq(c.hw[k], batch, wcs)
+            if n < batch:
+                at += 1
+                if n <= 0:
+                    if n < 0 and got == 0:
+                        raise PyverbsRDMAError('Failed to poll CQ', -n)
+                    continue
+            # First all decisions, in C; then the objects, whose making can run any code.
+            c.quiet += 1
+            kept = 0
+            for i in range(n):
+                if dispatch(c, k, &wcs[i]):
+                    if c.count:
+                        cq_push(c, &wcs[i])
+                    else:
+                        if kept != i:
+                            wcs[kept] = wcs[i]
+                        kept += 1
+            c.quiet -= 1
+            c.polled += n
+            for i in range(kept):
+                result.append(make_wc(&wcs[i]))
+            got += kept
+        if shared.attention:
+            run_driver_inline()
+        if c.failed and got == 0:
+            n = c.failed
+            c.failed = 0
+            raise PyverbsRDMAError('Failed to poll CQ', n)
+        return got, result
+
+    def drain(self, int k) -> int:
+        """Poll hardware CQ k to empty into the WC buffer and the event ring; the number of WCs taken.
+
+        Raises PyverbsRDMAError where ibv_poll_cq fails.
+        """
+        check_pair(k)
+        cdef int n = cq_drain(&self.c, k)
+        if n < 0:
+            raise PyverbsRDMAError('Failed to poll CQ', -n)
+        self.c.polled += n
+        return n
+
+    def req_notify(self, solicited_only=False) -> None:
+        """Arm the CQ: pyverbs' CQ.req_notify, on every NIC that the application polls."""
+        cdef int i, rc
+        cdef int solicited = solicited_only
+        if shared.attention:
+            run_driver_inline()
+        for i in range(self.c.n_active):
+            rc = ibv_req_notify_cq(self.c.hw[self.c.order[i]], solicited)
+            if rc != 0:
+                raise PyverbsRDMAError(f'Request notify CQ returned {rc}', rc)
+        self.c.armed = 1
+        self.c.solicited_only = solicited
+        if self.c.count:
+            cq_signal(&self.c)
+
+    def arm_hw(self, int k) -> int:
+        """Arm hardware CQ k for the driver's own sake; the errno."""
+        check_pair(k)
+        return ibv_req_notify_cq(self.c.hw[k], 0) if self.c.hw[k] != NULL else EINVAL
+
+    @property
+    def channel(self):
+        """The ChannelCore that this CQ's events go to, or None."""
+        return self._channel
+
+    @channel.setter
+    def channel(self, ChannelCore channel):
+        cdef int k
+        if self._channel is not None:
+            channel_forget(&self.c)
+            for k in range(MAX_PAIRS):
+                if self.c.hw[k] != NULL:
+                    map_del(&self._channel.c.cqs, <uintptr_t>self.c.hw[k])
+        self._channel = channel
+        self.c.channel = NULL
+        if channel is None:
+            return
+        self.c.channel = &channel.c
+        for k in range(MAX_PAIRS):
+            if self.c.hw[k] != NULL and not map_set(&channel.c.cqs, <uintptr_t>self.c.hw[k], <uintptr_t>&self.c):
+                raise MemoryError
+
+    @property
+    def buffered(self) -> int:
+        """WCs that wait for the application."""
+        return self.c.count
+
+    @property
+    def armed(self) -> bool:
+        """Whether the application asked for the next event and has not got it."""
+        return self.c.armed != 0
+
+    @property
+    def polled(self) -> int:
+        """WCs taken from hardware so far, our own included (for tests and counters)."""
+        return self.c.polled
+
+    @property
+    def swallowed(self) -> int:
+        """WCs of those that the application did not see."""
+        return self.c.swallowed
+
+    @property
+    def journal_bytes(self) -> int:
+        """Memory of the WC buffer."""
+        return self.c.slots * sizeof(ibv_wc)
+
+    def close(self) -> None:
+        """Forget every hardware CQ and the waiting WCs. A second call does nothing."""
+        self.unlink()
+        self.c.count = 0
+        self.channel = None
+
+
+cdef long poll_count(num_entries) except? -1:
+    """What pyverbs takes as a count: anything that compares with an int."""
+    if isinstance(num_entries, float):
+        return math.ceil(num_entries)
+    if isinstance(num_entries, int):
+        return num_entries
+    return 1 if 0 < num_entries else 0
+
+
+include "_core_qp.pxi"
+include "_core_abi.pxi"
+
+
+wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+os.register_at_fork(after_in_child=_after_fork_in_child)
+check_abi()

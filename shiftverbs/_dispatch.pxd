@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What happens to a WC between the hardware and the application, and what a post does.
+
+`dispatch` decides over one WC of one hardware CQ: it belongs to the application (wr_id and qp_num are put back), or
+it is ours, stale or withheld. The rules of RC completions it stands on (IBA 10.8, 11.5): a success of WR s completes
+all before it; an error completes unsignaled WRs too, and everything behind it is flushed in order; a receive WC
+retires exactly one receive, in the order of posting.
+"""
+
+from libc.errno cimport EINVAL, ENOMEM
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shiftverbs._journal cimport (
+    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FENCE_POSTED, EV_FIRST_WC, EV_POST_FAILED, EV_RQ_FENCED,
+    EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
+    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
+    after_retire, cq_push, emit, known_opcodes, opcode_in, post_refused, pump_recv, pump_send, recv_append, recv_rec,
+    retire_below, seq_mask, send_append, send_cut, send_rec,
+)
+from shiftverbs._map cimport MapSlot, map_find
+from shiftverbs.libverbs cimport (
+    IBV_SEND_SIGNALED, IBV_WC_FATAL_ERR, IBV_WC_GENERAL_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RESP_TIMEOUT_ERR,
+    IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, ibv_poll_cq,
+    ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_wr, ibv_wc,
+)
+
+
+cdef enum:
+    POLL_BATCH = 32
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+cdef inline void fenced(QPState *q, int k, bint recv) noexcept nogil:
+    """The queue of pair k has shown that it takes nothing any more."""
+    cdef Pair *pair = &q.pairs[k]
+    if not pair.fencing:
+        return
+    if recv and not pair.rq_fenced:
+        pair.rq_fenced = 1
+        emit(q, EV_RQ_FENCED, k, 0, 0)
+    elif not recv and not pair.sq_fenced:
+        pair.sq_fenced = 1
+        emit(q, EV_SQ_FENCED, k, 0, 0)
+
+
+cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noexcept nogil:
+    """Remember the error that says why: a flush only follows from one."""
+    cdef Pair *pair = &q.pairs[k]
+    if recv:
+        pair.rq_error_seen = 1
+    else:
+        pair.sq_error_seen = 1
+    if pair.first_status == 0 or (pair.first_status == IBV_WC_WR_FLUSH_ERR and wc.status != IBV_WC_WR_FLUSH_ERR):
+        pair.first_status = wc.status
+        pair.first_vendor_err = wc.vendor_err
+
+
+cdef inline bint repeated(QPState *q, int k, uint64_t seq) noexcept nogil:
+    """An error that the same WR gets on two pairs is the application's own, not the path's."""
+    if q.op_err_pair >= 0 and q.op_err_seq == seq and q.op_err_pair != k:
+        return True
+    q.op_err_pair = k
+    q.op_err_seq = seq
+    return False
+
+
+cdef inline bint is_path_error(QPState *q, int k, bint recv, uint64_t seq, int status) noexcept nogil:
+    """Whether a guarded QP withholds an error WC of this status."""
+    if status == IBV_WC_RETRY_EXC_ERR or status == IBV_WC_WR_FLUSH_ERR:
+        return True
+    if (status == IBV_WC_LOC_QP_OP_ERR or status == IBV_WC_FATAL_ERR or status == IBV_WC_GENERAL_ERR
+            or status == IBV_WC_RESP_TIMEOUT_ERR):
+        return recv or not repeated(q, k, seq)
+    return False
+
+
+cdef inline bint in_use(const QPState *q, int k, bint recv, uint64_t seq) noexcept nogil:
+    """Whether a WC from pair k for record `seq` can mean that record: it is outstanding, and not stale there."""
+    if recv:
+        return q.rhead <= seq < q.rwired and not q.pairs[k].recv_stale
+    return q.head <= seq < q.wired
+
+
+cdef inline void give_back(QPState *q) noexcept nogil:
+    """The application's own error ends the protection, a fence under way too: the QP is as the hardware has it."""
+    cdef int k
+    q.guarded = 0
+    for k in range(MAX_PAIRS):
+        q.pairs[k].fencing = 0
+        q.pairs[k].fence_again = 0
+    q.fence_active = 0
+    q.fence_wanted = 0
+    q.key_wait = 0
+    if not q.send_open:
+        q.send_open = 1
+        pump_send(q)
+    if not q.recv_open:
+        q.recv_open = pump_recv(q) == 0
+
+
+cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_wc *wc) noexcept nogil:
+    """An error WC, not of our own WRs. True: the application does not see it."""
+    cdef Pair *pair = &q.pairs[k]
+    cdef int before = pair.first_status if pair.first_status else IBV_WC_WR_FLUSH_ERR
+    cdef uint32_t before_vendor_err = pair.first_vendor_err
+    note_error(q, k, recv, wc)
+    if not q.guarded and not pair.fencing:
+        return False
+    if not q.guarded or not in_use(q, k, recv, seq) or is_path_error(q, k, recv, seq, wc.status):
+        if pair.fencing:
+            fenced(q, k, recv)
+            return True
+        if in_use(q, k, recv, seq):
+            if recv:
+                q.withheld_recv_end = seq + 1
+            else:
+                q.withheld_send_end = seq + 1
+        if not pair.error_raised:
+            pair.error_raised = 1
+            emit(q, EV_ERROR, k, wc.status, wc.vendor_err)
+        return True
+    # The application's own. What was withheld on its account comes first, in order.
+    emit(q, EV_APP_ERROR, k, wc.status, wc.vendor_err)
+    if not recv and q.withheld_send_end > seq:
+        q.withheld_send_end = seq
+    if recv and q.withheld_recv_end > seq:
+        q.withheld_recv_end = seq
+    abort_sends(q, q.withheld_send_end, before, before_vendor_err)
+    abort_recvs(q, q.withheld_recv_end)
+    give_back(q)
+    return False
+
+
+# --- one WC --------------------------------------------------------------------------------------------------
+
+cdef inline void first_wc(QPState *q, int k) noexcept nogil:
+    if q.pairs[k].watch_first:
+        q.pairs[k].watch_first = 0
+        emit(q, EV_FIRST_WC, k, 0, 0)
+
+
+cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv_wc *wc) noexcept nogil:
+    """A marker, ARM dummy or fence WRITE: never the application's."""
+    cdef Pair *pair = &q.pairs[k]
+    if recv and pair.rq_out:
+        pair.rq_out -= 1
+    if kind == KIND_MARKER:
+        if recv:
+            pair.rq_marker = MARKER_SEEN
+        else:
+            pair.sq_marker = MARKER_SEEN
+    elif kind == KIND_ARM:
+        emit(q, EV_ARM_WC, k, recv, wc.status)
+    if wc.status != IBV_WC_SUCCESS:
+        if pair.fencing:
+            note_error(q, k, recv, wc)
+            fenced(q, k, recv)
+        elif kind == KIND_FENCE and q.guarded:
+            note_error(q, k, recv, wc)
+            if not pair.error_raised:
+                pair.error_raised = 1
+                emit(q, EV_ERROR, k, wc.status, wc.vendor_err)
+    elif kind == KIND_FENCE and seq <= q.wired:
+        retire_below(q, seq)
+        after_retire(q)
+        if q.fence_active and q.fence_seq == seq:
+            # Nothing is journaled at the fence's own number: after_retire cannot see it.
+            q.fence_active = 0
+            emit(q, EV_FENCE_DONE, k, 0, 0)
+    return 0
+
+
+cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept nogil:
+    cdef SendRec *rec
+    if wc.status != IBV_WC_SUCCESS and withhold(q, k, False, seq, wc):
+        return 0
+    if seq < q.head or seq >= q.wired:
+        q.stale += 1
+        return 0
+    if q.head != seq:
+        retire_below(q, seq)
+    rec = send_rec(q, seq)
+    wc.wr_id = rec.app_wr_id
+    wc.qp_num = q.qp_num
+    q.head = seq + 1
+    if wc.status != IBV_WC_SUCCESS:
+        after_retire(q)
+        return 1
+    if rec.two_sided > q.acked_ts:
+        q.acked_ts = rec.two_sided
+    if q.pairs[k].watch_first:
+        first_wc(q, k)
+    if not rec.state & REC_SIGNALED:
+        after_retire(q)
+        return 0
+    if q.proven_end > q.head:
+        # Success WCs of proven records come behind this one.
+        cq_push(q.scq, wc)
+        after_retire(q)
+        return 0
+    if q.fence_active or q.blocked:
+        after_retire(q)
+    return 1
+
+
+cdef inline int recv_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept nogil:
+    cdef Pair *pair = &q.pairs[k]
+    cdef RecvRec *rec
+    if pair.rq_out:
+        pair.rq_out -= 1
+    if wc.status != IBV_WC_SUCCESS and withhold(q, k, True, seq, wc):
+        return 0
+    if pair.recv_stale or seq < q.rhead or seq >= q.rwired:
+        q.stale += 1
+        return 0
+    rec = recv_rec(q, seq)
+    if rec.state & REC_DONE:
+        q.stale += 1
+        return 0
+    wc.wr_id = rec.app_wr_id
+    wc.qp_num = q.qp_num
+    if seq == q.rhead:
+        q.rhead = seq + 1
+        while q.rhead < q.rwired and recv_rec(q, q.rhead).state & REC_DONE:
+            q.rhead += 1
+    else:
+        rec.state |= REC_DONE
+    if wc.status == IBV_WC_SUCCESS:
+        q.rx += 1
+        if q.rx_target_set and q.rx >= q.rx_target:
+            q.rx_target_set = 0
+            emit(q, EV_RX_REACHED, k, <int64_t>q.rx, 0)
+        if pair.watch_first:
+            first_wc(q, k)
+    return 1
+
+
+cdef inline int dispatch(CQState *c, int k, ibv_wc *wc) noexcept nogil:
+    """1: the application's, wr_id and qp_num put back in place. 0: not to be shown."""
+    cdef uint64_t key = (<uint64_t>k << 32) | wc.qp_num
+    cdef uint64_t wr_id = wc.wr_id
+    cdef MapSlot *slot
+    cdef QPState *q
+    cdef Pair *pair
+    cdef int result
+    if key == c.cached_key:
+        q = c.cached
+    else:
+        slot = map_find(&c.qps, key)
+        if slot == NULL:
+            # A QP that is not ours to guard. On a shadow CQ there are only ours: a leftover of one already closed.
+            return k == 0
+        q = <QPState *><size_t>slot.value
+        c.cached_key = key
+        c.cached = q
+    pair = &q.pairs[k]
+    if <int>((wr_id >> 56) & 15) != pair.generation:
+        q.stale += 1
+        result = 0
+    elif pair.forgotten:
+        # It means nothing any more, but that the QP is in ERR if it says so.
+        q.stale += 1
+        if wc.status != IBV_WC_SUCCESS:
+            fenced(q, k, (wr_id >> 63) != 0)
+        result = 0
+    elif (wr_id >> 60) & 7 != KIND_APP:
+        result = own_wc(q, k, <int>((wr_id >> 60) & 7), (wr_id >> 63) != 0, wr_id & seq_mask(), wc)
+    elif wr_id >> 63:
+        result = recv_wc(q, k, wr_id & seq_mask(), wc)
+    else:
+        result = send_wc(q, k, wr_id & seq_mask(), wc)
+    if not result:
+        c.swallowed += 1
+    return result
+
+
+cdef inline int cq_drain(CQState *c, int k) noexcept nogil:
+    """Poll hardware CQ k to empty into the WC buffer. The number of WCs taken, or a negative errno."""
+    cdef ibv_wc wcs[POLL_BATCH]
+    cdef int i
+    cdef int n = 0
+    cdef int total = 0
+    if c.hw[k] == NULL:
+        return 0
+    # The hardware itself raises an event for what arrives on a CQ that was armed.
+    c.quiet += 1 if c.active[k] else 0
+    while True:
+        n = ibv_poll_cq(c.hw[k], POLL_BATCH, wcs)
+        if n <= 0:
+            break
+        total += n
+        for i in range(n):
+            if dispatch(c, k, &wcs[i]):
+                cq_push(c, &wcs[i])
+        if n < POLL_BATCH:
+            break
+    c.quiet -= 1 if c.active[k] else 0
+    return n if n < 0 else total
+
+
+# --- posting -------------------------------------------------------------------------------------------------
+
+cdef inline bint make_room(CQState *c, int k) noexcept nogil:
+    """The hardware frees a slot when it completes, whether or not the application polls. Bounded by the CQ's size."""
+    if c.hw[0] == NULL or c.count >= <unsigned int>c.hw[0].cqe:
+        return False
+    return cq_drain(c, k) > 0
+
+
+cdef inline bint refused_by_path(QPState *q, int rc, const ibv_send_wr *wr) noexcept nogil:
+    """Whether a refused post says something about the path: the WR was in order and the queue was not full."""
+    if not q.guarded or rc == ENOMEM:
+        return False
+    return opcode_in(wr.opcode, known_opcodes() & ~((1u << IBV_WR_LOCAL_INV) | (1u << IBV_WR_BIND_MW)))
+
+
+cdef inline int post_default(QPState *q, uint64_t first) noexcept nogil:
+    """Hand [first, tail), linked into a chain, to pair 0 in one call. Errno; q.wired says how far it went."""
+    cdef ibv_send_wr *bad = NULL
+    cdef uint64_t seq
+    cdef int rc
+    if q.pairs[0].qp == NULL:
+        return EINVAL
+    rc = ibv_post_send(q.pairs[0].qp, &send_rec(q, first).wr, &bad)
+    if rc == 0:
+        q.wired = q.tail
+        q.wired_ts = q.posted_ts
+        return 0
+    seq = (bad.wr_id & seq_mask()) if bad != NULL else first
+    if seq < first or seq >= q.tail:
+        seq = first
+    q.wired = seq
+    if seq > first:
+        q.wired_ts = send_rec(q, seq - 1).two_sided
+    return rc
+
+
+cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
+    """WR `seq` is the last on this pair: what comes later is withheld until it has completed."""
+    q.fence_wanted = 0
+    q.fence_active = 1
+    q.fence_seq = seq
+    q.send_open = 0
+
+
+cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil:
+    """Post a chain. Errno, and the application's first WR that was not taken in *bad."""
+    cdef uint64_t first = q.tail
+    cdef uint64_t seq
+    cdef ibv_send_wr *at = wr
+    cdef SendRec *rec
+    cdef SendRec *last = NULL
+    cdef int err = 0
+    cdef int rc
+    if q.closed:
+        bad[0] = wr
+        return EINVAL
+    while at != NULL:
+        err = send_append(q, at)
+        if err == ENOMEM and make_room(q.scq, q.send_pair):
+            err = send_append(q, at)
+        if err:
+            bad[0] = at
+            break
+        rec = send_rec(q, q.tail - 1)
+        if last != NULL:
+            last.wr.next = &rec.wr
+        last = rec
+        at = at.next
+    if last == NULL:
+        return err
+    q.posted += q.tail - first
+    if q.fence_wanted and q.send_open and (q.fence_force or last.state & REC_SIGNALED):
+        last.state |= REC_HW_SIGNALED
+        last.wr.send_flags |= IBV_SEND_SIGNALED
+        q.last_signaled = q.tail
+    if q.send_open:
+        if q.send_pair or q.wired != first:
+            pump_send(q)
+        else:
+            rc = post_default(q, first)
+            if rc == ENOMEM and make_room(q.scq, 0) and q.wired < q.tail:
+                rc = post_default(q, q.wired)
+            if rc:
+                seq = q.wired
+                rec = send_rec(q, seq)
+                if refused_by_path(q, rc, &rec.wr):
+                    post_refused(q, 0, rc)
+                else:
+                    at = wr
+                    for _ in range(seq - first):
+                        at = at.next
+                    bad[0] = at
+                    q.posted -= q.tail - seq
+                    send_cut(q, seq)
+                    err = rc
+        if q.fence_wanted and q.send_open and q.tail > first and q.wired == q.tail:
+            last = send_rec(q, q.tail - 1)
+            if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
+                start_fence(q, q.tail - 1)
+                emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+    return err
+
+
+cdef inline int qp_post_recv(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept nogil:
+    """As qp_post_send, for receives."""
+    cdef uint64_t first = q.rtail
+    cdef uint64_t seq
+    cdef ibv_recv_wr *at = wr
+    cdef ibv_recv_wr *hw_bad = NULL
+    cdef RecvRec *rec
+    cdef RecvRec *last = NULL
+    cdef Pair *pair
+    cdef int err = 0
+    cdef int rc
+    if q.closed:
+        bad[0] = wr
+        return EINVAL
+    while at != NULL:
+        err = recv_append(q, at)
+        if err == ENOMEM and make_room(q.rcq, q.recv_pair):
+            err = recv_append(q, at)
+        if err:
+            bad[0] = at
+            break
+        rec = recv_rec(q, q.rtail - 1)
+        if last != NULL:
+            last.wr.next = &rec.wr
+        last = rec
+        at = at.next
+    if last == NULL or not q.recv_open:
+        return err
+    pair = &q.pairs[q.recv_pair]
+    if q.recv_pair or q.rwired != first:
+        rc = pump_recv(q)
+        if rc > 0:
+            q.recv_open = 0
+            emit(q, EV_POST_FAILED, q.recv_pair, rc, 1)
+        elif rc:
+            q.recv_open = 0
+            q.recv_key_wait = 1
+        return err
+    if pair.qp == NULL:
+        rc = EINVAL
+    else:
+        rc = ibv_post_recv(pair.qp, &recv_rec(q, first).wr, &hw_bad)
+    seq = q.rtail
+    if rc:
+        seq = (hw_bad.wr_id & seq_mask()) if hw_bad != NULL else first
+        if seq < first or seq > q.rtail:
+            seq = first
+        if q.guarded and rc != ENOMEM:
+            q.recv_open = 0
+            emit(q, EV_POST_FAILED, 0, rc, 1)
+        else:
+            at = wr
+            for _ in range(seq - first):
+                at = at.next
+            bad[0] = at
+            q.rtail = seq
+            err = rc
+    pair.rq_out += <uint32_t>(seq - first)
+    q.rwired = seq
+    pair.recv_upto = seq
+    return err
