@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""NIC commands, the control channel's QP and the control thread's sleep: all that must not need the GIL.
+
+Failover runs in the application's busy threads. A NIC command can block for a minute on dying hardware, and a
+Python thread beside a busy one gets the GIL only after 5 to 10 ms; so commands run on one C thread per NIC
+(NicWorker), the control thread sleeps in C (Waiter) and both hand over through C memory, an attention flag
+and eventfds.
+
+| part | where |
+|---|---|
+| raw verbs for shadow objects, async events | `_nic_verbs.pxi` |
+| QP transitions, to be carried out without the GIL | `_nic_modify.pxi` |
+| wake-up of the driver and the control thread's epoll | `_nic_waiter.pxi` |
+| the command thread of one NIC | `_nic_worker.pxi` |
+| the UD QP of the control channel | `_nic_control_port.pxi` |
+
+Rules for all of it:
+
+- Objects are Python ints holding the address of a libibverbs object; 0 is refused.
+- *Fork.* Every class remembers the pid that made it. In a child its objects are dead: methods that would
+  touch hardware or locks raise RuntimeError, closing is a no-op, and nothing is freed through verbs.
+- *Interpreter exit.* An exit hook tells every worker and every waiter of this process to stay away from
+  Python. Idle workers end, a hung one dies with the process, a waiter about to return sleeps instead for what
+  is left.
+- *Errors* of a verb are OSError with the errno and the verb's name.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EAGAIN, EBADF, EBUSY, EEXIST, EINTR, EINVAL, EIO, ENODEV, ENOENT, ENOMEM, ENOSYS
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset, strcmp
+from posix.unistd cimport close as posix_close, getpid, read as posix_read, write as posix_write
+
+import atexit
+import os
+import weakref
+from concurrent.futures import Future
+
+
+cdef extern from "<errno.h>" nogil:
+    enum:
+        ECANCELED
+
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <string.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    static inline void sv_clear_errno(void) { errno = 0; }  /* in Cython this would make a local variable */
+    static inline int sv_load(const int *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+    static inline void sv_store(int *p, int v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline int sv_exchange(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline int sv_add(int *p, int v) { return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST); }
+    static inline void sv_count(uint64_t *p) { __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+    static inline uint64_t sv_counted(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+
+    static inline int64_t sv_now_ns(void)
+    {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+
+    static inline void sv_sleep_ns(int64_t ns)
+    {
+        struct timespec t = {ns / 1000000000, ns % 1000000000};
+        nanosleep(&t, NULL);
+    }
+
+    /* For threads that must not touch Python again: the process is about to end. */
+    static inline void sv_park(void)
+    {
+        for (;;)
+            pause();
+    }
+
+    /* CLOCK_MONOTONIC: a clock set back must not make a deadline an hour long. */
+    static inline int sv_cond_init(pthread_cond_t *cond)
+    {
+        pthread_condattr_t attr;
+        int err = pthread_condattr_init(&attr);
+        if (err)
+            return err;
+        err = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        if (!err)
+            err = pthread_cond_init(cond, &attr);
+        pthread_condattr_destroy(&attr);
+        return err;
+    }
+
+    static inline int sv_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns)
+    {
+        struct timespec t = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+        return pthread_cond_timedwait(cond, lock, &t);
+    }
+
+    /* A detached thread that takes no signals: those are the application's. */
+    static inline int sv_start_thread(void *(*run)(void *), void *arg, const char *name)
+    {
+        pthread_attr_t attr;
+        pthread_t thread;
+        sigset_t all, before;
+        char short_name[16];
+        int err = pthread_attr_init(&attr);
+        if (err)
+            return err;
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        err = pthread_create(&thread, &attr, run, arg);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attr);
+        if (!err) {
+            strncpy(short_name, name, sizeof(short_name) - 1);
+            short_name[sizeof(short_name) - 1] = 0;
+            pthread_setname_np(thread, short_name);
+        }
+        return err;
+    }
+    static __thread int sv_is_worker_thread;
+    static inline void sv_mark_worker_thread(void) { sv_is_worker_thread = 1; }
+    static inline int sv_on_worker_thread(void) { return sv_is_worker_thread; }
+    /* The thread that finalizes the interpreter may always go back to it. */
+    static inline int sv_on_main_thread(void) { return gettid() == getpid(); }
+    static inline uintptr_t sv_thread_id(void) { return (uintptr_t)pthread_self(); }
+    """
+    void sv_clear_errno() noexcept nogil
+    int sv_load(const int *p) noexcept nogil
+    void sv_store(int *p, int v) noexcept nogil
+    int sv_exchange(int *p, int v) noexcept nogil
+    int sv_add(int *p, int v) noexcept nogil
+    void sv_count(uint64_t *p) noexcept nogil
+    uint64_t sv_counted(const uint64_t *p) noexcept nogil
+    int64_t sv_now_ns() noexcept nogil
+    void sv_sleep_ns(int64_t ns) noexcept nogil
+    void sv_park() noexcept nogil
+    int sv_cond_init(pthread_cond_t *cond) noexcept nogil
+    int sv_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns) noexcept nogil
+    int sv_start_thread(void *(*run)(void *) noexcept nogil, void *arg, const char *name) noexcept nogil
+    void sv_mark_worker_thread() noexcept nogil
+    int sv_on_worker_thread() noexcept nogil
+    int sv_on_main_thread() noexcept nogil
+    uintptr_t sv_thread_id() noexcept nogil
+
+
+# Live wake points and workers of this process, so that the exit hook reaches them whatever Python still
+# holds. Lock order: registry_lock before a worker's or a wake point's lock. Both are held for a few
+# instructions only and never while waiting for the GIL, so a thread may take them with the GIL.
+cdef pthread_mutex_t registry_lock
+cdef WakePoint *wake_points = NULL
+cdef WorkerState *workers = NULL
+# Atomic. exiting: the exit hook has begun; no verbs from __dealloc__ any more, the kernel cleans up.
+# finalizing: it has ended; NIC threads must not take the GIL any more.
+cdef int exiting = 0
+cdef int finalizing = 0
+
+
+cdef void forget_everything_in_child() noexcept nogil:
+    """In a forked child: the parent's threads are not here, and a lock may have been held by one of them."""
+    global wake_points, workers
+    pthread_mutex_init(&registry_lock, NULL)
+    wake_points = NULL
+    workers = NULL
+
+
+pthread_mutex_init(&registry_lock, NULL)
+pthread_atfork(NULL, NULL, forget_everything_in_child)
+
+
+cdef void back_to_python() noexcept nogil:
+    """At the end of every nogil block that may block in a NIC thread: not back into a finalized
+    interpreter."""
+    if sv_on_worker_thread() and sv_load(&finalizing):
+        sv_park()
+
+
+cdef int64_t deadline_after(object timeout_s) except? -1:
+    """CLOCK_MONOTONIC in ns at which timeout_s seconds have passed; about 30 years for None."""
+    cdef double seconds = 1e9 if timeout_s is None else float(timeout_s)
+    if seconds < 0:
+        seconds = 0
+    elif seconds > 1e9:
+        seconds = 1e9
+    return sv_now_ns() + <int64_t>(seconds * 1e9)
+
+
+cdef object verb_error(str verb, int err):
+    """The OSError for a verb that failed with err (errno; some providers leave 0 behind)."""
+    if err <= 0:
+        err = EIO
+    return OSError(err, f"{verb}: {os.strerror(err)}")
+
+
+cdef int must_be_ours(int pid, str what) except -1:
+    """Refuse to use, in a forked child, what the parent made."""
+    if pid != getpid():
+        raise RuntimeError(f"{what} was made by process {pid} and is dead in its child {getpid()}")
+    return 0
+
+
+include "_nic_verbs.pxi"
+include "_nic_modify.pxi"
+include "_nic_waiter.pxi"
+include "_nic_worker.pxi"
+include "_nic_control_port.pxi"
+
+
+# How long the exit of the interpreter waits for a Python job that is under way (it may be waiting for the
+# GIL), and for a command under way to end by itself. A hung command is left to die with the process.
+cdef int64_t EXIT_PYTHON_NS = 1000000000
+cdef int64_t EXIT_COMMAND_NS = 100000000
+
+
+def _at_exit():
+    """Send workers and waiters of this process away from Python for good; registered with atexit."""
+    cdef int64_t start = sv_now_ns()
+    cdef int64_t waited
+    cdef int busy
+    cdef WakePoint *wake
+    cdef WorkerState *worker
+    sv_store(&exiting, 1)
+    pthread_mutex_lock(&registry_lock)
+    wake = wake_points
+    while wake != NULL:
+        sv_store(&wake.parked, 1)
+        wake = wake.next
+    worker = workers
+    while worker != NULL:
+        pthread_mutex_lock(&worker.lock)
+        worker.stopping = 1
+        pthread_cond_broadcast(&worker.work)
+        pthread_mutex_unlock(&worker.lock)
+        worker = worker.next
+    pthread_mutex_unlock(&registry_lock)
+    with nogil:
+        while True:
+            busy = 0
+            waited = sv_now_ns() - start
+            pthread_mutex_lock(&registry_lock)
+            worker = workers
+            while worker != NULL:
+                pthread_mutex_lock(&worker.lock)
+                if not worker.exited and waited < (EXIT_PYTHON_NS if worker.in_python else EXIT_COMMAND_NS):
+                    busy = 1
+                pthread_mutex_unlock(&worker.lock)
+                worker = worker.next
+            pthread_mutex_unlock(&registry_lock)
+            if not busy:
+                break
+            sv_sleep_ns(1000000)
+        sv_store(&finalizing, 1)
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# The command thread of one NIC. Included by _nic.pyx.
+#
+# Ownership
+# - WorkerState is counted: one reference by the NicWorker, one by its thread. The last one frees it, on
+#   either side, without Python.
+# - A Command belongs to the list it is in: `head` (waiting), `current` (being carried out), `done_head`
+#   (results). The thread frees a Command only after a Python job; everything else is freed by Python callers
+#   with the GIL.
+# - A Command's `tag` is a counted reference to a Python object: whatever the caller gave, or the job. It is
+#   dropped only with the GIL: by results(), by the job's own thread, by stop() and by __dealloc__. Who dies
+#   with the process or in a forked child keeps them.
+# - The QP of a command must outlive it: drain(qp) or pending(qp) before destroying it.
+#
+# stop(): commands that have not begun get ECANCELED as their result, jobs that have not begun are cancelled,
+#     the one under way is waited for until the timeout. If it hangs, the thread is left with the state it
+#     owns, ends by itself once the command returns, and can be waited for again by another stop().
+
+cdef enum:
+    # Longest time without looking for signals (Ctrl-C) in waits of Python threads.
+    SIGNAL_CHECK_NS = 100000000
+
+
+cdef struct Command:
+    Command *next
+    void *tag
+    int is_job
+    ibv_qp *qp
+    ModifyStep *steps
+    int n_steps
+    int err
+    int done_steps
+    int64_t elapsed_ns
+
+
+cdef struct WorkerState:
+    pthread_mutex_t lock
+    pthread_cond_t work        # a command came, or stopping was set
+    pthread_cond_t progress    # a command ended, or the thread did
+    int refs                   # atomic
+    int pid
+    Command *head              # FIFO of what has not begun
+    Command *tail
+    Command *current
+    Command *done_head         # FIFO of results
+    Command *done_tail
+    int stopping
+    int exited
+    int in_python
+    uintptr_t thread_id
+    int64_t started_ns         # of the current command; 0 when idle
+    int64_t last_started_ns
+    int64_t last_finished_ns
+    uint64_t completed         # commands carried out, cancelled ones not counted
+    WakePoint *wake
+    int *attention
+    WorkerState *next          # registry, under registry_lock
+    WorkerState *previous
+
+
+cdef void append(Command **head, Command **tail, Command *command) noexcept nogil:
+    """Put a command at the end of a list."""
+    command.next = NULL
+    if tail[0] == NULL:
+        head[0] = command
+    else:
+        tail[0].next = command
+    tail[0] = command
+
+
+cdef Command *pop(Command **head, Command **tail) noexcept nogil:
+    """Take the first command of a list; NULL if empty."""
+    cdef Command *command = head[0]
+    if command != NULL:
+        head[0] = command.next
+        if head[0] == NULL:
+            tail[0] = NULL
+        command.next = NULL
+    return command
+
+
+cdef void command_free(Command *command) noexcept nogil:
+    """Free a command whose tag has been taken."""
+    free(command.steps)
+    free(command)
+
+
+cdef void worker_drop(WorkerState *worker) noexcept nogil:
+    """Drop a reference; the last one frees. By then the lists hold nothing that needs Python."""
+    global workers
+    cdef Command *command
+    if sv_add(&worker.refs, -1) != 0:
+        return
+    pthread_mutex_lock(&registry_lock)
+    if worker.previous != NULL:
+        worker.previous.next = worker.next
+    else:
+        workers = worker.next
+    if worker.next != NULL:
+        worker.next.previous = worker.previous
+    pthread_mutex_unlock(&registry_lock)
+    while True:
+        command = pop(&worker.done_head, &worker.done_tail)
+        if command == NULL:
+            break
+        command_free(command)
+    if worker.wake != NULL:
+        wake_drop(worker.wake)
+    pthread_mutex_destroy(&worker.lock)
+    pthread_cond_destroy(&worker.work)
+    pthread_cond_destroy(&worker.progress)
+    free(worker)
+
+
+cdef void worker_announce(WorkerState *worker) noexcept nogil:
+    """A result is there: raise attention and wake the control thread."""
+    if worker.attention != NULL:
+        sv_store(worker.attention, 1)
+    if worker.wake != NULL:
+        wake_raise(worker.wake)
+
+
+cdef void run_job(void *job) noexcept with gil:
+    """Carry out a Python job and drop it. Everything it raises goes into its Future."""
+    cdef object owned = <object>job
+    Py_DECREF(owned)
+    future, fn, args, kwargs = owned
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = fn(*args, **kwargs)
+    except BaseException as error:
+        future.set_exception(error)
+        # Error -> traceback -> this frame -> future -> error would be a cycle.
+        future = None
+    else:
+        future.set_result(result)
+
+
+cdef void *worker_main(void *argument) noexcept nogil:
+    """The thread: takes commands in order until it is told to stop. Touches Python only for jobs."""
+    cdef WorkerState *worker = <WorkerState *>argument
+    cdef Command *command
+    cdef int64_t start
+    cdef int err
+    cdef int done
+    cdef void *job
+    sv_mark_worker_thread()
+    pthread_mutex_lock(&worker.lock)
+    worker.thread_id = sv_thread_id()
+    while True:
+        while worker.head == NULL and not worker.stopping:
+            pthread_cond_wait(&worker.work, &worker.lock)
+        if worker.stopping:
+            break
+        command = pop(&worker.head, &worker.tail)
+        worker.current = command
+        start = sv_now_ns()
+        worker.started_ns = start
+        if command.is_job:
+            worker.in_python = 1
+            job = command.tag
+            command.tag = NULL
+            pthread_mutex_unlock(&worker.lock)
+            run_job(job)
+            pthread_mutex_lock(&worker.lock)
+            worker.in_python = 0
+            worker.current = NULL
+            worker.started_ns = 0
+            pthread_cond_broadcast(&worker.progress)
+            command_free(command)
+            continue
+        pthread_mutex_unlock(&worker.lock)
+        done = 0
+        err = run_steps(command.qp, command.steps, command.n_steps, &done)
+        pthread_mutex_lock(&worker.lock)
+        command.err = err
+        command.done_steps = done
+        worker.last_started_ns = start
+        worker.last_finished_ns = sv_now_ns()
+        command.elapsed_ns = worker.last_finished_ns - start
+        worker.completed += 1
+        worker.current = NULL
+        worker.started_ns = 0
+        append(&worker.done_head, &worker.done_tail, command)
+        pthread_cond_broadcast(&worker.progress)
+        pthread_mutex_unlock(&worker.lock)
+        worker_announce(worker)
+        pthread_mutex_lock(&worker.lock)
+    worker.exited = 1
+    pthread_cond_broadcast(&worker.progress)
+    pthread_mutex_unlock(&worker.lock)
+    worker_drop(worker)
+    return NULL
+
+
+cdef int count_pending(WorkerState *worker, ibv_qp *qp) noexcept nogil:
+    """Commands not finished, under the lock: of one QP, or everything (jobs too) if qp is NULL."""
+    cdef int n = 0
+    cdef Command *command = worker.head
+    while command != NULL:
+        if qp == NULL or command.qp == qp:
+            n += 1
+        command = command.next
+    if worker.current != NULL and (qp == NULL or worker.current.qp == qp):
+        n += 1
+    return n
+
+
+cdef class NicWorker:
+    """One C thread per NIC that carries out commands in order, without the GIL between them.
+
+    A dying NIC may block a command for a minute: nobody else waits for it. Results are announced by setting
+    the attention flag and waking the control thread, from C.
+
+    :param name: for people and debuggers (the thread's name, cut to 15 bytes)
+    :param attention_address: address of a C int to be set to 1 with each result; 0 = none. It must outlive
+        the thread
+    :param waiter: Waiter to be woken with each result (it sets its own attention flag too), or None
+    :raises OSError: no thread could be started
+    """
+
+    cdef WorkerState *worker
+    cdef readonly str name
+    cdef object __weakref__
+
+    def __cinit__(self, str name not None, uintptr_t attention_address=0, Waiter waiter=None):
+        global workers
+        cdef bytes c_name = name.encode()
+        cdef WorkerState *worker
+        cdef int err
+        self.worker = NULL
+        self.name = name
+        if waiter is not None:
+            must_be_ours(waiter.wake_point.pid, "this Waiter")
+        worker = <WorkerState *>calloc(1, sizeof(WorkerState))
+        if worker == NULL:
+            raise MemoryError()
+        worker.pid = getpid()
+        worker.attention = <int *>attention_address
+        worker.refs = 2
+        worker.stopping = sv_load(&exiting)  # the exit hook will not come by any more
+        pthread_mutex_init(&worker.lock, NULL)
+        sv_cond_init(&worker.work)
+        sv_cond_init(&worker.progress)
+        if waiter is not None:
+            worker.wake = waiter.wake_point
+            wake_hold(worker.wake)
+        pthread_mutex_lock(&registry_lock)
+        worker.next = workers
+        if workers != NULL:
+            workers.previous = worker
+        workers = worker
+        pthread_mutex_unlock(&registry_lock)
+        err = sv_start_thread(worker_main, worker, c_name)
+        if err:
+            worker_drop(worker)
+            worker_drop(worker)
+            raise verb_error("pthread_create", err)
+        self.worker = worker
+
+    def __dealloc__(self):
+        # Not waited for: what is under way ends by itself, what has not begun never happens.
+        cdef WorkerState *worker = self.worker
+        cdef void *tag = NULL
+        if worker == NULL or worker.pid != getpid():
+            return
+        self.worker = NULL
+        cancelled = self._halt(worker)
+        pthread_mutex_lock(&worker.lock)
+        if worker.current != NULL:
+            tag = worker.current.tag
+            worker.current.tag = NULL
+        pthread_mutex_unlock(&worker.lock)
+        if tag != NULL:
+            Py_DECREF(<object>tag)
+        self._take_results(worker)
+        cancel_futures(cancelled)
+        worker_drop(worker)
+
+    cdef int _check(self) except -1:
+        """Raise when used in a forked child."""
+        return must_be_ours(self.worker.pid, f"NicWorker {self.name}")
+
+    cdef list _halt(self, WorkerState *worker):
+        """Tell the thread to stop and cancel what has not begun. Returns the futures of cancelled jobs."""
+        cdef Command *waiting
+        cdef Command *command
+        cdef list futures = []
+        cdef int cancelled = 0
+        pthread_mutex_lock(&worker.lock)
+        worker.stopping = 1
+        waiting = worker.head
+        worker.head = worker.tail = NULL
+        pthread_cond_broadcast(&worker.work)
+        pthread_mutex_unlock(&worker.lock)
+        while waiting != NULL:
+            command = waiting
+            waiting = command.next
+            if command.is_job:
+                futures.append((<object>command.tag)[0])
+                Py_DECREF(<object>command.tag)
+                command_free(command)
+            else:
+                command.err = ECANCELED
+                cancelled = 1
+                pthread_mutex_lock(&worker.lock)
+                append(&worker.done_head, &worker.done_tail, command)
+                pthread_mutex_unlock(&worker.lock)
+        if cancelled:
+            worker_announce(worker)
+        return futures
+
+    cdef list _take_results(self, WorkerState *worker):
+        """Empty the list of results."""
+        cdef Command *command
+        cdef list results = []
+        pthread_mutex_lock(&worker.lock)
+        command = worker.done_head
+        worker.done_head = worker.done_tail = NULL
+        pthread_mutex_unlock(&worker.lock)
+        cdef Command *following
+        while command != NULL:
+            following = command.next
+            if command.tag != NULL:
+                tag = <object>command.tag
+                Py_DECREF(tag)
+                results.append((tag, command.err, command.done_steps, command.elapsed_ns))
+            command_free(command)
+            command = following
+        return results
+
+    cdef int _queue(self, Command *command) noexcept:
+        """Hand a command to the thread; 0 if that has been stopped (the command stays the caller's)."""
+        cdef WorkerState *worker = self.worker
+        cdef int accepted
+        pthread_mutex_lock(&worker.lock)
+        accepted = not worker.stopping
+        if accepted:
+            append(&worker.head, &worker.tail, command)
+            pthread_cond_signal(&worker.work)
+        pthread_mutex_unlock(&worker.lock)
+        return accepted
+
+    def submit(self, tag, uintptr_t qp, ModifySteps steps not None):
+        """Queue transitions of a QP; they are carried out in order until one fails. Never blocks.
+
+        After stop() the result is ECANCELED at once.
+
+        :param tag: any object; comes back in the result
+        :param qp: ibv_qp pointer; the QP must live until the result is there
+        :param steps: copied
+        """
+        cdef Command *command
+        self._check()
+        need(qp, "qp")
+        command = <Command *>calloc(1, sizeof(Command))
+        if command == NULL:
+            raise MemoryError()
+        try:
+            command.steps = steps_copy(steps, &command.n_steps)
+        except MemoryError:
+            free(command)
+            raise
+        command.qp = <ibv_qp *>qp
+        Py_INCREF(tag)
+        command.tag = <void *>tag
+        if not self._queue(command):
+            self._finish_cancelled(command)
+
+    cdef int _finish_cancelled(self, Command *command) except -1:
+        """Make a command that never began a result."""
+        cdef WorkerState *worker = self.worker
+        command.err = ECANCELED
+        pthread_mutex_lock(&worker.lock)
+        append(&worker.done_head, &worker.done_tail, command)
+        pthread_mutex_unlock(&worker.lock)
+        worker_announce(worker)
+        return 0
+
+    def call(self, fn, *args, **kwargs):
+        """Queue a Python job, in the same order as the commands; for set-up, where waiting for the GIL is no
+        matter.
+
+        The job runs in the NIC's thread with the GIL, and should give it up in its verbs (those of this
+        module do).
+
+        :return: concurrent.futures.Future with what fn returns or raises; cancelled by stop(). Its callbacks
+            run in the NIC's thread
+        """
+        cdef Command *command
+        self._check()
+        future = Future()
+        job = (future, fn, args, kwargs)
+        command = <Command *>calloc(1, sizeof(Command))
+        if command == NULL:
+            raise MemoryError()
+        command.is_job = 1
+        Py_INCREF(job)
+        command.tag = <void *>job
+        if not self._queue(command):
+            Py_DECREF(job)
+            command_free(command)
+            cancel_futures([future])
+        return future
+
+    def results(self):
+        """Take what has finished, in order.
+
+        :return: list of (tag, errno, step, elapsed_ns): errno 0 = all done, ECANCELED = never begun; step =
+            how many transitions succeeded, so also the index of the one that failed; elapsed_ns = time
+            carried out, without the time in the queue. Empty in a forked child
+        """
+        if self.worker.pid != getpid():
+            return []
+        return self._take_results(self.worker)
+
+    def pending(self, uintptr_t qp=0):
+        """How many commands of a QP have not finished; for 0 of all QPs, and jobs too. 0 in a forked
+        child."""
+        cdef int n
+        if self.worker.pid != getpid():
+            return 0
+        pthread_mutex_lock(&self.worker.lock)
+        n = count_pending(self.worker, <ibv_qp *>qp)
+        pthread_mutex_unlock(&self.worker.lock)
+        return n
+
+    def cancel(self, uintptr_t qp):
+        """Cancel the commands of a QP that have not begun; their results are ECANCELED.
+
+        :return: how many were cancelled. One under way is not: see drain
+        """
+        cdef WorkerState *worker = self.worker
+        cdef Command *command
+        cdef Command *following
+        cdef int cancelled = 0
+        self._check()
+        need(qp, "qp")
+        pthread_mutex_lock(&worker.lock)
+        command = worker.head
+        worker.head = worker.tail = NULL
+        while command != NULL:
+            following = command.next
+            if command.qp == <ibv_qp *>qp:
+                command.err = ECANCELED
+                append(&worker.done_head, &worker.done_tail, command)
+                cancelled += 1
+            else:
+                append(&worker.head, &worker.tail, command)
+            command = following
+        pthread_cond_broadcast(&worker.progress)
+        pthread_mutex_unlock(&worker.lock)
+        if cancelled:
+            worker_announce(worker)
+        return cancelled
+
+    cdef int _wait(self, ibv_qp *qp, bint for_exit, int64_t deadline) except -1:
+        """Wait without the GIL until nothing of qp is pending, or the thread has ended; 1 if so, 0 at the
+        deadline."""
+        cdef WorkerState *worker = self.worker
+        cdef int64_t until
+        cdef int there = 0
+        while True:
+            with nogil:
+                until = min(deadline, sv_now_ns() + SIGNAL_CHECK_NS)
+                pthread_mutex_lock(&worker.lock)
+                while True:
+                    there = worker.exited if for_exit else count_pending(worker, qp) == 0
+                    if there or sv_cond_wait_until(&worker.progress, &worker.lock, until) != 0:
+                        break
+                pthread_mutex_unlock(&worker.lock)
+                back_to_python()
+            if there or sv_now_ns() >= deadline:
+                return there
+            PyErr_CheckSignals()
+
+    def drain(self, uintptr_t qp=0, timeout_s=None):
+        """Wait, without the GIL, until no command of a QP (0: nothing at all) is queued or under way.
+
+        :param timeout_s: seconds; None = for ever
+        :return: whether that is so now
+        :raises RuntimeError: called from this worker's own job, which would wait for itself
+        :raises KeyboardInterrupt: and whatever else signal handlers raise
+        """
+        cdef WorkerState *worker = self.worker
+        cdef int64_t deadline = deadline_after(timeout_s)
+        if worker.pid != getpid():
+            return True
+        if worker.thread_id == sv_thread_id():
+            raise RuntimeError("drain() from a job of the same NicWorker")
+        return self._wait(<ibv_qp *>qp, False, deadline) != 0
+
+    def stop(self, timeout_s=5.0):
+        """Cancel what has not begun and wait for the thread to end. Again and again is allowed.
+
+        :param timeout_s: seconds to wait for what is under way
+        :return: whether the thread has ended; False = a command hangs (or this is called from a job). It ends
+            by itself when the command returns and cannot keep the process alive. True in a forked child
+        """
+        cdef WorkerState *worker = self.worker
+        cdef int64_t deadline = deadline_after(timeout_s)
+        if worker.pid != getpid():
+            return True
+        cancel_futures(self._halt(worker))
+        if worker.thread_id == sv_thread_id():
+            return False
+        return self._wait(NULL, True, deadline) != 0
+
+    @property
+    def stopped(self):
+        """Whether stop() was called; nothing queued later is carried out."""
+        return self.worker.stopping != 0
+
+    @property
+    def busy_since_ns(self):
+        """CLOCK_MONOTONIC in ns at which what is under way began; 0 when idle. A hang shows here."""
+        cdef int64_t since = 0
+        if self.worker.pid == getpid():
+            pthread_mutex_lock(&self.worker.lock)
+            since = self.worker.started_ns
+            pthread_mutex_unlock(&self.worker.lock)
+        return since
+
+    @property
+    def completed(self):
+        """How many commands have been carried out (jobs and cancelled ones are not counted)."""
+        cdef uint64_t n = 0
+        if self.worker.pid == getpid():
+            pthread_mutex_lock(&self.worker.lock)
+            n = self.worker.completed
+            pthread_mutex_unlock(&self.worker.lock)
+        return n
+
+    @property
+    def last_command_ns(self):
+        """(begun, ended) of the command finished last, CLOCK_MONOTONIC in ns; (0, 0) before the first."""
+        cdef int64_t begun = 0
+        cdef int64_t ended = 0
+        if self.worker.pid == getpid():
+            pthread_mutex_lock(&self.worker.lock)
+            begun = self.worker.last_started_ns
+            ended = self.worker.last_finished_ns
+            pthread_mutex_unlock(&self.worker.lock)
+        return begun, ended
+
+    def __repr__(self):
+        return f"<NicWorker {self.name}>"
+
+
+cdef int cancel_futures(list futures) except -1:
+    """Cancel jobs that never began. Their callbacks run here."""
+    for future in futures:
+        future.cancel()
+        future.set_running_or_notify_cancel()
+    return 0
