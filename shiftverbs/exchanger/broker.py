@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The broker: a process that speaks to etcd on behalf of shiftverbs processes on this host.
+
+    python -m shiftverbs.exchanger.broker --socket PATH
+
+runs one for the host (SHIFTVERBS_BROKER=PATH in the applications; where etcd is comes from the broker's own
+environment). Without SHIFTVERBS_BROKER each application's process starts one of its own and no hand is needed.
+
+It is a process of its own so that gRPC's threads, its trouble with fork, and etcd3's need for one particular
+protobuf implementation stay out of the application.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config, ConfigError
+from . import link_events, records, wire
+from .key_table import KeyTable
+from .settings import config_of, store_identity
+from .socket_path import bind_socket, remove_socket
+
+if TYPE_CHECKING:
+    from .etcd_link import EtcdLink
+
+logger = logging.getLogger("shiftverbs.exchanger.broker")
+
+MAX_KEYS_PER_CLIENT = 1 << 17
+# After the last client of an own broker went: how long etcd may take to revoke its lease.
+LAST_WORDS_S = 2.0
+_PEERCRED = struct.Struct("3i")
+
+
+class Client:
+    """One application's process, on its connection."""
+
+    def __init__(self, number: int, sock: socket.socket, pidfd: int | None):
+        self.number = number
+        self.sock = sock
+        self.pidfd = pidfd
+        self.reader = wire.FrameReader()
+        self.greeted = False
+        self.prefix = ""
+        self.published: set[str] = set()
+        self.wanted: set[str] = set()
+        self.leaving = False
+        # What is to be told: one frame per thing, the newest; so a client that does not read costs little.
+        self.news: dict[tuple[str, str], Callable[[], dict[str, Any] | None]] = {}
+        self.unsent = b""
+
+    def tell(self, frame: dict[str, Any]) -> None:
+        """Queue a frame; of the frames of one kind about one key only the last is sent."""
+        kind = "link" if frame["ev"] in ("up", "down") else str(frame["ev"])
+        self.news.pop((kind, frame.get("key", "")), None)
+        self.news[kind, frame.get("key", "")] = lambda: frame
+
+    def flush(self) -> bool:
+        """Send what the socket takes. Returns whether something is left. Raises OSError when it is broken."""
+        while self.news or self.unsent:
+            while self.news and len(self.unsent) < wire.MAX_FRAME_BYTES:
+                make = self.news.pop(next(iter(self.news)))
+                frame = make()
+                if frame is not None:
+                    self.unsent += wire.encode(frame)
+            try:
+                sent = self.sock.send(self.unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return True
+            self.unsent = self.unsent[sent:]
+        return False
+
+
+class Broker:
+    """The main thread: sockets on one side, the link to etcd and the table of wanted keys on the other."""
+
+    def __init__(self, config: Config, listener: socket.socket | None, path: str | None, idle_exit_s: float | None):
+        # Here and not above: the import may fail, and the application has to be told why.
+        from .etcd_link import EtcdLink
+
+        self._config = config
+        self._identity = store_identity(config)
+        self._listener = listener
+        self._path = path
+        self._idle_exit_s = idle_exit_s
+        self._selector = selectors.DefaultSelector()
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._clients: dict[int, Client] = {}
+        self._dropping: set[int] = set()
+        self._next_number = 1
+        self._stopping = False
+        self._link: EtcdLink = EtcdLink(config, self.post)
+        self._table = KeyTable(config, self._link.get, self._tell_change)
+        # What to tell a client that comes now about the link to etcd.
+        self._status: dict[str, Any] | None = None
+
+    def post(self, event: object) -> None:
+        """Hand something to the main thread, from any thread."""
+        self._inbox.put(event)
+        os.eventfd_write(self._bell, 1)
+
+    def run(self) -> None:
+        """Serve until there is nobody left to serve."""
+        self._selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.post("stop"))
+        self._link.start()
+        idle_since = time.monotonic()
+        end = None
+        while True:
+            if self._clients:
+                idle_since = time.monotonic()
+            shared = self._listener is not None and not self._stopping
+            if not self._clients and not shared:
+                end = end or time.monotonic() + LAST_WORDS_S
+                if not self._dropping or time.monotonic() >= end:
+                    return
+            if shared and self._idle_exit_s is not None and not self._clients and not self._dropping:
+                if time.monotonic() - idle_since >= self._idle_exit_s:
+                    return
+            timeout = self._table.next_due_s(time.monotonic())
+            if end is not None or (self._idle_exit_s is not None and not self._clients):
+                timeout = min(timeout or 1.0, 0.5)
+            for key, _ in self._selector.select(timeout):
+                key.data()
+            self._table.handle_time(time.monotonic())
+            for client in list(self._clients.values()):
+                self._flush(client)
+
+    def adopt(self, sock: socket.socket, pidfd: int | None = None) -> None:
+        """Serve the process at the other end of `sock`; pidfd, if given, becomes readable when it dies."""
+        client = Client(self._next_number, sock, pidfd)
+        self._next_number += 1
+        self._clients[client.number] = client
+        self._link.add(client.number)
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._on_readable(client))
+        if pidfd is not None:
+            # A forked child keeps the socket open: the end of the process itself is the certain sign.
+            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._drop(client))
+
+    def close(self) -> None:
+        """Take the socket's path away."""
+        if self._path is not None and self._listener is not None:
+            remove_socket(self._path, self._listener)
+
+    # Clients
+
+    def _on_connection(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        if uid != os.geteuid():
+            logger.warning("refused a connection from user %d", uid)
+            sock.close()
+            return
+        self.adopt(sock, _pidfd(pid))
+
+    def _on_readable(self, client: Client) -> None:
+        if client.number not in self._clients:
+            return
+        try:
+            data = client.sock.recv(1 << 18)
+            if not data:
+                raise ConnectionResetError
+            for frame in client.reader.feed(data):
+                self._handle(client, frame)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+        except wire.WireError as error:
+            self._refuse(client, f"the broker cannot understand this process: {error}")
+
+    def _handle(self, client: Client, frame: dict[str, Any]) -> None:
+        operation = wire.text_of(frame, "op")
+        if client.leaving:
+            return
+        if not client.greeted:
+            self._greet(client, operation, frame)
+        elif operation == "bye":
+            client.leaving = True
+            self._forget_keys(client)
+            self._dropping.add(client.number)
+            self._link.drop(client.number)
+        elif operation in ("put", "del", "want", "unwant"):
+            self._handle_key(client, operation, wire.text_of(frame, "key"), frame)
+        else:
+            raise wire.WireError(f"unknown operation {operation[:40]!r}")
+
+    def _greet(self, client: Client, operation: str, frame: dict[str, Any]) -> None:
+        if operation != "hello" or frame.get("protocol") != wire.PROTOCOL:
+            raise wire.WireError(f"it does not begin with hello of protocol {wire.PROTOCOL}")
+        try:
+            client.prefix = records.job_prefix(wire.text_of(frame, "job"))
+        except ValueError as error:
+            raise wire.WireError(str(error)) from None
+        if frame.get("store") != self._identity:
+            self._refuse(client, f"the broker serves etcd {self._identity}, not {frame.get('store')}")
+            return
+        client.greeted = True
+        client.tell({"ev": "hello", "pid": os.getpid()})
+        if self._status is not None:
+            client.tell(self._status)
+
+    def _handle_key(self, client: Client, operation: str, key: str, frame: dict[str, Any]) -> None:
+        try:
+            records.parse_key(key)
+            if not key.startswith(client.prefix):
+                raise records.RecordError(key, "belongs to another job")
+            keys = client.published if operation in ("put", "del") else client.wanted
+            if operation in ("put", "want") and len(keys) >= MAX_KEYS_PER_CLIENT:
+                raise records.RecordError(key, f"more than {MAX_KEYS_PER_CLIENT} keys in use")
+            text = wire.text_of(frame, "value") if operation == "put" else ""
+            if len(text) > records.MAX_VALUE_BYTES:
+                raise records.RecordError(key, "the value is too large")
+        except records.RecordError as error:
+            client.tell({"ev": "refused", "key": key[: records.MAX_KEY_BYTES], "reason": str(error)})
+            return
+        if operation == "put":
+            client.published.add(key)
+            self._link.put(client.number, key, text)
+        elif operation == "del":
+            client.published.discard(key)
+            self._link.delete(client.number, key)
+        elif operation == "want":
+            client.wanted.add(key)
+            self._table.want(key, client.number)
+        else:
+            client.wanted.discard(key)
+            client.news.pop(("found", key), None)
+            self._table.unwant(key, client.number)
+
+    def _refuse(self, client: Client, reason: str) -> None:
+        try:
+            client.news.clear()
+            client.tell({"ev": "fatal", "reason": reason[:1000]})
+            client.flush()
+        except OSError:
+            pass
+        self._drop(client)
+
+    def _forget_keys(self, client: Client) -> None:
+        for key in client.wanted:
+            self._table.unwant(key, client.number)
+        client.wanted.clear()
+        client.published.clear()
+
+    def _drop(self, client: Client) -> None:
+        if self._clients.pop(client.number, None) is None:
+            return
+        self._forget_keys(client)
+        self._selector.unregister(client.sock)
+        client.sock.close()
+        if client.pidfd is not None:
+            self._selector.unregister(client.pidfd)
+            os.close(client.pidfd)
+        if not client.leaving:
+            self._dropping.add(client.number)
+            self._link.drop(client.number)
+
+    def _flush(self, client: Client) -> None:
+        try:
+            left = client.flush()
+        except OSError:
+            self._drop(client)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
+        if self._selector.get_key(client.sock).events != events:
+            self._selector.modify(client.sock, events, lambda: self._on_readable(client))
+
+    def _tell_change(self, key: str, number: int) -> None:
+        """A wanted key has a value to tell: it is fetched when the client's socket takes it."""
+        client = self._clients.get(number)
+        if client is not None:
+            client.news.pop(("found", key), None)
+            client.news["found", key] = lambda: self._table.frame_for(key)
+
+    # etcd
+
+    def _on_bell(self) -> None:
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if event == "stop":
+                self._stop()
+            elif isinstance(event, link_events.Dropped):
+                self._dropping.discard(event.owner)
+                client = self._clients.get(event.owner)
+                if client is not None:
+                    client.tell({"ev": "bye"})
+            elif isinstance(event, link_events.Refused):
+                client = self._clients.get(event.owner)
+                if client is not None:
+                    client.tell({"ev": "refused", "key": event.key, "reason": event.reason})
+            elif isinstance(event, link_events.Down):
+                self._table.handle_down()
+                self._set_status({"ev": "down", "reason": event.reason[:1000]})
+            else:
+                if isinstance(event, link_events.Up):
+                    self._set_status({"ev": "up"})
+                self._table.handle(event, time.monotonic())
+
+    def _set_status(self, status: dict[str, Any]) -> None:
+        if status["ev"] == "down" and (self._status is None or self._status["ev"] == "up"):
+            logger.warning("%s", status["reason"])
+        elif status["ev"] == "up":
+            logger.info("etcd answers")
+        if status != self._status:
+            self._status = status
+            for client in self._clients.values():
+                if client.greeted and not client.leaving:
+                    client.tell(status)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self.close()
+        for client in list(self._clients.values()):
+            self._drop(client)
+
+
+def _pidfd(pid: int) -> int | None:
+    """A descriptor that is readable when process `pid` has ended; None where that is not to be had."""
+    try:
+        # 0 stands for a process that this process's PID namespace does not contain.
+        return os.pidfd_open(pid) if pid > 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m shiftverbs.exchanger.broker",
+        description="Speaks to etcd for the shiftverbs processes of this host.",
+    )
+    parser.add_argument("--socket", metavar="PATH", help="serve this UNIX socket (default: $SHIFTVERBS_BROKER)")
+    # How shiftverbs starts it.
+    parser.add_argument("--client-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--client-pidfd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--listen-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--settings", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def _report_failure(options: argparse.Namespace, reason: str) -> None:
+    """Tell whoever started us, by the only way there is: its connection."""
+    try:
+        if options.client_fd is not None:
+            sock = socket.socket(fileno=options.client_fd)
+        else:
+            with socket.socket(fileno=options.listen_fd) as listener:
+                listener.settimeout(5)
+                sock, _ = listener.accept()
+        with sock:
+            sock.sendall(wire.encode({"ev": "fatal", "reason": reason[:1000]}))
+    except OSError:
+        pass
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `python -m shiftverbs.exchanger.broker`; returns the exit status."""
+    # etcd3's generated code does not work with the others from protobuf 4 on.
+    os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"] = "python"
+    # gRPC writes about every failed connection attempt otherwise.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    options = _arguments(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    started_by_us = options.client_fd is not None or options.listen_fd is not None
+    if started_by_us:
+        # The terminal's Ctrl-C is for the application, which then takes its leave of us.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = None
+    path = None
+    try:
+        config = config_of(json.loads(options.settings)) if options.settings else Config.from_environ()
+        path = options.socket or config.broker
+        if not config.etcd:
+            raise ConfigError("SHIFTVERBS_ETCD", "", "must say where etcd is")
+        if options.listen_fd is not None:
+            listener = socket.socket(fileno=options.listen_fd)
+        elif options.client_fd is None:
+            if path is None:
+                raise ConfigError("SHIFTVERBS_BROKER", "", "must be set, or --socket given")
+            listener = bind_socket(os.path.abspath(path))
+        idle_exit_s = config.broker_idle_exit_s if options.listen_fd is not None else None
+        broker = Broker(config, listener, path if listener is not None else None, idle_exit_s)
+        if options.client_fd is not None:
+            broker.adopt(socket.socket(fileno=options.client_fd), options.client_pidfd)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if not started_by_us:
+            print(reason, file=sys.stderr)
+            return 1
+        _report_failure(options, f"the broker cannot start: {reason}")
+        return 1
+    if started_by_us:
+        os.chdir("/")
+        # Standard error was kept for failures until here; it belongs to the process that started us.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 2)
+        os.close(null)
+    else:
+        signal.signal(signal.SIGINT, lambda *_: broker.post("stop"))
+    try:
+        broker.run()
+    finally:
+        broker.close()
+    logging.shutdown()
+    # Not by way of the interpreter's end: gRPC's threads may take their time.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

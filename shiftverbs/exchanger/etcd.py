@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The exchanger on etcd, as the application's process sees it: a connection to a broker.
+
+This module knows nothing of etcd's protocol; neither gRPC nor protobuf ever comes into this process. It keeps what
+was published and wanted, so that a broker that dies is replaced without anybody noticing: everything is told to
+the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from ..config import Config
+from . import records, wire
+from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
+from .start import BrokerError, Connection, open_connection
+
+logger = logging.getLogger("shiftverbs.exchanger")
+
+# Frames waiting for a broker that does not read. Beyond it the broker is taken for dead.
+MAX_QUEUED_FRAMES = 1 << 18
+# How much one call of poll_events reads at most, so that it stays short.
+MAX_READ_BYTES = 1 << 20
+# A broker that lived longer did not die of something that kills the next one at once too.
+STABLE_S = 10.0
+WARNING_INTERVAL_S = 60.0
+
+_UNSEEN = object()
+
+
+class EtcdExchanger(Exchanger):
+    """An exchanger on etcd.
+
+    config: names the etcd, the job and the broker. Nothing is waited for here: a thread gets the broker, and the
+    first event, Connected or Unavailable, tells how it went.
+    """
+
+    def __init__(self, config: Config):
+        if not config.etcd:
+            raise ValueError("no etcd endpoint is configured")
+        self._config = config
+        self._prefix = records.job_prefix(config.job)
+        # Guards all below but _commands. Never waited for by publish and its like, which may be called from a
+        # finalizer in the middle of anything: what they leave in _commands is taken up by whoever has the lock next.
+        self._lock = threading.Lock()
+        self._commands: deque[tuple[str, str, str]] = deque()
+        self._published: dict[str, str] = {}
+        # Wanted keys, each with what was last delivered for it.
+        self._wanted: dict[str, object] = {}
+        self._events: deque[ExchangerEvent] = deque()
+        self._connection: Connection | None = None
+        self._queue: deque[bytes] = deque()
+        self._interest = 0
+        self._connected_at = 0.0
+        self._failures = 0
+        self._state: ExchangerEvent | None = None
+        self._warned_at: float | None = None
+        self._closed = threading.Event()
+        self._pid = os.getpid()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._start_connecting(0.0)
+
+    # The interface
+
+    def publish(self, key: str, value: dict[str, Any]) -> None:
+        self._check(key)
+        self._command("put", key, records.encode_value(key, value))
+
+    def withdraw(self, key: str) -> None:
+        self._command("del", key)
+
+    def want(self, key: str) -> None:
+        self._check(key)
+        self._command("want", key)
+
+    def unwant(self, key: str) -> None:
+        self._command("unwant", key)
+
+    def fileno(self) -> int:
+        return -1 if self._epoll.closed else self._epoll.fileno()
+
+    def poll_events(self) -> list[ExchangerEvent]:
+        if os.getpid() != self._pid:
+            return []
+        with self._lock:
+            if self._closed.is_set():
+                return []
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            self._take_commands()
+            self._receive()
+            self._send()
+            events = [
+                event
+                for event in self._events
+                if not isinstance(event, Found | Rejected)
+                or event.key in self._wanted
+                or (isinstance(event, Rejected) and event.key in self._published)
+            ]
+            self._events.clear()
+            return events
+
+    def close(self, after_fork: bool = False) -> None:
+        if after_fork or os.getpid() != self._pid:
+            # No lock: the thread that holds it may not exist in this process.
+            self._closed.set()
+            if self._connection is not None:
+                self._connection.sock.close()
+                self._connection = None
+            self._close_descriptors()
+            return
+        deadline = time.monotonic() + self._config.exchanger_close_ms / 1000
+        # In vain only when a finalizer closes us in the middle of poll_events: the end of the process does the rest.
+        if not self._lock.acquire(timeout=self._config.exchanger_close_ms / 1000):
+            return
+        try:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            if self._connection is not None:
+                self._take_leave(self._connection.sock, deadline)
+                self._connection.sock.close()
+                self._connection = None
+            self._queue.clear()
+            self._events.clear()
+            self._close_descriptors()
+        finally:
+            self._lock.release()
+
+    @property
+    def broker_pid(self) -> int | None:
+        """The process id of the broker, None while there is none. For messages and tests."""
+        connection = self._connection
+        return None if connection is None else connection.pid
+
+    # Commands
+
+    def _check(self, key: str) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the exchanger is closed")
+        records.parse_key(key)
+        if not key.startswith(self._prefix):
+            raise records.RecordError(key, "belongs to another job")
+
+    def _command(self, operation: str, key: str, text: str = "") -> None:
+        # A forked child shares the connection with its parent: it must not say a word there.
+        if self._closed.is_set() or os.getpid() != self._pid:
+            return
+        self._commands.append((operation, key, text))
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Send what was commanded, unless somebody else has the lock: who will do it then, or poll_events."""
+        while self._commands:
+            if not self._lock.acquire(blocking=False):
+                self._ring()
+                return
+            try:
+                if self._closed.is_set():
+                    return
+                self._take_commands()
+                self._send()
+            finally:
+                self._lock.release()
+
+    def _ring(self) -> None:
+        # Closed in between: nobody is left to be woken.
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+
+    def _take_commands(self) -> None:
+        while self._commands:
+            operation, key, text = self._commands.popleft()
+            if operation == "put":
+                self._published[key] = text
+                self._tell({"op": "put", "key": key, "value": text})
+            elif operation == "del":
+                if self._published.pop(key, None) is not None:
+                    self._tell({"op": "del", "key": key})
+            elif operation == "want":
+                if key not in self._wanted:
+                    self._wanted[key] = _UNSEEN
+                    self._tell({"op": "want", "key": key})
+            elif self._wanted.pop(key, None) is not None:
+                self._tell({"op": "unwant", "key": key})
+
+    def _tell(self, frame: dict[str, Any]) -> None:
+        # Without a connection nothing is queued: the next broker is told everything that holds by then.
+        if self._connection is not None:
+            self._queue.append(wire.encode(frame))
+
+    # The connection
+
+    def _start_connecting(self, pause_s: float) -> None:
+        try:
+            threading.Thread(
+                target=self._connect, args=(pause_s,), name="shiftverbs-broker-start", daemon=True
+            ).start()
+        except RuntimeError as error:  # the interpreter is ending
+            self._set_state(Unavailable(f"no broker: {error}"))
+
+    def _connect(self, pause_s: float) -> None:
+        """Get a broker, for as long as it takes. Runs in a thread of its own."""
+        config = self._config
+        while not self._closed.wait(pause_s):
+            connection = None
+            try:
+                connection = open_connection(config)
+            except (BrokerError, OSError) as error:
+                reason = str(error)
+            except Exception as error:
+                reason = f"no broker: {error!r}"
+            with self._lock:
+                if self._closed.is_set():
+                    if connection is not None:
+                        connection.sock.close()
+                    return
+                if connection is not None:
+                    self._take_over(connection)
+                    break
+                self._failures += 1
+                self._set_state(Unavailable(reason))
+                pause_s = self._pause_s()
+        self._carry_out()
+
+    def _pause_s(self) -> float:
+        config = self._config
+        doubled_ms = config.broker_backoff_min_ms * 2 ** min(self._failures, 20)
+        return min(doubled_ms, config.broker_backoff_max_ms) / 1000
+
+    def _take_over(self, connection: Connection) -> None:
+        self._connection = connection
+        self._connected_at = time.monotonic()
+        self._interest = select.EPOLLIN
+        self._epoll.register(connection.sock, self._interest)
+        for key, text in self._published.items():
+            self._tell({"op": "put", "key": key, "value": text})
+        for key in self._wanted:
+            self._tell({"op": "want", "key": key})
+        self._take_commands()
+        frames, connection.frames = connection.frames, []
+        for frame in frames:
+            if not self._handle(frame):
+                return
+        self._send()
+
+    def _lose(self, reason: str) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        self._queue.clear()
+        self._epoll.unregister(connection.sock)
+        connection.sock.close()
+        self._failures = 0 if time.monotonic() - self._connected_at > STABLE_S else self._failures + 1
+        self._set_state(Unavailable(reason))
+        self._start_connecting(self._pause_s())
+
+    def _send(self) -> None:
+        if self._connection is None:
+            return
+        if len(self._queue) > MAX_QUEUED_FRAMES:
+            self._lose("the broker does not read what it is told")
+            return
+        try:
+            while self._queue:
+                # Frames are short: many of them in one system call.
+                chunk = self._queue.popleft()
+                while self._queue and len(chunk) < wire.MAX_FRAME_BYTES:
+                    chunk += self._queue.popleft()
+                try:
+                    sent = self._connection.sock.send(chunk, socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    sent = 0
+                if sent < len(chunk):
+                    self._queue.appendleft(chunk[sent:])
+                    break
+        except OSError as error:
+            self._lose(f"the broker is gone ({error})")
+            return
+        interest = select.EPOLLIN | (select.EPOLLOUT if self._queue else 0)
+        if interest != self._interest:
+            self._interest = interest
+            self._epoll.modify(self._connection.sock, interest)
+
+    def _receive(self) -> None:
+        read = 0
+        while self._connection is not None and read < MAX_READ_BYTES:
+            try:
+                data = self._connection.sock.recv(1 << 17)
+                if not data:
+                    self._lose("the broker is gone")
+                    return
+                read += len(data)
+                for frame in self._connection.reader.feed(data):
+                    if not self._handle(frame):
+                        return
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lose(f"the broker is gone ({error})")
+            except wire.WireError as error:
+                self._lose(f"the broker talks nonsense: {error}")
+
+    def _handle(self, frame: dict[str, Any]) -> bool:
+        """Take in one frame. Returns whether the connection is to be read on."""
+        event = frame.get("ev")
+        if event == "up":
+            self._set_state(Connected())
+        elif event == "down":
+            self._set_state(Unavailable(str(frame.get("reason"))))
+        elif event == "found":
+            value = frame.get("value")
+            self._answer(wire.text_of(frame, "key"), None if value is None else wire.text_of(frame, "value"))
+        elif event == "oversize":
+            self._answer(wire.text_of(frame, "key"), frame.get("size"))
+        elif event == "refused":
+            key = wire.text_of(frame, "key")
+            self._events.append(Rejected(key, f"{key}: {frame.get('reason')}"))
+        elif event == "fatal":
+            self._lose(str(frame.get("reason")))
+            return False
+        # Anything else is a newer broker's news, which we can do without.
+        return True
+
+    def _answer(self, key: str, value: object) -> None:
+        """The state of a wanted key: its text, None when absent, or a number of bytes when too large."""
+        if key not in self._wanted or self._wanted[key] == value:
+            return
+        self._wanted[key] = value
+        try:
+            if value is None:
+                self._events.append(Found(key, None))
+            elif isinstance(value, str):
+                self._events.append(Found(key, records.decode_value(key, value)))
+            else:
+                raise records.RecordError(
+                    key, f"the value has more than {records.MAX_VALUE_BYTES} bytes, which is the limit"
+                )
+        except records.RecordError as error:
+            self._events.append(Rejected(key, str(error)))
+
+    def _set_state(self, state: Connected | Unavailable) -> None:
+        if state == self._state:
+            return
+        now = time.monotonic()
+        if isinstance(state, Unavailable):
+            due = self._warned_at is None or now - self._warned_at > WARNING_INTERVAL_S
+            level = logging.WARNING if due and not isinstance(self._state, Unavailable) else logging.DEBUG
+            if level == logging.WARNING:
+                self._warned_at = now
+            logger.log(level, "no exchanger for now: %s", state.reason)
+        elif self._state is not None:
+            logger.info("the exchanger is back")
+        self._state = state
+        self._events.append(state)
+        self._ring()
+
+    # The end
+
+    def _take_leave(self, sock: socket.socket, deadline: float) -> None:
+        """Have everything withdrawn and wait for the word that it is, until `deadline`."""
+        assert self._connection is not None
+        # What is not sent yet need not be: but a frame once begun must be finished.
+        first = self._queue.popleft() if self._queue else b""
+        rest = first[: first.find(b"\n") + 1]
+        reader = self._connection.reader
+        try:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.sendall(rest + wire.encode({"op": "bye"}))
+            while (left := deadline - time.monotonic()) > 0:
+                sock.settimeout(left)
+                data = sock.recv(1 << 17)
+                if not data or any(frame.get("ev") == "bye" for frame in reader.feed(data)):
+                    return
+            logger.info("etcd did not confirm the withdrawal in time; the lease will run out")
+        except TimeoutError:
+            logger.info("etcd did not confirm the withdrawal in time; the lease will run out")
+        except (OSError, wire.WireError):
+            pass
+
+    def _close_descriptors(self) -> None:
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            self._epoll.close()
+            os.close(bell)

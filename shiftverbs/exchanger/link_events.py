@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the broker's threads towards etcd report to its main thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Watches(Protocol):
+    """A stream of watches, see etcd_watch.WatchStream."""
+
+    def watch(self, target: str, start_revision: int) -> None:
+        """Report every change of `target` from `start_revision` on."""
+
+    def cancel(self, target: str) -> None:
+        """No longer watch `target`."""
+
+    def close(self) -> None:
+        """End the stream, quietly."""
+
+    def successor(self) -> Watches:
+        """A fresh stream in the same session."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """A session with etcd began. `session` numbers it; `watch` is its watch stream."""
+
+    session: int
+    watch: Watches
+
+
+@dataclass(frozen=True)
+class Down:
+    """There is no session, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Got:
+    """Answers to a read, as of `revision`: bytes, None (nothing stands there), or an int (too large to fetch)."""
+
+    session: int
+    revision: int
+    values: dict[str, bytes | int | None]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """etcd does not take what `owner` published under `key`."""
+
+    owner: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """`owner` is forgotten and, where etcd could be told, its keys are gone."""
+
+    owner: int
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Values after changes: [(key, value or None for deleted, revision)]."""
+
+    session: int
+    changes: list[tuple[str, bytes | None, int]]
+
+
+@dataclass(frozen=True)
+class WatchEnded:
+    """A watch ended by itself, as when etcd compacted the revision it was to begin with, or refused it."""
+
+    session: int
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """The whole stream failed."""
+
+    session: int
+    reason: str

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How an application's process gets a broker: by starting one of its own, or by joining the host's.
+
+The broker is started so that it is no child the application could notice: a shell puts it in the background and
+is gone at once, so neither `os.wait` nor a SIGCHLD handler meets it later. It sits in a session of its own, where
+the terminal's Ctrl-C does not reach it, with none of the application's descriptors but those meant for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from . import socket_path, wire
+from .settings import settings_of, store_identity
+
+# A broker imports gRPC and etcd3 first; on a busy host with cold caches that takes its time.
+START_TIMEOUT_S = 30.0
+_SHELL = "/bin/sh"
+# What is meant for the application alone: a preloaded RNIC, a debugger's or a test's settings.
+_NOT_FOR_THE_BROKER = (
+    "LD_PRELOAD", "SOFTRNIC", "SOFTRNIC_HOST", "PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONINSPECT", "PYTHONSTARTUP",
+)  # fmt: skip
+
+
+class BrokerError(Exception):
+    """There is no broker for this process; the message says why."""
+
+
+@dataclass
+class Connection:
+    """A broker that has said hello. frames: what came right after."""
+
+    sock: socket.socket
+    pid: int
+    reader: wire.FrameReader
+    frames: list[dict[str, Any]] = field(default_factory=list)
+
+
+def open_connection(config: Config) -> Connection:
+    """Get a broker, start it if need be, and exchange hellos. May take seconds.
+
+    Raises BrokerError or OSError.
+    """
+    diagnostics = None
+    try:
+        if config.broker is None:
+            sock, diagnostics = _start_own(config)
+        else:
+            sock, diagnostics = _join_shared(config, config.broker)
+        try:
+            return _greet(sock, config, diagnostics)
+        except BaseException:
+            sock.close()
+            raise
+    finally:
+        if diagnostics is not None:
+            os.close(diagnostics)
+
+
+def _start_own(config: Config) -> tuple[socket.socket, int]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with theirs:
+        arguments = ["--client-fd", str(theirs.fileno())]
+        passed = [theirs.fileno()]
+        pidfd: int | None = None
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel: the end of the socket has to do
+            pidfd = os.pidfd_open(os.getpid())
+            arguments += ["--client-pidfd", str(pidfd)]
+            passed.append(pidfd)
+        try:
+            return ours, _spawn(config, arguments, passed)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+
+
+def _join_shared(config: Config, path: str) -> tuple[socket.socket, int | None]:
+    sock, connected = socket_path.connect_or_bind(path)
+    if connected:
+        return sock, None
+    # From here on others connect to the path too; they are served as soon as the broker is there.
+    with sock as listener:
+        diagnostics = _spawn(config, ["--listen-fd", str(listener.fileno())], [listener.fileno()])
+        try:
+            return socket_path.connect(path), diagnostics
+        except BaseException:
+            os.close(diagnostics)
+            raise
+
+
+def _spawn(config: Config, arguments: list[str], passed: list[int]) -> int:
+    """Start a broker in the background. Returns a descriptor under which its standard error can be read."""
+    if not sys.executable:
+        raise BrokerError("cannot start a broker: this Python does not know its own executable")
+    command = [
+        sys.executable, "-P", "-m", "shiftverbs.exchanger.broker",
+        "--settings", json.dumps(settings_of(config), separators=(",", ":")), *arguments,
+    ]  # fmt: skip
+    diagnostics = os.memfd_create("shiftverbs-broker-stderr", os.MFD_CLOEXEC)
+    try:
+        shell = subprocess.Popen(
+            [_SHELL, "-c", f"{shlex.join(command)} &"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=diagnostics,
+            env=_environment(),
+            pass_fds=passed,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(10)
+        except subprocess.TimeoutExpired:
+            shell.kill()
+            shell.wait()
+            raise BrokerError(f"cannot start a broker: {_SHELL} hangs") from None
+    except BaseException:
+        os.close(diagnostics)
+        raise
+    return diagnostics
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_BROKER}
+    # The broker has to find the very package it belongs to, also when only sys.path led here. A directory that
+    # every Python searches anyway is not put in front: that would place all its modules before the standard ones.
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        rest = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = root if not rest else os.pathsep.join((root, rest))
+    return environment
+
+
+def _greet(sock: socket.socket, config: Config, diagnostics: int | None) -> Connection:
+    sock.settimeout(START_TIMEOUT_S)
+    reader = wire.FrameReader()
+    hello = {"op": "hello", "protocol": wire.PROTOCOL, "job": config.job, "store": store_identity(config)}
+    frames: list[dict[str, Any]] = []
+    try:
+        sock.sendall(wire.encode(hello))
+        while not frames:
+            data = sock.recv(1 << 16)
+            if not data:
+                raise BrokerError(f"the broker ended before it said hello{_last_words(diagnostics)}")
+            frames = reader.feed(data)
+    except TimeoutError:
+        raise BrokerError(f"the broker does not say hello{_last_words(diagnostics)}") from None
+    except (ConnectionError, wire.WireError) as error:
+        raise BrokerError(f"no hello from the broker: {error}{_last_words(diagnostics)}") from None
+    first = frames[0]
+    if first.get("ev") == "fatal":
+        raise BrokerError(str(first.get("reason")))
+    if first.get("ev") != "hello" or not isinstance(first.get("pid"), int):
+        raise BrokerError("what listens there is not a broker")
+    sock.setblocking(False)
+    return Connection(sock, first["pid"], reader, frames[1:])
+
+
+def _last_words(diagnostics: int | None) -> str:
+    """What the broker wrote on its standard error before it died, the last line of it."""
+    if diagnostics is None:
+        return ""
+    text = os.pread(diagnostics, 1 << 16, 0).decode("utf-8", "replace").strip()
+    return f" ({text.splitlines()[-1][:300]})" if text else ""

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The conversation between an application's process and its broker, over a UNIX stream socket.
+
+One JSON object per line, at most MAX_FRAME_BYTES long.
+
+From the application:
+
+    {"op": "hello", "protocol": 1, "job": ..., "store": {...}}    first; job and the etcd it expects
+    {"op": "put", "key": ..., "value": text}
+    {"op": "del", "key": ...}
+    {"op": "want", "key": ...}, {"op": "unwant", "key": ...}
+    {"op": "bye"}                                                 withdraw everything
+
+From the broker:
+
+    {"ev": "hello", "pid": ...}              it serves this application
+    {"ev": "up"}                             etcd answers
+    {"ev": "down", "reason": ...}            it does not
+    {"ev": "found", "key": ..., "value": text or null}
+    {"ev": "oversize", "key": ..., "size": bytes}
+    {"ev": "refused", "key": ..., "reason": ...}
+    {"ev": "fatal", "reason": ...}           this broker will not serve this application
+    {"ev": "bye"}                            everything is withdrawn
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PROTOCOL = 1
+# A value of records.MAX_VALUE_BYTES with every byte escaped, and its key.
+MAX_FRAME_BYTES = 65536
+
+
+class WireError(Exception):
+    """What came is not a frame."""
+
+
+def encode(frame: dict[str, Any]) -> bytes:
+    """One frame as bytes, newline included."""
+    return json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Take bytes in; return the frames they complete. Raises WireError, after which the stream is useless."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_FRAME_BYTES or any(len(line) > MAX_FRAME_BYTES for line in lines):
+            raise WireError(f"a frame of more than {MAX_FRAME_BYTES} bytes")
+        frames = []
+        for line in lines:
+            try:
+                frame = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise WireError(f"a frame that is not JSON: {error}") from None
+            if not isinstance(frame, dict):
+                raise WireError("a frame that is not an object")
+            frames.append(frame)
+        return frames
+
+
+def text_of(frame: dict[str, Any], name: str) -> str:
+    """A string member of a frame. Raises WireError."""
+    value = frame.get(name)
+    if not isinstance(value, str):
+        raise WireError(f"a frame without the string {name!r}")
+    return value
