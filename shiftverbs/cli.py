@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command line: `shiftverbs demo | doctor | run | version`, also as `python -m shiftverbs`.
+
+Each command imports what it needs only when it is chosen: `shiftverbs run` must not load anything that the
+program did not ask for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shiftverbs",
+        description="RDMA traffic that survives the loss of a NIC, a cable or a switch port.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+
+    demo = commands.add_parser(
+        "demo",
+        help="run verified traffic through pulled cables, and the same with plain pyverbs",
+        description="Two hosts with two NICs each, three kinds of traffic, four faults each. Every byte is "
+        "checked at whoever received it. Exit status 0 only if all of it is verified.",
+    )
+    from shiftverbs.demo import options
+
+    options.add_arguments(demo)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="examine this machine: would failover work, and if not, what is to be done",
+        description="Looks at devices, ports, GIDs, backups, limits and etcd, and runs real traffic over each NIC and "
+        "its backups. Exit status 0 only if nothing is red.",
+    )
+    from shiftverbs import doctor as examination
+
+    examination.add_arguments(doctor)
+
+    commands.add_parser(
+        "run",
+        help="run an unmodified pyverbs program with its imports mapped to shiftverbs",
+        usage="shiftverbs run program.py [argument ...]\n       shiftverbs run -m module [argument ...]",
+    )
+    commands.add_parser("version", help="print the versions of shiftverbs and pyverbs")
+    return parser
+
+
+def _version() -> int:
+    from importlib import metadata
+
+    def version_of(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "(in a source tree)" if name == "shiftverbs" else "not found"
+
+    print(f"shiftverbs {version_of('shiftverbs')}, pyverbs {version_of('pyverbs')}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; argv without the program's name, by default sys.argv's.
+
+    Returns the exit status: 0 done, 1 the command failed, 2 wrong usage (argparse exits itself), 130
+    interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
+        # Not argparse's: every argument behind the program's name is the program's.
+        from shiftverbs.run import run
+
+        return run(arguments[1:])
+    parsed = _parser().parse_args(arguments)
+    if parsed.command == "demo":
+        from shiftverbs.demo import main as demo
+
+        try:
+            return demo.main(parsed)
+        except KeyboardInterrupt:
+            return 130
+    if parsed.command == "doctor":
+        from shiftverbs import doctor
+
+        return doctor.main(parsed)
+    return _version()

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the user sees: progress and throughput while it runs, then the tables; and the JSON file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from shiftverbs.demo.host import HostPair
+from shiftverbs.demo.scenario import BaselineResult, ScenarioResult
+
+__all__ = ["LiveView", "PlainView", "RateMeter", "View", "make_view", "to_json", "write_json"]
+
+BARS = " ▁▂▃▄▅▆▇█"
+SCENARIO_COLUMNS = (
+    "traffic", "fault", "messages", "MB", "lost", "dup", "reord", "corrupt",
+    "detect ms", "fallback ms", "failback ms", "",
+)  # fmt: skip
+
+
+class RateMeter:
+    """Bytes a second over the last WINDOW_S, from counters that both hosts report."""
+
+    WINDOW_S = 1.0
+    SLOT_S = 0.25
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self.history: deque[float] = deque(maxlen=60)
+        self._next_slot = 0.0
+        self._slot_base = 0
+
+    def update(self, total_bytes: int, now: float) -> None:
+        """Take the current sum of the counters (smaller than before: the hosts are new ones)."""
+        if self._samples and total_bytes < self._samples[-1][1]:
+            self._samples.clear()
+            self._slot_base = 0
+        self._samples.append((now, total_bytes))
+        while self._samples[-1][0] - self._samples[0][0] > self.WINDOW_S:
+            self._samples.popleft()
+        if now >= self._next_slot:
+            self._next_slot = now + self.SLOT_S
+            self.history.append(max(0, total_bytes - self._slot_base) / self.SLOT_S)
+            self._slot_base = total_bytes
+
+    def rate(self) -> float:
+        """Bytes a second."""
+        if len(self._samples) < 2:
+            return 0.0
+        (t0, b0), (t1, b1) = self._samples[0], self._samples[-1]
+        return (b1 - b0) / (t1 - t0) if t1 > t0 else 0.0
+
+    def sparkline(self) -> str:
+        """The last 15 seconds as a line of bars."""
+        top = max(self.history, default=0) or 1
+        return "".join(BARS[round(value / top * (len(BARS) - 1))] for value in self.history)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _scenario_row(result: ScenarioResult) -> list[str]:
+    return [
+        result.traffic,
+        result.fault,
+        f"{result.messages:,}",
+        f"{result.bytes / 1e6:,.0f}",
+        str(result.lost),
+        str(result.duplicated),
+        str(result.reordered),
+        str(result.corrupt),
+        _number(result.detect_ms),
+        _number(result.fallback_ms),
+        _number(result.failback_ms),
+        "ok" if result.ok else "FAILED",
+    ]
+
+
+def _baseline_row(result: BaselineResult) -> list[str]:
+    said = "survived: the fault was none" if result.survived else result.error or "FAILED to run"
+    return [result.traffic, result.fault, said, _number(result.error_ms)]
+
+
+class View:
+    """What both views have: the meter, and the closing words."""
+
+    def __init__(self) -> None:
+        self.meter = RateMeter()
+        self.scenarios: list[ScenarioResult] = []
+        self.baseline: list[BaselineResult] = []
+
+    def open(self, total: int) -> None:
+        """Begin; total: how many scenarios and baselines there will be."""
+
+    def begin(self, title: str) -> None:
+        """A scenario begins."""
+
+    def phase(self, text: str) -> None:
+        """Something else is done now."""
+
+    def result(self, result: ScenarioResult | BaselineResult) -> None:
+        """A scenario has ended."""
+        if isinstance(result, ScenarioResult):
+            self.scenarios.append(result)
+        else:
+            self.baseline.append(result)
+
+    def tick(self, pair: HostPair) -> None:
+        """Called many times a second while hosts work."""
+        total = sum(host.report.get("bytes", 0) for host in pair.both)
+        self.meter.update(total, time.monotonic())
+
+    def close(self) -> None:
+        """End the live part."""
+
+    def summary(self, seconds: float) -> None:
+        """Print the tables and every problem."""
+        raise NotImplementedError
+
+    def verdict(self) -> str:
+        """The last line."""
+        good = sum(result.ok for result in self.scenarios)
+        died = sum(result.ok for result in self.baseline)
+        text = f"shiftverbs: {good} of {len(self.scenarios)} scenarios verified"
+        if self.baseline:
+            text += f"; plain pyverbs died in {died} of {len(self.baseline)}"
+        return text
+
+    def problems(self) -> list[str]:
+        """One paragraph per scenario that is not ok."""
+        found = [f"{r.traffic} / {r.fault}: {r.problem}" for r in self.scenarios if not r.ok]
+        for b in self.baseline:
+            if not b.ok:
+                found.append(f"{b.traffic} / {b.fault}, plain pyverbs: {b.problem or 'survived the fault'}")
+        return found
+
+
+class PlainView(View):
+    """Lines of text: for pipes, logs, and where rich is not installed."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self._out = out
+        self._next_line = 0.0
+        self._phase = ""
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def begin(self, title: str) -> None:
+        """One line."""
+        self._line(f"== {title}")
+
+    def phase(self, text: str) -> None:
+        """One line."""
+        self._phase = text
+        self._line(f"   {text}")
+        self._next_line = time.monotonic() + 1
+
+    def tick(self, pair: HostPair) -> None:
+        """Throughput, once a second."""
+        super().tick(pair)
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + 1
+            self._line(f"   {self.meter.rate() / 1e6:8.1f} MB/s  {self._phase}")
+
+    def result(self, result: ScenarioResult | BaselineResult) -> None:
+        """The row as a line."""
+        super().result(result)
+        if isinstance(result, ScenarioResult):
+            cells = zip(SCENARIO_COLUMNS[2:], _scenario_row(result)[2:], strict=True)
+            self._line("   " + "  ".join(f"{name} {value}".strip() for name, value in cells))
+            if result.problem:
+                self._line("   " + result.problem)
+        else:
+            self._line("   " + _baseline_row(result)[2])
+            if result.problem:
+                self._line("   " + result.problem)
+
+    def summary(self, seconds: float) -> None:
+        """Tables with aligned columns."""
+        if self.scenarios:
+            self._line("\nshiftverbs")
+            self._table(
+                [list(SCENARIO_COLUMNS), *[_scenario_row(result) for result in self.scenarios]], left=2
+            )
+        if self.baseline:
+            self._line("\nplain pyverbs, same traffic, same faults")
+            header = ["traffic", "fault", "died of", "after ms"]
+            self._table([header, *[_baseline_row(result) for result in self.baseline]], left=3)
+        problems = self.problems()
+        if problems:
+            self._line("\nnot verified (the whole story stands above, with the scenario):")
+        for problem in problems:
+            self._line("  " + problem.splitlines()[0])
+        self._line(f"\n{self.verdict()} ({seconds:.0f} s)")
+
+    def _table(self, rows: list[list[str]], left: int) -> None:
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            cells = [
+                cell.ljust(width) if column < left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self._line("  ".join(cells).rstrip())
+
+
+class LiveView(View):
+    """A live display with rich: what runs, throughput, the table as it grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import rich.console
+        import rich.live
+        import rich.progress
+
+        self.console = rich.console.Console()
+        self._title = self._phase = ""
+        self._began = time.monotonic()
+        self._progress = rich.progress.Progress(
+            rich.progress.BarColumn(bar_width=40),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            console=self.console,
+        )
+        self._task = self._progress.add_task("demo", total=1)
+        self._live = rich.live.Live(console=self.console, get_renderable=self._render, refresh_per_second=8)
+
+    def open(self, total: int) -> None:
+        """Start drawing."""
+        self._progress.update(self._task, total=total)
+        self._live.start()
+
+    def begin(self, title: str) -> None:
+        """Shown with its own clock."""
+        self._title = title
+        self._began = time.monotonic()
+
+    def phase(self, text: str) -> None:
+        """Shown beside the title."""
+        self._phase = text
+
+    def result(self, result: ScenarioResult | BaselineResult) -> None:
+        """A row more."""
+        super().result(result)
+        self._progress.advance(self._task)
+
+    def _render(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        seconds = time.monotonic() - self._began
+        # On top: a terminal with too few lines cuts the table, not this.
+        parts: list[Any] = [
+            Text.assemble((self._title, "bold"), f"  {self._phase}  ", (f"{seconds:.1f} s", "dim")),
+            Text.assemble(
+                (f"{self.meter.rate() / 1e6:8.1f} MB/s ", "cyan"), (self.meter.sparkline(), "cyan")
+            ),
+            self._progress,
+        ]
+        if self.scenarios:
+            parts.append(self._scenario_table())
+        elif self.baseline:
+            parts.append(self._baseline_table())
+        return Group(*parts)
+
+    def _scenario_table(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title="shiftverbs: RC traffic through failures", title_justify="left")
+        for column, name in enumerate(SCENARIO_COLUMNS):
+            table.add_column(name, justify="left" if column < 2 else "right")
+        for result in self.scenarios:
+            row = _scenario_row(result)
+            row[-1] = "[green]ok[/green]" if result.ok else "[red]FAILED[/red]"
+            table.add_row(*row)
+        return table
+
+    def _baseline_table(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title="plain pyverbs: same traffic, same faults", title_justify="left")
+        for column, name in enumerate(("traffic", "fault", "died of", "after ms")):
+            table.add_column(name, justify="left" if column < 3 else "right")
+        for result in self.baseline:
+            row = _baseline_row(result)
+            row[2] = f"[yellow]{row[2]}[/yellow]" if result.ok else f"[red]{row[2]}[/red]"
+            table.add_row(*row)
+        return table
+
+    def close(self) -> None:
+        """Stop drawing; nothing of the live part stays."""
+        self._live.transient = True
+        self._live.stop()
+
+    def summary(self, seconds: float) -> None:
+        """The same tables, to stay."""
+        if self.scenarios:
+            self.console.print(self._scenario_table())
+        if self.baseline:
+            self.console.print(self._baseline_table())
+        for problem in self.problems():
+            self.console.print(problem, style="red", markup=False, highlight=False)
+        good = not self.problems()
+        style = "bold green" if good else "bold red"
+        self.console.print(f"{self.verdict()} ({seconds:.0f} s)", style=style, highlight=False)
+
+
+def make_view(plain: bool, out: TextIO | None = None) -> View:
+    """Return the live view where standard output is a terminal and rich is there, else plain lines."""
+    out = out or sys.stdout
+    if not plain and out is sys.stdout and out.isatty():
+        try:
+            return LiveView()
+        except ImportError:
+            print("(pip install rich: a live view instead of these lines)", file=out)
+    return PlainView(out)
+
+
+def to_json(scenarios: Sequence[ScenarioResult], baseline: Sequence[BaselineResult]) -> dict[str, Any]:
+    """Return the content of the JSON file."""
+    return {
+        "scenarios": [result.to_json() for result in scenarios],
+        "baseline": [result.to_json() for result in baseline],
+    }
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write it to a file, or to standard output where path is "-"."""
+    text = json.dumps(content, indent=1) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
