@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.addr`: addresses and address handles, re-exported; AH is closed in good order by the collector too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyverbs.addr as _base
+
+from shiftverbs import lifetime, mirror
+
+
+class AH(lifetime.Tracked, _base.AH):
+    """An address handle, as with pyverbs."""
+
+    def __init__(self, pd: Any, **kwargs: Any) -> None:
+        """As pyverbs' (attr=, or wc=, grh=, port_num=): verb ibv_create_ah."""
+        super().__init__(pd, **kwargs)
+        self._node = lifetime.Node(self, pd)
+
+
+mirror.reexport("addr", globals())

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the user configures: the SHIFTVERBS_* variables, read and checked in one place.
+
+`Config.from_environ` is the only reader of the environment. Nothing is read at import, and nothing but the
+existence of the named certificate and password files is looked at on the file system.
+
+The fields below `# internal` have no variable: they are handed from here to the parts that use them, so that a
+test can choose its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger("shiftverbs.config")
+
+DEFAULT_ETCD_PORT = 2379
+DEFAULT_JOB = "default"
+PEER_DEADLINE_RANGE_MS = (10, 3_600_000)
+# struct sockaddr_un: 108 bytes with the terminating zero.
+MAX_SOCKET_PATH = 107
+
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_PREFIX = "SHIFTVERBS_"
+
+
+class ConfigError(ValueError):
+    """A variable has a value that cannot be used; the message names variable, value and what is allowed."""
+
+    def __init__(self, variable: str, value: str, allowed: str):
+        super().__init__(f"{variable}={value!r}: {allowed}")
+        self.variable = variable
+        self.value = value
+        self.allowed = allowed
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One etcd server.
+
+    host: name or address (IPv6 without brackets); port: TCP port; tls: whether to speak TLS.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+
+    @property
+    def url(self) -> str:
+        """The endpoint as etcd's own tools print it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything configurable. Made by `from_environ`, or directly by a test. Units end the names."""
+
+    # SHIFTVERBS_ETCD: empty means no exchanger, so every QP stays unprotected.
+    etcd: tuple[Endpoint, ...] = ()
+    # SHIFTVERBS_ETCD_CA, _CERT, _KEY: PEM files, absolute paths.
+    etcd_ca: str | None = None
+    etcd_cert: str | None = None
+    etcd_key: str | None = None
+    # SHIFTVERBS_ETCD_USER, _PASSWORD_FILE. The password itself is read by the broker at each login.
+    etcd_user: str | None = None
+    etcd_password_file: str | None = None
+    # SHIFTVERBS_JOB
+    job: str = DEFAULT_JOB
+    # SHIFTVERBS_BACKUP: ((device, (first backup, second backup, ...)), ...); None means choose by itself.
+    backup: tuple[tuple[str, tuple[str, ...]], ...] | None = None
+    # SHIFTVERBS_DISABLE, SHIFTVERBS_REQUIRE
+    disable: bool = False
+    require: bool = False
+    # SHIFTVERBS_PEER_DEADLINE_MS
+    peer_deadline_ms: int = 2000
+    # SHIFTVERBS_BROKER: UNIX socket of a broker shared by the host; None means one of our own.
+    broker: str | None = None
+
+    # internal: exchanger
+    lease_ttl_s: int = 10
+    etcd_timeout_ms: int = 3000
+    etcd_backoff_min_ms: int = 100
+    etcd_backoff_max_ms: int = 10_000
+    broker_batch_window_us: int = 1000
+    broker_backoff_min_ms: int = 100
+    broker_backoff_max_ms: int = 10_000
+    broker_idle_exit_s: int = 60
+    exchanger_close_ms: int = 1000
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that no single variable shows to be wrong."""
+        if (self.etcd_cert is None) != (self.etcd_key is None):
+            given, missing = (
+                ("SHIFTVERBS_ETCD_CERT", "SHIFTVERBS_ETCD_KEY")
+                if self.etcd_key is None
+                else ("SHIFTVERBS_ETCD_KEY", "SHIFTVERBS_ETCD_CERT")
+            )
+            raise ConfigError(given, str(self.etcd_cert or self.etcd_key), f"needs {missing} too")
+        if (self.etcd_user is None) != (self.etcd_password_file is None):
+            given, missing = (
+                ("SHIFTVERBS_ETCD_USER", "SHIFTVERBS_ETCD_PASSWORD_FILE")
+                if self.etcd_password_file is None
+                else ("SHIFTVERBS_ETCD_PASSWORD_FILE", "SHIFTVERBS_ETCD_USER")
+            )
+            raise ConfigError(given, str(self.etcd_user or self.etcd_password_file), f"needs {missing} too")
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Read the SHIFTVERBS_* variables.
+
+        environ: the variables, os.environ when None. An empty value counts as not set.
+
+        Raises ConfigError for a value that cannot be used. A SHIFTVERBS_* variable that does not exist is
+        reported once in the log, with the nearest one that does.
+        """
+        if environ is None:
+            environ = os.environ
+        for name in unknown_variables(environ):
+            logger.warning("%s", _unknown_message(name))
+        fields: dict[str, Any] = {
+            field: read(variable, environ[variable].strip())
+            for variable, (field, read) in _VARIABLES.items()
+            if environ.get(variable, "").strip()
+        }
+        tls = any(fields.get(name) is not None for name in ("etcd_ca", "etcd_cert", "etcd_key"))
+        if "etcd" in fields:
+            fields["etcd"] = _endpoints("SHIFTVERBS_ETCD", environ["SHIFTVERBS_ETCD"].strip(), tls)
+        if any(endpoint.tls for endpoint in fields.get("etcd", ())) and "etcd_ca" not in fields:
+            import ssl  # here only: a process without https has no use for OpenSSL
+
+            system_ca = ssl.get_default_verify_paths().cafile
+            if system_ca is None:
+                raise ConfigError(
+                    "SHIFTVERBS_ETCD", environ["SHIFTVERBS_ETCD"],
+                    "https needs SHIFTVERBS_ETCD_CA, because this system has no CA file of its own",
+                )
+            fields["etcd_ca"] = system_ca
+        return cls(**fields)
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with some fields changed (tests, and the broker's own settings)."""
+        return dataclasses.replace(self, **changes)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """The SHIFTVERBS_* names in `environ` that mean nothing, sorted."""
+    return sorted(name for name in environ if name.startswith(_PREFIX) and name not in _VARIABLES)
+
+
+def known_variables() -> tuple[str, ...]:
+    """Every SHIFTVERBS_* variable there is, in the documentation's order."""
+    return tuple(_VARIABLES)
+
+
+def _unknown_message(name: str) -> str:
+    near = difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0.0)
+    return f"{name} is not a variable of shiftverbs and is ignored; did you mean {near[0]}?"
+
+
+def _boolean(variable: str, value: str) -> bool:
+    if value.lower() in _TRUE:
+        return True
+    if value.lower() in _FALSE:
+        return False
+    raise ConfigError(variable, value, "must be 1 or 0")
+
+
+def _job(variable: str, value: str) -> str:
+    if not _JOB.fullmatch(value):
+        raise ConfigError(
+            variable, value, "must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    return value
+
+
+def _deadline_ms(variable: str, value: str) -> int:
+    low, high = PEER_DEADLINE_RANGE_MS
+    # int() alone would also take "1_000", " 7" and other scripts' digits.
+    if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
+        raise ConfigError(variable, value, f"must be a whole number of milliseconds from {low} to {high}")
+    return int(value)
+
+
+def _readable_file(variable: str, value: str) -> str:
+    path = os.path.abspath(os.path.expanduser(value))
+    if not os.path.isfile(path):
+        raise ConfigError(variable, value, "must be the path of an existing file")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(variable, value, "must be a file this user can read")
+    return path
+
+
+def _socket_path(variable: str, value: str) -> str:
+    path = os.path.abspath(os.path.expanduser(value))
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise ConfigError(variable, value, f"must be a socket's path of at most {MAX_SOCKET_PATH} bytes")
+    if os.path.isdir(path):
+        raise ConfigError(variable, value, "must be a socket's path, not a directory")
+    return path
+
+
+def _user(variable: str, value: str) -> str:
+    if len(value) > 256 or not value.isprintable():
+        raise ConfigError(variable, value, "must be a user name of at most 256 printable characters")
+    return value
+
+
+def _endpoint(variable: str, whole: str, text: str, tls_default: bool) -> Endpoint:
+    allowed = "must be host:port, [IPv6]:port or http(s)://host:port, comma separated"
+
+    def wrong(detail: str) -> ConfigError:
+        return ConfigError(variable, whole, f"{allowed} ({text!r}: {detail})")
+
+    scheme, separator, rest = text.rpartition("://")
+    if separator and scheme.lower() not in ("http", "https"):
+        raise wrong(f"unknown scheme {scheme!r}")
+    if scheme.lower() == "http" and tls_default:
+        raise wrong("http contradicts SHIFTVERBS_ETCD_CA or SHIFTVERBS_ETCD_CERT")
+    tls = scheme.lower() == "https" or (not separator and tls_default)
+    rest = rest.removesuffix("/")
+    if "/" in rest or "@" in rest or "?" in rest:
+        raise wrong("neither a path nor a login belongs here")
+    if rest.startswith("["):
+        host, bracket, port = rest[1:].partition("]")
+        if not bracket or ":" not in host or not _IPV6.fullmatch(host):
+            raise wrong("not an IPv6 address in brackets")
+        if port and not port.startswith(":"):
+            raise wrong("no colon after the bracket")
+        port = port[1:] if port else str(DEFAULT_ETCD_PORT)
+    else:
+        if rest.count(":") > 1:
+            raise wrong("an IPv6 address needs brackets")
+        host, colon, port = rest.partition(":")
+        if not _HOST.fullmatch(host):
+            raise wrong("not a host name or address")
+        port = port if colon else str(DEFAULT_ETCD_PORT)
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise wrong("the port must be a number from 1 to 65535")
+    return Endpoint(host, int(port), tls)
+
+
+def _endpoints(variable: str, value: str, tls_default: bool = False) -> tuple[Endpoint, ...]:
+    found: list[Endpoint] = []
+    for text in value.split(","):
+        endpoint = _endpoint(variable, value, text.strip(), tls_default)
+        if endpoint not in found:
+            found.append(endpoint)
+    if len({endpoint.tls for endpoint in found}) > 1:
+        raise ConfigError(variable, value, "must be all https or all http")
+    return tuple(found)
+
+
+def _backup_map(variable: str, value: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    allowed = "must read device=backup,backup;device=backup"
+    found: dict[str, tuple[str, ...]] = {}
+    for part in value.split(";"):
+        if not part.strip():
+            continue
+        device, equals, names = part.partition("=")
+        device = device.strip()
+        backups = tuple(name.strip() for name in names.split(","))
+        if not equals or not all(_DEVICE.fullmatch(name) for name in (device, *backups)):
+            raise ConfigError(variable, value, f"{allowed} ({part.strip()!r} does not)")
+        if device in found:
+            raise ConfigError(variable, value, f"{allowed} ({device!r} stands there twice)")
+        if device in backups:
+            raise ConfigError(variable, value, f"{allowed} ({device!r} cannot back up itself)")
+        if len(set(backups)) != len(backups):
+            raise ConfigError(variable, value, f"{allowed} ({device!r} names a backup twice)")
+        found[device] = backups
+    if not found:
+        raise ConfigError(variable, value, allowed)
+    return tuple(found.items())
+
+
+_VARIABLES: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "SHIFTVERBS_ETCD": ("etcd", _endpoints),
+    "SHIFTVERBS_ETCD_CA": ("etcd_ca", _readable_file),
+    "SHIFTVERBS_ETCD_CERT": ("etcd_cert", _readable_file),
+    "SHIFTVERBS_ETCD_KEY": ("etcd_key", _readable_file),
+    "SHIFTVERBS_ETCD_USER": ("etcd_user", _user),
+    "SHIFTVERBS_ETCD_PASSWORD_FILE": ("etcd_password_file", _readable_file),
+    "SHIFTVERBS_JOB": ("job", _job),
+    "SHIFTVERBS_BACKUP": ("backup", _backup_map),
+    "SHIFTVERBS_DISABLE": ("disable", _boolean),
+    "SHIFTVERBS_REQUIRE": ("require", _boolean),
+    "SHIFTVERBS_PEER_DEADLINE_MS": ("peer_deadline_ms", _deadline_ms),
+    "SHIFTVERBS_BROKER": ("broker", _socket_path),
+}

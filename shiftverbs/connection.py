@@ -1,0 +1,1021 @@
+"""One protected QP at work: carries out the actions of its PairProtocol on the hardware.
+
+Everything here runs under the driver's lock. NIC commands go to the NIC's own thread and come back as events; posts
+and polls are done at once. Nothing here decides anything: that is pair_protocol.py's.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from . import _nic, observe
+from . import events as ev
+from .control import Entry
+from .control_channel import Path
+from .events import Action, Stage, Status
+from .exchanger.records import QpRecord
+from .messages import Message, Sync
+from .pair_protocol import LocalPair, PairProtocol
+from .pairing import Pairing
+from .state_machine import RecvState, SendState
+
+if TYPE_CHECKING:
+    from .backup import Nic
+    from .driver import Driver
+
+logger = logging.getLogger("shiftverbs.driver")
+
+WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 5, 12
+QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS, QPS_ERR = 0, 1, 2, 3, 6
+ACCESS_REMOTE_WRITE = 2
+# What a NIC that is gone answers to a command.
+GONE = (errno.EIO, errno.ENODEV, errno.ENXIO)
+BUSY_TICK_NS = 500_000
+FENCE_KICK_NS = 20_000_000
+# Bits of EV_KEY_MISSING.
+KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
+# Work this old is looked at: is its path alive? (design 7.1)
+WATCHDOG_AGE_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where one of our QPs is reached: port number, GID index, GID (16 bytes), active MTU (enum ibv_mtu), LID."""
+
+    port: int
+    gid_index: int
+    gid: bytes
+    mtu: int
+    lid: int
+
+
+class _FenceWork:
+    """A Fence action under way: which pairs still have to show their flush."""
+
+    def __init__(self, number: int, pairs: tuple[int, ...], deadline_ns: int) -> None:
+        self.number = number
+        self.deadline_ns = deadline_ns
+        self.commanded = set(pairs)  # ERR not confirmed yet
+        self.flushing: set[int] = set()
+        self.kicked_ns: dict[int, int] = {}
+
+
+class Connection:
+    """A candidate for protection: its pairing, its protocol once paired, its place on the hardware.
+
+    shadow: the QP's ShadowQP. status and why: what `qp.shift` shows.
+    """
+
+    def __init__(self, driver: Driver, shadow: Any) -> None:
+        self.driver = driver
+        self.shadow = shadow
+        self.core = shadow.core
+        self.status = Status.PAIRING
+        self.why: str | None = "the QP is not connected yet"
+        self.pairing = Pairing(self)
+        self.history: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
+        self.history.append((time.monotonic_ns(), SendState.DEFAULT.value))
+        self.closed = False
+        self.timer_ns: int | None = None
+        self.changed = threading.Condition()
+        self._inbox: collections.deque[ev.Event] = collections.deque()
+        self._feeding = False
+        self._active: set[int] = {0}
+        self._last_polled = 0
+        self._forget_pairing()
+
+    def _forget_pairing(self) -> None:
+        """Everything that belongs to one pairing, as it is before there is one."""
+        self.protocol: PairProtocol | None = None
+        self.peer: QpRecord | None = None
+        self.paths: list[Path] = []
+        self.n_pairs = 1
+        self._inbox.clear()
+        self._fence: _FenceWork | None = None
+        self._rx_target: int | None = None
+        self._keys_since_ns: int | None = None
+        self._recv_waits: int | None = None
+        self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
+        self._seen_ns: int | None = None
+        self._trigger_ns: int | None = None
+        self._first_wc_ns: int | None = None
+        self._away_ns: int | None = None
+        self._home_ns: int | None = None
+        self._aging = False
+        self.was_protected = False
+        self._routes: dict[int, Route] = {}
+        self._resets: collections.Counter[int] = collections.Counter()
+
+    # ---- what qp.shift shows ----------------------------------------------------------------------------------------
+
+    @property
+    def send_state(self) -> str:
+        """Name of the send state."""
+        return self.protocol.send_state.value if self.protocol is not None else SendState.DEFAULT.value
+
+    @property
+    def recv_state(self) -> str:
+        """Name of the receive state."""
+        return self.protocol.recv_state.value if self.protocol is not None else RecvState.DEFAULT.value
+
+    @property
+    def send_pair(self) -> int:
+        """The pair that carries sends."""
+        return self.protocol.send_pair if self.protocol is not None else 0
+
+    @property
+    def recv_pair(self) -> int:
+        """The pair that carries receives."""
+        return self.protocol.recv_pair if self.protocol is not None else 0
+
+    def nic(self, k: int) -> Nic:
+        """Our handle on the NIC of pair k."""
+        domain = self.shadow.domain
+        return domain.nic if k == 0 else domain.backups[k - 1]
+
+    def device(self, k: int) -> str:
+        """Name of the device of pair k."""
+        return self.nic(k).name
+
+    def describe_pairing(self) -> dict[str, Any] | None:
+        """For `qp.shift.pairing`."""
+        peer = self.peer
+        if peer is None:
+            return None
+        return {
+            "gid": peer.default.gid,
+            "lid": peer.default.lid,
+            "qpn": peer.default.qpn,
+            "instance": peer.instance,
+            "pairs": self.n_pairs,
+            "devices": [self.device(k) for k in range(self.n_pairs)],
+        }
+
+    def counters(self) -> dict[str, int]:
+        """For `qp.shift.counters`."""
+        counts: dict[str, int] = {}
+        if self.protocol is not None:
+            c = self.protocol.counts
+            counts = {name: getattr(c, name) for name in c.__slots__}
+        if not self.closed:
+            rx, acked, wired = self.core.counters()
+            counts.update(rx=rx, acked=acked, wired=wired)
+        return counts
+
+    def durations(self) -> dict[str, float | int | None]:
+        """For `qp.shift.durations`."""
+        t, f, h = self._trigger_ns, self._first_wc_ns, self._home_ns
+        return {
+            "trigger_ns": t,
+            "first_wc_ns": f,
+            "home_ns": h,
+            "fallback_ms": (f - t) / 1e6 if t is not None and f is not None and f >= t else None,
+            "away_ms": (h - t) / 1e6 if t is not None and h is not None and h >= t else None,
+        }
+
+    def wait_protected(self, timeout: float | None) -> bool:
+        """Wait, without the lock, until PROTECTED (True) or hopeless, or timeout seconds passed (False)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.wait_for(lambda: self.status is not Status.PAIRING, deadline)
+        return self.status is Status.PROTECTED
+
+    def wait_for(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
+        with self.changed:
+            while not condition():
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or self.closed:
+                    return condition()
+                self.changed.wait(left if left is not None else 1.0)
+        return True
+
+    def _epoch(self) -> int:
+        return self.protocol.epoch if self.protocol is not None else 0
+
+    def _tell(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def prefer(self, pair: int) -> None:
+        """`migrate` or `restore`, from the application's thread."""
+        self.driver.post(lambda: self.feed(ev.PreferPair(pair)))
+        self.driver.run()
+
+    # ---- pairing ----------------------------------------------------------------------------------------------------
+
+    def set_status(self, status: Status, why: str | None) -> None:
+        """Change what `qp.shift` shows; errors are withheld from the application only while PROTECTED."""
+        before = self.status
+        self.status, self.why = status, why
+        self.was_protected |= status is Status.PROTECTED
+        if not self.closed:
+            self.core.guarded = status is Status.PROTECTED
+        if before is not status:
+            number, name = self.shadow.qp_num, self.device(0)
+            if status is Status.PROTECTED:
+                observe.publish(observe.Protected(qp_num=number, device=name, backups=self._backup_names()))
+            elif status is Status.FAILED:
+                logger.error("QP %#x on %s: failover gave up: %s", number, name, why)
+                observe.publish(observe.Failed(qp_num=number, device=name, why=why or ""))
+            elif status is Status.UNPROTECTED:
+                observe.publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
+        self._tell()
+
+    def set_why(self, why: str) -> None:
+        """Say what pairing waits for."""
+        if self.status is Status.PAIRING:
+            self.why = why
+
+    def paired(self, mine: QpRecord, theirs: QpRecord, paths: list[Path]) -> None:
+        """The exchanger's entries name each other and every path is ready: start the protocol."""
+        self.peer = theirs
+        self.paths = paths
+        self.n_pairs = len(paths)
+        locals_ = []
+        for k in range(self.n_pairs):
+            route = self.route(k)
+            locals_.append(LocalPair(route.gid, route.lid, self.shadow.qpn(k), route.mtu))
+        initiator = (mine.instance, mine.secret) < (theirs.instance, theirs.secret)
+        self.protocol = PairProtocol(
+            self.driver.protocol_config,
+            locals_,
+            initiator,
+            random.Random(os.urandom(8)),
+            self.driver.now_ns(),
+        )
+        self.set_why("the backup QPs are being connected")
+        observe.publish(
+            observe.Paired(
+                qp_num=self.shadow.qp_num,
+                device=self.device(0),
+                backups=self._backup_names(),
+                peer=f"{theirs.default.gid or theirs.default.lid} QPN {theirs.default.qpn:#x}",
+            )
+        )
+        for k, path in enumerate(paths):  # what is known already is told to nobody again
+            if self.nic(k).dead:
+                self._inbox.append(ev.NicDead(k))
+            elif path.ping.alive is not None:
+                self._inbox.append(ev.PathHealth(k, path.ping.alive))
+        self._run_inbox()
+        if self.protocol is not None:
+            self.execute(self.protocol.start(self.driver.now_ns()))
+            self._run_inbox()
+
+    def _backup_names(self) -> tuple[str, ...]:
+        return tuple(self.device(k) for k in range(1, self.n_pairs))
+
+    def stands_on(self, nic: Nic) -> bool:
+        """Whether one of our QPs may be on `nic`."""
+        domain = self.shadow.domain
+        return nic is domain.nic or nic in domain.backups
+
+    def route(self, k: int, fresh: bool = False, seen: dict[Hashable, Any] | None = None) -> Route:
+        """Where our QP of pair k is reached; read again from the device when fresh (a GID can change over a flap).
+
+        seen: what other QPs found at the same moment, and what this one does.
+        Raises OSError where the device was never read and does not answer.
+        """
+        known = self._routes.get(k)
+        if known is None or fresh:
+            key = (self.device(0), self.device(k), *self.shadow.way())
+            try:
+                found = (seen.get(key) if seen is not None else None) or self._read_route(k)
+                known = self._routes[k] = found
+                if seen is not None:
+                    seen[key] = found
+            except OSError as error:
+                if known is None:
+                    raise
+                logger.debug("%s: %s", self.device(k), error)
+        return known
+
+    def _read_route(self, k: int) -> Route:
+        port, index, gid, mtu = self.shadow.route(k)
+        return Route(port, index, gid, mtu, int(_nic.query_port(self.nic(k).ctx, port)["lid"]))
+
+    # ---- events in --------------------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        """Give one event to the protocol and carry out what it says."""
+        if self.protocol is None or self.closed:
+            return
+        self._inbox.append(event)
+        if not self._feeding:
+            self._run_inbox()
+
+    def _run_inbox(self) -> None:
+        if self.protocol is None:
+            return
+        self._feeding = True
+        try:
+            while self._inbox and not self.closed:
+                event = self._inbox.popleft()
+                self.execute(self.protocol.handle(event, self.driver.now_ns()))
+        finally:
+            self._feeding = False
+        self._schedule()
+
+    def on_time(self, now_ns: int) -> None:
+        """The driver's timer for this connection."""
+        self.timer_ns = None
+        if self.protocol is None or self.closed:
+            return
+        self._fence_tick(now_ns)
+        if self._rx_target is not None:
+            self._drain(self.protocol.recv_pair, recv_only=True)
+        elif self._busy():
+            for k in range(self.n_pairs):
+                self._drain(k)
+        self._keys_tick(now_ns)
+        due = self.protocol.next_timeout_ns
+        if due is not None and due <= now_ns:
+            self.execute(self.protocol.handle_timeout(now_ns))
+            self._run_inbox()
+        else:
+            self._schedule()
+
+    def _busy(self) -> bool:
+        """Whether completions matter that the application may not be polling for."""
+        p = self.protocol
+        return p is not None and not p.over and (p.busy or self._fence is not None)
+
+    def _schedule(self) -> None:
+        p = self.protocol
+        if p is None or self.closed:
+            return
+        due = p.next_timeout_ns
+        if self._busy() or self._rx_target is not None or self._keys_since_ns is not None:
+            tick = self.driver.now_ns() + BUSY_TICK_NS
+            due = tick if due is None else min(due, tick)
+        if due is not None:
+            self.driver.schedule(self, due)
+
+    def handle_message(self, message: Message) -> None:
+        """A control message from this connection's peer."""
+        unsafe = self.core.unsafe_reason() if isinstance(message, Sync) else None
+        self.feed(ev.MessageReceived(message, unsafe))
+
+    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
+        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
+        p = self.protocol
+        if p is None or p.over or self.status is not Status.PROTECTED:
+            return
+        unsafe = self.core.unsafe_reason() if advisory else None
+        was = p.switching
+        if not was and k in (p.send_pair, p.recv_pair) and not (advisory and unsafe):
+            self._seen_ns = t_ns
+        self.feed(ev.PathFailed(k, reason, advisory, unsafe))
+
+    def path_changed(self, path: Path) -> None:
+        """Health of one of our paths."""
+        for k, mine in enumerate(self.paths):
+            if mine is path and path.ping.alive is not None:
+                self.feed(ev.PathHealth(k, path.ping.alive))
+
+    def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
+        """An event of the data path (see _core)."""
+        core = self.driver.core
+        if kind == core.EV_ERROR:
+            if self.protocol is not None and self.protocol.over and self.status is Status.UNPROTECTED:
+                # Withheld just before the peer's BYE was heard: nobody else will deliver it.
+                self.core.abort(a, b)
+                return
+            if k == self.send_pair and self._original is None:
+                self._original = (a, b)
+            self.path_failed(k, f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}", t_ns)
+        elif kind == core.EV_POST_FAILED:
+            self.path_failed(k, f"post on {self.device(k)} failed: {os.strerror(abs(a))}", t_ns)
+        elif kind in (core.EV_SQ_FENCED, core.EV_RQ_FENCED):
+            self._fence_progress(k)
+        elif kind == core.EV_ARM_WC:
+            self.feed(ev.ArmCompletion(k, receive=bool(a), ok=b == 0))
+        elif kind == core.EV_FENCE_POSTED:
+            self.feed(ev.FencePosted())
+        elif kind == core.EV_FENCE_DONE:
+            self.feed(ev.FenceDone(self.core.counters()[2]))
+        elif kind == core.EV_RX_REACHED:
+            self._rx_target = None
+            self.feed(ev.RxReached())
+        elif kind == core.EV_NEW_RKEY:
+            self.pairing.want_rkey(a)
+        elif kind == core.EV_KEY_MISSING:
+            if self._keys_since_ns is None:
+                self._keys_since_ns = self.driver.now_ns()
+            if b & KEY_UNSHADOWABLE:
+                what = "rkey" if b & KEY_REMOTE else "lkey"
+                self.feed(ev.KeysMissing(f"the memory of {what} {a:#x} has no counterpart on {self.device(k)}"))
+                return
+            if b & KEY_REMOTE:
+                self.pairing.want_rkey(a)
+            self._schedule()
+        elif kind == core.EV_FIRST_WC:
+            if self._first_wc_ns is None:
+                self._first_wc_ns = t_ns
+                took_ms = (t_ns - self._trigger_ns) / 1e6 if self._trigger_ns is not None else 0.0
+                observe.publish(
+                    observe.Fallback(
+                        qp_num=self.shadow.qp_num,
+                        device=self.device(0),
+                        epoch=self._epoch(),
+                        target=self.device(k),
+                        durations={"fallback_ms": took_ms},
+                    )
+                )
+                self._tell()
+        elif kind == core.EV_APP_ERROR and self.protocol is not None and not self.protocol.over:
+            # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
+            why = f"the application's own error: {self.driver.wc_name(a)}"
+            self.feed(ev.Quit(why))
+            self.set_status(Status.UNPROTECTED, why)
+            if not (self.core.send_is_open and self.core.recv_is_open):
+                # A SWITCH had begun, on account of the same failure: it will not be finished.
+                self.core.abort(WC_WR_FLUSH_ERR, 0)
+
+    def look_again(self) -> None:
+        """Events of the data path were lost, there being too many: find out what they may have said."""
+        core, p = self.driver.core, self.protocol
+        for rkey in self.core.seen_rkeys:
+            self.pairing.want_rkey(rkey)
+        if p is None or p.over or self.closed:
+            return
+        now = self.driver.now_ns()
+        if self.status is Status.PROTECTED and not self.core.guarded:
+            self.core_event(core.EV_APP_ERROR, 0, 0, 0, now)
+            return
+        for k in {p.send_pair, p.recv_pair}:
+            first = self.core.first_error(k)
+            if first is not None and not p.switching:
+                self.core_event(core.EV_ERROR, k, first[0], first[1], now)
+        sends, _ = self.core.outstanding
+        if p.send_state is SendState.WAIT_SIGNALED and not self.core.send_is_open:
+            self.feed(ev.FencePosted())
+        if p.send_state is SendState.WAIT_DRAINED and sends == self.core.unwired[0]:
+            self.feed(ev.FenceDone(self.core.counters()[2]))
+        if self._rx_target is not None:
+            self.core.set_rx_target(self._rx_target)
+        self._keys_since_ns = self._keys_since_ns or now
+        self._schedule()
+
+    def keys_arrived(self) -> None:
+        """More keys were resolved: go on posting."""
+        if not self.closed and self._keys_since_ns is not None:
+            self._retry_keys()
+
+    def _retry_keys(self) -> None:
+        self.core.pump()
+        if self._recv_waits is not None and self.core.open_recv(self._recv_waits) == 0:
+            self._recv_waits = None
+        local, remote = self.core.missing_keys(self.core.send_pair)
+        if not local and not remote and self._recv_waits is None:
+            self._keys_since_ns = None
+
+    def _keys_tick(self, now_ns: int) -> None:
+        since = self._keys_since_ns
+        if since is None:
+            return
+        self._retry_keys()
+        deadline_ns = self.driver.protocol_config.peer_deadline_ns
+        if self._keys_since_ns is not None and now_ns - since > deadline_ns:
+            self._keys_since_ns = None
+            local, remote = self.core.missing_keys(self.core.send_pair)
+            names = ", ".join([f"lkey {k:#x}" for k in sorted(local)] + [f"rkey {k:#x}" for k in sorted(remote)])
+            self.feed(ev.KeysMissing(f"memory keys without a counterpart on {self.device(self.send_pair)}: {names}"))
+
+    # ---- actions out ------------------------------------------------------------------------------------------------
+
+    def execute(self, actions: list[Action]) -> None:
+        """Carry out actions in order."""
+        for action in actions:
+            if self.closed:
+                return
+            handler = self._HANDLERS[type(action)]
+            handler(self, action)
+
+    def _close_send(self, _: ev.CloseSend) -> None:
+        self.core.close_send()
+
+    def _close_recv(self, _: ev.CloseRecv) -> None:
+        self._recv_waits = None
+        self.core.close_recv()
+
+    def _do_fence(self, action: ev.Fence) -> None:
+        self._rx_target = None
+        self._keys_since_ns = None
+        work = _FenceWork(action.number, action.pairs, action.deadline_ns)
+        self._fence = work
+        for k in action.pairs:
+            self.core.begin_fence(k)
+        for k in action.pairs:
+            if self.nic(k).dead:
+                self._fence_erred(work, k, errno.EIO)
+                continue
+            steps = _nic.ModifySteps().add(state=QPS_ERR)
+            self.driver.command(
+                self, k, steps, lambda err, step, k=k, work=work: self._fence_erred(work, k, err)  # type: ignore[misc]
+            )
+        self._fence_check()
+
+    def _fence_erred(self, work: _FenceWork, k: int, err: int) -> None:
+        """The command that brings pair k to ERR came back."""
+        if work is not self._fence:
+            return
+        work.commanded.discard(k)
+        if self.nic(k).dead or err in GONE:
+            # The context is dead: nothing of it can reach the peer any more, and no flush will ever come.
+            self._drain(k)
+        elif err != 0:
+            self._fence = None
+            self.feed(ev.FenceHung(work.number, f"{self.device(k)}: modify to ERR: {os.strerror(err)}"))
+            return
+        else:
+            self.core.post_marker(k)
+            work.flushing.add(k)
+            self._drain(k)
+            self._fence_kick(work, k)
+        self._fence_progress(k)
+
+    def _fence_kick(self, work: _FenceWork, k: int) -> None:
+        """Ask pair k's NIC to flush what stands in its queues now.
+
+        A NIC may flush what it finds when the QP goes to ERR and not look again: soft-RoCE is never told of a receive
+        that is posted later, the marker. ERR to ERR is a transition that changes nothing and makes it look.
+        """
+        if work is not self._fence or k not in work.flushing or all(self.core.fence_state(k)):
+            return
+        work.kicked_ns[k] = self.driver.now_ns()
+        self.driver.command(self, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self._fence_progress(k))
+
+    def _fence_progress(self, k: int) -> None:
+        work = self._fence
+        if work is None:
+            return
+        if k in work.flushing:
+            sq, rq = self.core.fence_state(k)
+            if sq and rq:
+                work.flushing.discard(k)
+        self._fence_check()
+
+    def _fence_check(self) -> None:
+        work = self._fence
+        if work is None or work.commanded or work.flushing:
+            return
+        self._fence = None
+        rx, acked, wired = self.core.counters()
+        unsafe = self.core.unsafe_reason(cqes_lost=any(self.nic(k).dead for k in range(self.n_pairs)))
+        self.feed(ev.FenceCompleted(work.number, rx, acked, wired, unsafe))
+
+    def _fence_tick(self, now_ns: int) -> None:
+        work = self._fence
+        if work is None:
+            return
+        for k in sorted(work.flushing):
+            self._drain(k)
+            self._fence_progress(k)
+            if now_ns >= work.kicked_ns.get(k, 0) + FENCE_KICK_NS:
+                self._fence_kick(work, k)
+        for k in sorted(work.commanded):
+            if self.nic(k).dead:
+                self._fence_erred(work, k, errno.EIO)
+        if self._fence is work and now_ns >= work.deadline_ns:
+            self._fence = None
+            hung = [f"{self.device(k)} did not bring the QP to ERR" for k in sorted(work.commanded)]
+            for k in sorted(work.flushing):
+                queues = zip(("send queue", "receive queue"), self.core.fence_state(k), strict=True)
+                missing = " and the ".join(name for name, seen in queues if not seen)
+                hung.append(f"{self.device(k)} did not flush the {missing}")
+            self.feed(ev.FenceHung(work.number, f"{'; '.join(hung)} in time"))
+
+    def _drain(self, k: int, recv_only: bool = False) -> None:
+        """Take what pair k's CQs hold; the application gets its part at its next poll."""
+        recv_cq, send_cq = self.core.recv_cq, self.core.send_cq
+        for cq in (recv_cq,) if recv_only or send_cq is recv_cq else (recv_cq, send_cq):
+            try:
+                cq.drain(k)
+            except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing any more
+                logger.debug("%s: %s", self.device(k), error)
+
+    def _reset_pair(self, action: ev.ResetPair) -> None:
+        k, arm, dummy = action.pair, action.arm, action.dummy
+        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
+        self._drain(k)
+        self.core.forget_pair(k)
+        if dummy:
+            self._reread_route(k, lambda: self._reset(k, arm, dummy))
+        else:
+            self._reset(k, arm, dummy)
+
+    def _reread_route(self, k: int, then: Callable[[], None]) -> None:
+        """Ask the device where pair k is reached now, on the NIC's own thread, for it may hang; then go on."""
+        life = self.protocol
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                route = self._read_route(k)
+                self.driver.post(lambda: go_on(route))
+                return
+            self.driver.post(lambda: go_on(None))
+
+        def go_on(route: Route | None) -> None:
+            if self.closed or self.protocol is not life:
+                return  # the QP is the application's again, or in another pairing
+            if route is not None:
+                self._routes[k] = route
+            self.driver.safely(self, then)
+            self._run_inbox()
+
+        self.nic(k).worker.call(read)
+
+    def _reset(self, k: int, arm: int, dummy: bool) -> None:
+        try:
+            route = self.route(k)
+        except OSError as error:
+            self._inbox.append(ev.PairReset(k, arm, error=str(error)))
+            return
+        attrs = self.shadow.attrs
+        steps = _nic.ModifySteps()
+        steps.add(state=QPS_RESET)
+        steps.add(
+            state=QPS_INIT,
+            pkey_index=attrs.get("pkey_index", 0) if k == 0 else 0,
+            port_num=route.port,
+            qp_access_flags=attrs.get("qp_access_flags", 0),
+        )
+
+        self._resets[k] += 1
+        mine = self._resets[k]
+
+        def done(err: int, step: int) -> None:
+            if mine != self._resets[k]:
+                return  # a newer RESET is on its way already; a dummy posted now would be its life's first receive
+            if err:
+                self.feed(ev.PairReset(k, arm, error=f"step {step} on {self.device(k)}: {os.strerror(err)}"))
+                return
+            self._drain(k)
+            self.core.pair_reset(k)
+            if dummy:
+                err = self.core.post_arm_recv(k)
+                if err:
+                    self.feed(ev.PairReset(k, arm, error=f"post_recv on {self.device(k)}: {os.strerror(err)}"))
+                    return
+            self.feed(ev.PairReset(k, arm, route.gid, route.mtu))
+
+        self.driver.command(self, k, steps, done)
+
+    def _connect_pair(self, action: ev.ConnectPair) -> None:
+        k = action.pair
+        attrs = self.shadow.attrs
+        try:
+            route = self.route(k)
+        except OSError as error:
+            self._inbox.append(ev.PairConnected(k, action.arm, action.stage, str(error)))
+            return
+        steps = _nic.ModifySteps()
+        if action.stage is not Stage.RTS:
+            remote = action.remote
+            app_ah = attrs.get("ah_attr") or {}
+            ah: dict[str, Any] = {
+                "port_num": route.port,
+                "dlid": remote.lid,
+                "sl": app_ah.get("sl", 0),
+                "src_path_bits": 0,
+                "static_rate": app_ah.get("static_rate", 0),
+            }
+            if self.nic(k).uses_grh or remote.lid == 0:
+                ah.update(
+                    is_global=1,
+                    dgid=remote.gid,
+                    sgid_index=route.gid_index,
+                    hop_limit=app_ah.get("hop_limit") or 64,
+                    traffic_class=app_ah.get("traffic_class", 0),
+                    flow_label=app_ah.get("flow_label", 0),
+                )
+            steps.add(
+                state=QPS_RTR,
+                path_mtu=min(attrs.get("path_mtu", route.mtu), route.mtu, remote.mtu),
+                dest_qp_num=remote.qpn,
+                rq_psn=remote.psn,
+                max_dest_rd_atomic=attrs.get("max_dest_rd_atomic", 0),
+                min_rnr_timer=attrs.get("min_rnr_timer", 0),
+                ah_attr=ah,
+            )
+        if action.stage is not Stage.RTR:
+            steps.add(
+                state=QPS_RTS,
+                sq_psn=action.psn,
+                timeout=attrs.get("timeout", 14),
+                retry_cnt=attrs.get("retry_cnt", 7),
+                rnr_retry=attrs.get("rnr_retry", 7),
+                max_rd_atomic=attrs.get("max_rd_atomic", 0),
+            )
+
+        def done(err: int, step: int) -> None:
+            error = f"step {step} on {self.device(k)}: {os.strerror(err)}" if err else None
+            self.feed(ev.PairConnected(k, action.arm, action.stage, error))
+
+        self.driver.command(self, k, steps, done)
+
+    def _post_arm_send(self, action: ev.PostArmSend) -> None:
+        if self.core.post_arm_send(action.pair):
+            self._inbox.append(ev.ArmCompletion(action.pair, receive=False, ok=False))
+
+    def _activate(self, k: int) -> None:
+        """The application polls pair k's CQs from now on."""
+        if k not in self._active:
+            self._active.add(k)
+            for cq in {self.core.send_cq, self.core.recv_cq}:
+                self.driver.activate(cq, k)
+
+    def _post_receives(self, action: ev.PostReceives) -> None:
+        self._activate(action.pair)
+        if self.core.open_recv(action.pair):
+            self._recv_waits = action.pair
+            self._keys_since_ns = self._keys_since_ns or self.driver.now_ns()
+
+    def _trim(self, action: ev.Trim) -> None:
+        self.core.trim(action.peer_rx)
+
+    def _open_send(self, action: ev.OpenSend) -> None:
+        self._original = None
+        self._activate(action.pair)
+        self.core.open_send(action.pair)
+
+    def _deliver_errors(self, action: ev.DeliverErrors) -> None:
+        self._fence = None
+        self._keys_since_ns = None
+        self._rx_target = None
+        logger.warning(
+            "QP %#x on %s: %s: the application gets its original errors",
+            self.shadow.qp_num,
+            self.device(0),
+            action.reason,
+        )
+        # Where our own fence made the flush, the application never saw a first error: it gets the usual one.
+        self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
+        for k in {0, *action.fence}:
+            if not self.nic(k).dead:
+                self.driver.command(self, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: None)
+
+    def _let_go(self, _: ev.LetGo) -> None:
+        self.core.guarded = False
+
+    def _begin_fence(self, _: ev.BeginFence) -> None:
+        how = self.core.move_begin()
+        if how != "wanted":
+            self._inbox.append(ev.FencePosted())
+        if how == "idle":
+            self._inbox.append(ev.FenceDone(self.core.counters()[2]))
+
+    def _post_fence_write(self, _: ev.PostFenceWrite) -> None:
+        # A zero-length WRITE names no memory, so its rkey is not looked at (IBA 9.7.4.1.5); the right to write is.
+        allowed = self.peer is not None and self.peer.qp_access_flags & ACCESS_REMOTE_WRITE
+        if allowed and self.core.post_fence_write(0, 0) == 0:
+            self._inbox.append(ev.FencePosted())
+
+    def _cancel_move(self, _: ev.CancelMove) -> None:
+        self.core.move_cancel()
+
+    def _await_rx(self, action: ev.AwaitRx) -> None:
+        self._rx_target = action.rx
+        self.core.set_rx_target(action.rx)
+        if self._rx_target is not None:
+            self._drain(self.recv_pair, recv_only=True)
+
+    def _move_receives(self, action: ev.MoveReceives) -> None:
+        self._activate(action.pair)
+        if self.core.move_recv(action.pair):
+            self._recv_waits = action.pair
+            self._keys_since_ns = self._keys_since_ns or self.driver.now_ns()
+
+    def _send_message(self, action: ev.SendMessage) -> None:
+        peer = self.peer
+        if peer is None:
+            return
+        entry = Entry(int(peer.secret, 16), self.pairing.secret, action.message)
+        first = self.paths[action.pair] if action.pair < len(self.paths) else None
+        if first is not None:
+            self.driver.channel.send(first, entry)
+        if action.spread or first is None or not first.ready:
+            for path in self.paths:
+                if path is not first:
+                    self.driver.channel.send(path, entry)
+
+    def _set_status(self, action: ev.SetStatus) -> None:
+        failed = self.core.first_error(0)
+        if action.status is Status.PROTECTED and failed is not None:
+            # The application has seen the QP fail before it was protected: only a reconnect makes a QP of it again.
+            why = f"it failed before it was protected: {self.driver.wc_name(failed[0])}"
+            self._inbox.append(ev.Quit(why))
+            self.set_status(Status.UNPROTECTED, why)
+            return
+        self.set_status(action.status, action.why)
+
+    def _state_changed(self, action: ev.StateChanged) -> None:
+        now = self.driver.now_ns()
+        if action.direction == "send":
+            self.history.append((now, action.state))
+        name = self.device(action.pair)
+        home = self.send_state == "DEFAULT" and self.recv_state == "DEFAULT"
+        if home and self._away_ns is not None:
+            self._home_ns, away = now, now - self._away_ns
+            self._away_ns = None
+            observe.publish(
+                observe.Failback(
+                    qp_num=self.shadow.qp_num,
+                    device=name,
+                    epoch=self._epoch(),
+                    target=name,
+                    durations={"away_ms": away / 1e6},
+                )
+            )
+        elif not home and self._away_ns is None:
+            self._away_ns = now
+            self._home_ns = None
+        if home and len(self._active) > 1:
+            self.driver.settle(self)
+        logger.info(
+            "QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name
+        )
+        self._tell()
+
+    def _switch_started(self, action: ev.SwitchStarted) -> None:
+        now = self.driver.now_ns()
+        left = self.send_pair
+        if self._trigger_ns is None or self._first_wc_ns is not None:
+            self._trigger_ns, self._first_wc_ns = self._seen_ns or now, None
+        self._seen_ns = None
+        if left < len(self.paths):
+            self.driver.channel.suspect(self.paths[left])
+        logger.warning(
+            "QP %#x: leaving %s for %s: %s",
+            self.shadow.qp_num,
+            self.device(left),
+            self.device(action.target),
+            action.reason,
+        )
+        observe.publish(
+            observe.PathFailed(
+                qp_num=self.shadow.qp_num, device=self.device(0), path=self.device(left), why=action.reason
+            )
+        )
+
+    _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
+        ev.CloseSend: _close_send,
+        ev.CloseRecv: _close_recv,
+        ev.Fence: _do_fence,
+        ev.ResetPair: _reset_pair,
+        ev.ConnectPair: _connect_pair,
+        ev.PostArmSend: _post_arm_send,
+        ev.PostReceives: _post_receives,
+        ev.Trim: _trim,
+        ev.OpenSend: _open_send,
+        ev.DeliverErrors: _deliver_errors,
+        ev.LetGo: _let_go,
+        ev.BeginFence: _begin_fence,
+        ev.PostFenceWrite: _post_fence_write,
+        ev.CancelMove: _cancel_move,
+        ev.AwaitRx: _await_rx,
+        ev.MoveReceives: _move_receives,
+        ev.SendMessage: _send_message,
+        ev.SetStatus: _set_status,
+        ev.StateChanged: _state_changed,
+        ev.SwitchStarted: _switch_started,
+    }
+
+    # ---- watchdog and the end ---------------------------------------------------------------------------------------
+
+    def watch(self, now_ns: int) -> None:
+        """The driver's periodic look (design 7.1): completions nobody polls for, work that is too old, bad ports."""
+        p = self.protocol
+        if p is None or p.over or self.closed or self.status is not Status.PROTECTED:
+            return
+        sends, _receives = self.core.outstanding
+        polled = self.core.send_cq.polled
+        if sends and polled == self._last_polled:
+            self._drain(p.send_pair)
+        self._last_polled = polled
+        if p.switching:
+            return
+        for k in {p.send_pair, p.recv_pair}:
+            if not self.driver.port_ok(self.nic(k)):
+                self.path_failed(k, f"the port of {self.device(k)} is down", now_ns, advisory=True)
+                return
+        age_ns = self.core.oldest_post_ns
+        path = self.paths[p.send_pair]
+        self._aging = bool(sends and age_ns > WATCHDOG_AGE_NS // 4)
+        if sends and age_ns > WATCHDOG_AGE_NS and path.ping.alive is False:
+            reason = f"no completion on {self.device(p.send_pair)} and no answer to pings"
+            self.path_failed(p.send_pair, reason, now_ns, advisory=True)
+
+    @property
+    def wants_pings(self) -> bool:
+        """Whether path health matters right now: work is old, or not everything is at home and fit."""
+        p = self.protocol
+        if p is None or p.over or self.closed:
+            return False
+        if self.send_state != "DEFAULT" or self.recv_state != "DEFAULT" or not p.all_fit:
+            return True
+        return self._aging
+
+    def disconnect(self, reason: str) -> None:
+        """The application closed, reset or failed the QP: tell the peer, withdraw, forget the pairing."""
+        if self.protocol is not None:
+            with contextlib.suppress(Exception):
+                self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
+        self.driver.channel.flush()
+        self.pairing.withdraw()
+        self._forget_pairing()
+        if not self.closed:
+            self.core.remote_keys = None
+        if self.history[-1][1] != SendState.DEFAULT.value:
+            self.history.append((self.driver.now_ns(), SendState.DEFAULT.value))
+
+    def unpair(self) -> None:
+        """Back to before `paired`: it was with a former life of the peer's QP."""
+        self._forget_pairing()
+        self.set_status(Status.PAIRING, "the peer connects its QP anew")
+
+    def carried(self, closing: bool) -> set[int]:
+        """The pairs whose CQs need no polling for this connection any more; forgets them."""
+        keep = set() if closing else {0}
+        gone, self._active = self._active - keep, self._active & keep
+        return gone
+
+    def nic_dead(self, nic: Nic, t_ns: int) -> None:
+        """DEVICE_FATAL on `nic`."""
+        for k in range(self.n_pairs):
+            if self.nic(k) is nic:
+                p = self.protocol
+                if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
+                    self._seen_ns = t_ns
+                self.feed(ev.NicDead(k))
+
+    def touched(self, reason: str, reset: bool) -> list[int]:
+        """The application moved its QP to a state where nothing is protected; a later RTR begins anew.
+
+        Returns the backup pairs that carried work: they are being brought to ERR, or to RESET if that is what the
+        application wants, and `let_go` is to follow.
+        """
+        p = self.protocol
+        used = [k for k, pair in enumerate(p.pairs) if k and pair.used] if p is not None else []
+        self.disconnect(reason)
+        self.set_status(Status.PAIRING, reason)
+        for k in used:
+            self._drain(k)
+            if not self.nic(k).dead:
+                steps = _nic.ModifySteps().add(state=QPS_RESET if reset else QPS_ERR)
+                self.driver.command(self, k, steps, lambda err, step: None)
+        return used
+
+    def let_go(self, used: list[int], flush: bool) -> None:
+        """After `touched`, when nothing can arrive on the backup pairs any more: the QP is the default one again.
+
+        flush: the application moved it to ERR. What was elsewhere, or withheld, no hardware will flush now.
+        """
+        if self.closed:
+            return
+        for k in used:
+            self._drain(k)
+        core = self.core
+        away = core.send_pair or core.recv_pair or not core.send_is_open or not core.recv_is_open
+        if flush and (away or core.first_error(0) is not None):
+            self._drain(0)
+            core.abort(WC_WR_FLUSH_ERR, 0)
+        self.driver.settle(self)
+
+    def give_up(self, reason: str) -> None:
+        """Something of ours failed: what is outstanding gets its original error, the QP is a plain one again."""
+        if self.closed:
+            return
+        p, self.protocol = self.protocol, None
+        if p is not None and (p.send_pair or p.recv_pair or p.switching):
+            self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
+        self.set_status(Status.FAILED, reason)
+
+    def quit(self, reason: str) -> None:
+        """The process ends: tell the peer at once."""
+        if self.protocol is not None and not self.protocol.over:
+            self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
+
+    def close(self) -> None:
+        """The QP is going away."""
+        if self.closed:
+            return
+        self.disconnect("the QP is closed")
+        self.driver.settle(self, closing=True)
+        self.closed = True
+        self.status, self.why = Status.UNPROTECTED, "it is closed"
+        self._tell()
+

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.cq`: CompChannel, CQ and CQEX are ours, the rest is re-exported."""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from typing import Any
+
+import pyverbs.cq as _base
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from shiftverbs import async_events, lifetime, mirror, protection, pyverbs_objects, shadow
+
+_poll = _base.CQ.poll
+_req_notify = _base.CQ.req_notify
+
+
+class CompChannel(_base.CompChannel):
+    """A completion channel that wakes for completions of whichever NIC carries the traffic."""
+
+    _node: lifetime.Node | None = None
+    _shadow: shadow.ShadowChannel | None = None
+    _core: Any = None
+
+    def __init__(self, context: Any) -> None:
+        """As pyverbs': verb ibv_create_comp_channel."""
+        super().__init__(context)
+        self._node = lifetime.Node(self, context)
+        domain, _ = protection.domain_of(context)
+        if domain is not None:
+            self._core = protection.new_channel_core(self)
+            self._shadow = shadow.ShadowChannel(domain, pyverbs_objects.pointer(self), self._core)
+
+    @property
+    def fd(self) -> int:
+        """A descriptor that is readable when get_cq_event() would return; for poll, epoll or asyncio."""
+        if self._core is not None:
+            return int(self._core.fd)
+        if not lifetime.is_open(self):
+            raise PyverbsRDMAError("The completion channel is closed", errno.EBADF)
+        return pyverbs_objects.channel_fd(self)
+
+    def get_cq_event(self, expected_cq: Any) -> None:
+        """Verb ibv_get_cq_event: waits for the next event without holding the GIL.
+
+        Raises PyverbsRDMAError where the event is of another CQ than expected_cq, or (EAGAIN) where the channel
+        is in non-blocking mode and there is none.
+        """
+        if self._core is None:
+            if lifetime.is_open(self) and isinstance(expected_cq, _base.CQ):
+                async_events.wait_readable(pyverbs_objects.channel_fd(self))
+            super().get_cq_event(expected_cq)
+            return
+        if not isinstance(expected_cq, _base.CQ):
+            raise TypeError(
+                f"Argument 'expected_cq' has incorrect type (expected pyverbs.cq.CQ, got "
+                f"{type(expected_cq).__name__})"
+            )
+        seen, _, _ = self._core.wait()
+        if seen is None or seen is not getattr(expected_cq, "_core", None):
+            raise PyverbsRDMAError("Received event on an unexpected CQ", errno.EINVAL)
+        expected_cq._events += 1
+
+    def close(self, _is_open: Any = lifetime.is_open) -> None:
+        """Verb ibv_destroy_comp_channel, after closing the CQs that use it."""
+        if not _is_open(self):
+            return
+        super().close()
+        if self._shadow is not None:
+            self._shadow.close()
+        if self._core is not None:
+            self._core.close()
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
+        _finalize(self)
+
+
+class CQ(_base.CQ):
+    """A completion queue, and one on each backup NIC; the application polls them as one.
+
+    The hardware's CQ may be deeper than the application asked for (room for headroom WRs and for errors that
+    complete unsignaled WRs); `cqe` is the application's.
+    """
+
+    _node: lifetime.Node | None = None
+    _shadow: shadow.ShadowCQ | None = None
+    _core: Any = None
+    _events = 0
+
+    def __init__(
+        self, context: Any, cqe: int, cq_context: Any = None, channel: Any = None, comp_vector: int = 0
+    ) -> None:
+        """As pyverbs': verb ibv_create_cq."""
+        super().__init__(context, cqe, cq_context, channel, comp_vector)
+        self._node = lifetime.Node(self, context, channel)
+        self._qps: weakref.WeakSet[Any] = weakref.WeakSet()
+        domain, _ = protection.domain_of(context)
+        if domain is None or (channel is not None and getattr(channel, "_core", None) is None):
+            return
+        channel_core = channel._core if channel is not None else None
+        channel_shadow = channel._shadow if channel is not None else None
+        self._core = protection.new_cq_core(self, channel_core)
+        self._shadow = shadow.ShadowCQ(
+            domain, pyverbs_objects.pointer(self), self._core, super().cqe, channel_shadow, comp_vector
+        )
+        protection.shortcut(self, CQ, "poll", "req_notify")
+
+    def poll(self, num_entries: int = 1) -> tuple[int, list[Any]]:
+        """Verb ibv_poll_cq: (number of completions, WCs), from whichever NIC carries the traffic."""
+        if self._core is None:
+            return _poll(self, num_entries)
+        return self._core.poll(num_entries)
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Verb ibv_req_notify_cq."""
+        if self._core is None:
+            _req_notify(self, solicited_only)
+        else:
+            self._core.req_notify(solicited_only)
+
+    @property
+    def cqe(self) -> int:
+        """The application's capacity in completions."""
+        return super().cqe if self._shadow is None else self._shadow.application_cqe
+
+    def resize(self, cqe: int) -> None:
+        """Verb ibv_resize_cq; the hardware's CQ stays as deep as its protected QPs need."""
+        if self._shadow is None:
+            super().resize(cqe)
+        else:
+            self._shadow.resize(cqe, super().resize, lambda: super(CQ, self).cqe)
+
+    def ack_events(self, num_events: int) -> None:
+        """Verb ibv_ack_cq_events. The hardware's events are acknowledged when taken: this only counts."""
+        if self._core is None:
+            super().ack_events(num_events)
+        else:
+            self._events -= num_events
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self._shadow is None:
+            return text
+        head, colon, number = text.rstrip("\n").rpartition(": ")
+        return f"{head}{colon}{self.cqe:<{len(number)}}\n"
+
+    def close(self, _is_open: Any = lifetime.is_open) -> None:
+        """Verb ibv_destroy_cq, after closing the QPs that use it."""
+        if not _is_open(self):
+            return
+        pointer = pyverbs_objects.pointer(self)
+        if self._core is not None:
+            for qp in list(self._qps):
+                qp.close()
+            # The journals of those QPs end on the NICs' threads, and look at what their CQs still hold.
+            self._core.detach(0)
+        try:
+            super().close()
+        finally:
+            if self._core is not None and lifetime.is_open(self):
+                self._core.attach(0, pointer)
+                self._core.set_active(0, True)
+        if self._shadow is not None:
+            self._shadow.close()
+        if self._core is not None:
+            self._core.close()
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
+        _finalize(self)
+
+
+class CQEX(lifetime.Tracked, _base.CQEX):
+    """An extended completion queue: as with pyverbs, not shadowed."""
+
+    def __init__(self, context: Any, init_attr: Any = None) -> None:
+        """As pyverbs': verb ibv_create_cq_ex."""
+        super().__init__(context, init_attr)
+        channel = getattr(init_attr, "comp_channel", None)
+        self._node = lifetime.Node(self, context, channel, getattr(init_attr, "parent_domain", None))
+
+
+mirror.reexport("cq", globals())

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.device`: Context is ours, the rest is re-exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyverbs.device as _base
+
+from shiftverbs import async_events, lifetime, mirror, protection
+from shiftverbs.mr import DMMR as DMMR
+
+
+class Context(_base.Context):
+    """An open device: the application's default NIC.
+
+    Its first PD, CompChannel or CQ makes it a domain: the NICs that back it up get opened, each on its own
+    thread. A Context that is only queried costs nothing.
+    """
+
+    _node: lifetime.Node | None = None
+    _domain: Any = None
+    _domain_known = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        """As pyverbs' (name=, cmd_fd=, attr=, cmid=): verb ibv_open_device."""
+        super().__init__(**kwargs)
+        self._node = lifetime.Node(self)
+        self._why = "its context belongs to a CMID" if kwargs.get("cmid") is not None else ""
+        if kwargs.get("cmd_fd") is not None:
+            self._why = "its context was imported"
+
+    def get_async_event(self) -> _base.AsyncEvent:
+        """Verb ibv_get_async_event: waits for the next event of this device without holding the GIL."""
+        events = getattr(self._domain, "async_events", None)
+        return async_events.get_directly(self) if events is None else events.get()
+
+    def close(self, _is_open: Any = lifetime.is_open) -> None:
+        """Verb ibv_close_device, after closing everything made from this Context."""
+        if not _is_open(self):
+            return
+        protection.context_closing(self)
+        super().close()
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
+        _finalize(self)
+
+
+mirror.reexport("device", globals())

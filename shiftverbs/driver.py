@@ -1,0 +1,494 @@
+"""The driver: takes events from everywhere, feeds the protocol, carries out its actions. The only reader of the clock.
+
+Who runs it (design 6): whoever comes first. The control thread waits without the GIL and sets a C flag when something
+happened; `post_*`, `poll` and blocked waits of the application see the flag and call `run` inline; only if none of them
+does so at once, the control thread takes the GIL and calls it. One lock serialises runs; whoever finds it taken leaves,
+and the holder looks at the flag once more before it goes.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import errno
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import _core, _nic
+from .connection import Connection
+from .control import Entry, Ping
+from .control_channel import ControlChannel
+from .exchanger.interface import Connected, Found, Rejected, Unavailable
+from .exchanger.records import RecordError, mr_key
+from .messages import PairAddress, Phase, Sync
+from .pair_protocol import MS, ProtocolConfig
+from .pairing import PeerKeys, gid_text
+
+if TYPE_CHECKING:
+    from .async_events import AsyncEvents
+    from .backup import Nic
+    from .config import Config
+    from .control_channel import Path
+    from .exchanger.interface import Exchanger
+
+logger = logging.getLogger("shiftverbs.driver")
+
+EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
+EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
+WATCH_PERIOD_NS = 20 * MS
+# Connections looked at each period: a thousand idle ones must cost next to nothing.
+WATCH_AT_ONCE = 64
+URGENT_PING_NS = 50 * MS
+QUIET_PING_NS = 1000 * MS
+PINGS_UNTIL_DEAD = 4
+
+_WC_NAMES = (
+    "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR BAD_RESP_ERR LOC_ACCESS_ERR"
+    " REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR"
+    " REM_ABORT_ERR INV_EECN_ERR INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
+).split()
+
+
+class Driver:
+    """The failover machinery of one process.
+
+    config: what the user configured; exchanger: where peers are found; instance: this process's id, 16 hex digits;
+    waiter: the control thread's `_nic.Waiter`; nics: all our NICs so far.
+    """
+
+    core = _core
+
+    def __init__(
+        self,
+        config: Config,
+        exchanger: Exchanger,
+        instance: str,
+        waiter: Any,
+        nics: Callable[[], list[Nic]],
+    ) -> None:
+        self.config = config
+        self.instance = instance
+        self.exchanger = exchanger
+        self.waiter = waiter
+        self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
+        self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
+        self.by_secret: dict[int, Connection] = {}
+        self.channel = ControlChannel(
+            self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
+        )
+        self.stopped = False
+        # Called under the lock after the GID table of a NIC changed, or may have.
+        self.on_gids_changed: Callable[[Nic], None] | None = None
+        self._nics = nics
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: list[tuple[int, int, Connection]] = []
+        self._ticket = itertools.count()
+        # With the pairing each belongs to: what comes back after that has ended means nothing any more.
+        self._commands: dict[int, tuple[Connection, object, Callable[[int, int], None]]] = {}
+        self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
+        self._values: dict[str, dict[str, Any]] = {}
+        self._peer_keys: dict[str, PeerKeys] = {}
+        self._watch_ns = 0
+        self._to_watch: list[Connection] = []
+        self._urgent: set[Path] = set()
+        self._watched_nics: dict[str, Nic] = {}
+        self._watched_events: set[AsyncEvents] = set()
+        self._port_bad: set[str] = set()
+        self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
+        self._next_ping_ns: int | None = None
+        self._attention = ctypes.c_int.from_address(_core.attention_address())
+        waiter.add(exchanger.fileno())
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def now_ns() -> int:
+        """The clock: CLOCK_MONOTONIC in nanoseconds."""
+        return time.monotonic_ns()
+
+    @staticmethod
+    def wc_name(status: int) -> str:
+        """Name of an enum ibv_wc_status, without its prefix."""
+        return _WC_NAMES[status] if 0 <= status < len(_WC_NAMES) else f"status {status}"
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `call` run under the lock, soon; from any thread."""
+        self._posted.append(call)
+        _core.raise_attention()
+        self.waiter.wake()
+
+    def run(self) -> None:
+        """Handle everything that is there. Any thread; returns at once where another one is at it."""
+        while not self.stopped:
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                if self._depth:  # this thread is in a run already (the garbage collector, a callback)
+                    return
+                self._depth += 1
+                try:
+                    _core.clear_attention()
+                    self._once()
+                except Exception:
+                    # A bug of ours must not surface in an application's poll.
+                    logger.exception("the failover driver failed")
+                finally:
+                    self._depth -= 1
+            finally:
+                self._lock.release()
+            if not self._attention.value:
+                return
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The driver's lock, for set-up and teardown from application threads.
+
+        Whoever wanted to run meanwhile found it taken and left; so a run follows if one is due.
+        """
+        with self._lock:
+            yield
+        if self._attention.value:
+            self.run()
+
+    def stop(self, timeout_s: float) -> None:
+        """Tell all peers that this process ends; nothing runs afterwards. Whoever is in a run is waited for so long."""
+        free = self._lock.acquire(timeout=timeout_s)
+        try:
+            if free:
+                for connection in list(self.connections.values()):
+                    self.safely(connection, connection.quit, "the process ends")
+                self.channel.flush()
+        except Exception:
+            logger.exception("the peers were not told that the process ends")
+        finally:
+            self.stopped = True
+            if free:
+                self._lock.release()
+
+    def safely(self, connection: Connection, call: Callable[..., None], *args: Any) -> None:
+        """Call into one connection. A bug of ours there costs that QP its protection, and nobody else anything."""
+        try:
+            call(*args)
+        except Exception:
+            logger.exception("QP %#x: failover of this QP failed and is given up", connection.shadow.qp_num)
+            with contextlib.suppress(Exception):
+                connection.give_up("an internal error, see the log")
+
+    def _once(self) -> None:
+        now = self.now_ns()
+        for _ in range(len(self._posted)):
+            call = self._posted.popleft()
+            try:
+                call()
+            except Exception:
+                logger.exception("a call posted to the failover driver failed")
+        self._async_events()
+        for nic in self._nics():
+            for tag, err, step, _elapsed_ns in nic.worker.results():
+                self._command_done(tag, err, step)
+        for kind, core, k, a, b, t_ns in _core.take_events():
+            connection = self.connections.get(core)
+            if connection is not None:
+                self.safely(connection, connection.core_event, kind, k, a, b, t_ns)
+        if _core.events_overflowed():
+            logger.warning("more happened at once than there was room to note: looking at every QP")
+            for connection in list(self.connections.values()):
+                self.safely(connection, connection.look_again)
+        for path, said in self.channel.receive(now):
+            connection = self.by_secret.get(said.to)
+            peer = connection.peer if connection is not None else None
+            if (
+                connection is None
+                or peer is None
+                or int(peer.secret, 16) != said.sender
+                or isinstance(said.message, Ping)
+            ):
+                self.channel.unknown += 1
+                if connection is None and path is not None:
+                    self._say_bye(path, said)
+                continue
+            self.safely(connection, connection.handle_message, said.message)
+        self._exchange()
+        self._tick(now)
+        self.channel.flush()
+        self._arm_deadline()
+
+    def _say_bye(self, path: Path, said: Entry) -> None:
+        """Nobody of that name here (any more): our own BYE was lost, and the peer need not wait for its deadline."""
+        m = said.message
+        if isinstance(m, Ping) or (isinstance(m, Sync) and m.phase in (Phase.BYE, Phase.ABORT)):
+            return
+        nobody = PairAddress(bytes(16), 0, 0, 0, 1)
+        self.channel.send(path, Entry(said.sender, said.to, Sync(0, 0, Phase.BYE, 0, False, nobody, 0)))
+
+    def _tick(self, now: int) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            due, _, connection = heapq.heappop(self._timers)
+            if connection.timer_ns == due:
+                self.safely(connection, connection.on_time, now)
+        if now >= self._watch_ns and self.connections:
+            self._watch_ns = now + WATCH_PERIOD_NS
+            self._watch(now)
+        self._next_ping_ns = self.channel.ping(now)
+
+    def _watch(self, now: int) -> None:
+        """Look at the next connections; a round through very many takes several looks, so that each costs little."""
+        if not self._to_watch:
+            self._to_watch = list(self.connections.values())
+            wanted, self._urgent = self._urgent, set()
+            for path in self.channel.paths.values():
+                path.ping.interval_ns = URGENT_PING_NS if path in wanted else QUIET_PING_NS
+        for _ in range(min(WATCH_AT_ONCE, len(self._to_watch))):
+            connection = self._to_watch.pop()
+            self.safely(connection, connection.watch, now)
+            if connection.wants_pings:
+                for path in connection.paths:
+                    self._urgent.add(path)
+                    path.ping.interval_ns = URGENT_PING_NS
+                    path.ping.hurry(now)
+
+    def schedule(self, connection: Connection, due_ns: int) -> None:
+        """Call `connection.on_time` at due_ns; an earlier appointment stands."""
+        if connection.timer_ns is None or due_ns < connection.timer_ns:
+            connection.timer_ns = due_ns
+            heapq.heappush(self._timers, (due_ns, next(self._ticket), connection))
+
+    def _arm_deadline(self) -> None:
+        times = [t for t in (self._timers[0][0] if self._timers else None, self._next_ping_ns) if t is not None]
+        if self.connections:
+            times.append(self._watch_ns)
+        self.waiter.set_deadline(max(1, min(times)) if times else 0)
+
+    # ---- NICs -------------------------------------------------------------------------------------------------------
+
+    def command(
+        self, connection: Connection, k: int, steps: Any, done: Callable[[int, int], None]
+    ) -> None:
+        """Have pair k's NIC carry out steps on its QP; done(errno, step) is called under the lock."""
+        nic = connection.nic(k)
+        tag = next(self._ticket)
+        self._commands[tag] = (connection, connection.protocol, done)
+        pointer = connection.shadow.handle(k)
+        if not pointer:
+            self.post(lambda: self._command_done(tag, errno.ENODEV, 0))
+            return
+        nic.worker.submit(tag, pointer, steps)
+
+    def _command_done(self, tag: int, err: int, step: int) -> None:
+        entry = self._commands.pop(tag, None)
+        if entry is None:
+            return
+        connection, life, done = entry
+        if not connection.closed and connection.protocol is life:
+            self.safely(connection, done, err, step)
+
+    def watch_nic(self, nic: Nic) -> None:
+        """Listen to the async events of one of our NICs."""
+        if nic.name not in self._watched_nics and nic.ctx and not nic.dead:
+            self._watched_nics[nic.name] = nic
+            self.waiter.add(_nic.async_fd(nic.ctx))
+
+    def watch_events(self, events: AsyncEvents) -> None:
+        """Take the events of an application's Context as they come, for its QPs' sake; it gets its copies."""
+        if not events.closed:
+            self._watched_events.add(events)
+            self.waiter.add(events.fd)
+
+    def unwatch_events(self, events: AsyncEvents) -> None:
+        """That Context is going away."""
+        self._watched_events.discard(events)
+        self.waiter.remove(events.fd)
+
+    def qp_fatal(self, element: int) -> None:
+        """QP_FATAL on the default QP at this address."""
+        now = self.now_ns()
+        for connection in list(self.connections.values()):
+            if connection.shadow.handle(0) == element:
+                self.safely(connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now)
+
+    def _async_events(self) -> None:
+        for events in list(self._watched_events):
+            try:
+                events.pump()
+            except OSError as error:  # the device was removed; our own handle on it says so too
+                logger.error("the events of a context cannot be read any more: %s", error)
+                self.unwatch_events(events)
+        for nic in list(self._watched_nics.values()):
+            try:
+                self._events_of(nic)
+            except OSError as error:
+                logger.error("the events of %s cannot be read any more, it counts as dead: %s", nic.name, error)
+                del self._watched_nics[nic.name]
+                self.waiter.remove(_nic.async_fd(nic.ctx))
+                self._on_async(nic, EVENT_DEVICE_FATAL)
+
+    def _events_of(self, nic: Nic) -> None:
+        while nic.ctx:
+            event = _nic.get_async_event(nic.ctx)
+            if event is None:
+                break
+            kind = event.type
+            event.ack()
+            self._on_async(nic, kind)
+
+    def _on_async(self, nic: Nic, kind: int) -> None:
+        now = self.now_ns()
+        if kind == EVENT_PORT_ERR:
+            self._port_bad.add(nic.name)
+            self.channel.port_changed(nic, up=False)
+            self._fail_pairs(nic, "PORT_ERR", now, advisory=True)
+        elif kind == EVENT_PORT_ACTIVE:
+            self._port_bad.discard(nic.name)
+            self.channel.port_changed(nic, up=True)
+            self._watch_ns = now
+            if self.on_gids_changed is not None:
+                self.on_gids_changed(nic)
+        elif kind == EVENT_DEVICE_FATAL:
+            nic.dead = True
+            self._port_bad.add(nic.name)
+            self.channel.port_changed(nic, up=False)
+            for connection in list(self.connections.values()):
+                self.safely(connection, connection.nic_dead, nic, now)
+        elif kind in (EVENT_GID_CHANGE, EVENT_LID_CHANGE):
+            self._gids_changed(nic)
+
+    def _gids_changed(self, nic: Nic) -> None:
+        """The control channel goes by the new GID, and peers must learn it: they answer pings from known ones alone."""
+        try:
+            nic.refresh_gid()
+        except OSError as error:
+            logger.debug("%s: %s", nic.name, error)
+        self.channel.renew(nic)
+        # A thousand QPs are reached at a handful of addresses: each is read once.
+        seen: dict[Hashable, Any] = {}
+        for connection in list(self.connections.values()):
+            if connection.stands_on(nic):
+                self.safely(connection, connection.pairing.gids_changed, seen)
+        if self.on_gids_changed is not None:
+            self.on_gids_changed(nic)
+
+    def _fail_pairs(self, nic: Nic, reason: str, now: int, advisory: bool) -> None:
+        for connection in list(self.connections.values()):
+            for k in range(connection.n_pairs):
+                if connection.nic(k) is nic:
+                    self.safely(connection, connection.path_failed, k, f"{reason} on {nic.name}", now, advisory)
+
+    def port_ok(self, nic: Nic) -> bool:
+        """Whether the port of `nic` is, as far as events told, active."""
+        return nic.name not in self._port_bad
+
+    @staticmethod
+    def nic_gid(nic: Nic) -> bytes:
+        """GID of our control port on `nic`."""
+        gid: bytes = _nic.query_gid(nic.ctx, nic.port, nic.gid_index)
+        return gid
+
+    @staticmethod
+    def nic_lid(nic: Nic) -> int:
+        """LID of the port of `nic` we use; 0 on RoCE."""
+        return int(_nic.query_port(nic.ctx, nic.port)["lid"])
+
+    def activate(self, cq: Any, k: int) -> None:
+        """One more connection carries work on pair k of this CQ: the application's polls look there too."""
+        cq.set_active(k, True)
+        self._active[cq, k] += 1
+
+    def settle(self, connection: Connection, closing: bool = False) -> None:
+        """Everything of this connection is on the default pair again: its polls need not look elsewhere."""
+        for k in sorted(connection.carried(closing)):
+            for cq in {connection.core.send_cq, connection.core.recv_cq}:
+                self._active[cq, k] -= 1
+                if self._active[cq, k] <= 0:
+                    del self._active[cq, k]
+                    if k:
+                        cq.set_active(k, False)
+
+    # ---- exchanger --------------------------------------------------------------------------------------------------
+
+    def publish(self, key: str, value: dict[str, Any]) -> None:
+        """Publish through the exchanger."""
+        self.exchanger.publish(key, value)
+
+    def withdraw(self, key: str) -> None:
+        """Withdraw from the exchanger."""
+        if not self.stopped:
+            self.exchanger.withdraw(key)
+
+    def want(self, key: str, found: Callable[[dict[str, Any] | None], None]) -> None:
+        """Call found(value) under the lock now and whenever `key` changes."""
+        users = self._wanted.setdefault(key, [])
+        users.append(found)
+        if len(users) == 1:
+            self.exchanger.want(key)
+        elif key in self._values:
+            value = self._values[key]
+            self.post(lambda: found(value))
+
+    def unwant(self, key: str, found: Any = None) -> None:
+        """Stop calling `found` for `key` (for a key with one user, whatever found is)."""
+        users = self._wanted.get(key)
+        if users is None:
+            return
+        if found in users:
+            users.remove(found)
+        else:
+            users.clear()
+        if not users:
+            del self._wanted[key]
+            self._values.pop(key, None)
+            if not self.stopped:
+                self.exchanger.unwant(key)
+
+    def _exchange(self) -> None:
+        for event in self.exchanger.poll_events():
+            match event:
+                case Found():
+                    if event.value is None:
+                        self._values.pop(event.key, None)
+                    elif event.key in self._wanted:
+                        self._values[event.key] = event.value
+                    for found in list(self._wanted.get(event.key, ())):
+                        try:
+                            found(event.value)
+                        except RecordError as error:
+                            logger.warning("ignored: %s", error)
+                        except Exception:
+                            logger.exception("what stands under %s could not be used", event.key)
+                case Rejected():
+                    logger.warning("ignored: %s", event.reason)
+                    for connection in list(self.connections.values()):
+                        connection.pairing.rejected(event.key, event.reason)
+                case Unavailable():  # logged there already; what is paired stays protected
+                    for connection in list(self.connections.values()):
+                        connection.set_why(f"etcd is away: {event.reason}")
+                case Connected():
+                    for connection in list(self.connections.values()):
+                        if (connection.why or "").startswith("etcd is away"):
+                            connection.set_why("etcd is back; waiting for the peer's entry")
+
+    def peer_keys(self, gid: str) -> PeerKeys:
+        """The memory keys behind one peer port."""
+        keys = self._peer_keys.get(gid)
+        if keys is None:
+            keys = self._peer_keys[gid] = PeerKeys(self, gid)
+        return keys
+
+    def peer_keys_unused(self, keys: PeerKeys) -> None:
+        """One user of `keys` less."""
+        if not keys.users and self._peer_keys.get(keys.gid) is keys:
+            del self._peer_keys[keys.gid]
+            keys.close()
+
+    def publish_mr(self, gid: bytes, rkey: int, record: Any) -> str:
+        """Publish a memory region under one of our ports' GIDs; return its key."""
+        key = mr_key(self.config.job, gid_text(gid), rkey)
+        self.publish(key, record.to_json())
+        return key

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Re-exporting pyverbs: every name of `pyverbs.X` in `shiftverbs.X`, whatever the installed release has."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+SOURCE = "pyverbs"
+TARGET = "shiftverbs"
+
+# Modules that were renamed between releases: a program written for either name runs on either release.
+RENAMED = {
+    "enums": "libibverbs_enums",
+    "libibverbs_enums": "enums",
+    "cm_enums": "librdmacm_enums",
+    "librdmacm_enums": "cm_enums",
+}
+
+
+def names_of(module: types.ModuleType) -> list[str]:
+    """The names a module offers: all but `__dunder__`s (pyverbs' enums have some with one underscore)."""
+    return [name for name in vars(module) if not name.startswith("__")]
+
+
+def substituted(value: object) -> object:
+    """The mirror's own class where value is a shadowed pyverbs class, else value itself.
+
+    pyverbs.device, for one, offers pyverbs.mr's DMMR under its own name.
+    """
+    if not isinstance(value, type):
+        return value
+    package, _, name = value.__module__.partition(".")
+    if package != SOURCE or not name:
+        return value
+    ours = sys.modules.get(f"{TARGET}.{name}")
+    candidate = getattr(ours, value.__name__, value)
+    return candidate if isinstance(candidate, type) and issubclass(candidate, value) else value
+
+
+def reexport(name: str, namespace: dict[str, Any]) -> types.ModuleType:
+    """Copy the names of module `pyverbs.<name>` into namespace; what stands there already stays.
+
+    Returns the pyverbs module. Raises ImportError as importing it does.
+    """
+    module = importlib.import_module(f"{SOURCE}.{name}")
+    for key in names_of(module):
+        namespace.setdefault(key, substituted(getattr(module, key)))
+    return module
+
+
+def reexport_enums(name: str, namespace: dict[str, Any]) -> types.ModuleType:
+    """As reexport, for a module with another name in other releases; each constant with and without underscore.
+
+    Release 44 has `enums._IBV_DEVICE_RAW_SCATTER_FCS`, 59 has `libibverbs_enums.IBV_DEVICE_RAW_SCATTER_FCS`.
+    """
+    try:
+        module = reexport(name, namespace)
+    except ModuleNotFoundError as missing:
+        if missing.name != f"{SOURCE}.{name}":
+            raise
+        try:
+            module = reexport(RENAMED[name], namespace)
+        except ModuleNotFoundError as other:
+            if other.name != f"{SOURCE}.{RENAMED[name]}":
+                raise
+            raise missing from None
+    for key in names_of(module):
+        other_key = key[1:] if key.startswith("_") else f"_{key}"
+        if other_key.startswith(("IBV_", "_IBV_")):
+            namespace.setdefault(other_key, getattr(module, key))
+    return module
+
+
+class MirrorFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Last on sys.meta_path: `shiftverbs.X` without a file of its own is made from `pyverbs.X`.
+
+    This covers the providers, and modules that later releases of pyverbs add.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Meta path protocol: None where this is not ours, or pyverbs lacks it too."""
+        if not fullname.startswith(TARGET + "."):
+            return None
+        name = fullname[len(TARGET) + 1 :]
+        try:
+            source = importlib.util.find_spec(f"{SOURCE}.{name}")
+        except ModuleNotFoundError:
+            return None
+        if source is None:
+            return None
+        is_package = source.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """Loader protocol: the ordinary module object."""
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Loader protocol: fill the module. Raises ImportError as importing the original does."""
+        name = module.__name__[len(TARGET) + 1 :]
+        original = reexport(name, vars(module))
+        module.__doc__ = f"`{original.__name__}`, re-exported."
+
+
+def install() -> None:
+    """Put the finder in place, once."""
+    if not any(isinstance(finder, MirrorFinder) for finder in sys.meta_path):
+        sys.meta_path.append(MirrorFinder())

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.mr`: MR, DMMR, DmaBufMR and MW are ours, the rest is re-exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyverbs.mr as _base
+
+from shiftverbs import enums as e
+from shiftverbs import lifetime, mirror, pyverbs_objects, shadow
+
+
+class MR(_base.MR):
+    """A memory region, and the same memory registered on each backup NIC."""
+
+    _node: lifetime.Node | None = None
+    _shadow: shadow.ShadowMR | None = None
+    _pd: Any = None
+    _unshadowable = ""
+
+    def __init__(
+        self,
+        creator: Any,
+        length: int = 0,
+        access: int = 0,
+        address: Any = None,
+        implicit: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """As pyverbs' (creator: PD or CMID; length in bytes): verb ibv_reg_mr, or ibv_import_mr with handle=."""
+        super().__init__(creator, length, access, address, implicit, **kwargs)
+        why = ""
+        if kwargs.get("handle") is not None:
+            why = "an imported MR"
+        elif implicit:
+            why = "an implicit ODP MR"
+        self._record(creator, access, why, kwargs.get("iova"))
+
+    def _record(self, creator: Any, access: int, why: str, iova: int | None = None) -> None:
+        self._node = lifetime.Node(self, creator)
+        self._pd = creator
+        if access & e.IBV_ACCESS_ON_DEMAND:  # type: ignore[attr-defined]
+            why = why or "an ODP MR"
+        self._unshadowable = why
+        self._shade(self.buf, self.length, access, iova)
+
+    def _shade(self, address: int, length: int, access: int, iova: int | None) -> None:
+        pd_shadow = getattr(self._pd, "_shadow", None)
+        if pd_shadow is not None:
+            address, iova = address or 0, address if iova is None else iova
+            self._shadow = shadow.ShadowMR(
+                pd_shadow,
+                pyverbs_objects.mr_pointer(self),
+                (address, length, iova, access),
+                self.lkey,
+                self.rkey,
+                self._unshadowable,
+            )
+
+    def rereg(self, flags: int, pd: Any = None, addr: int = 0, length: int = 0, access: int = 0) -> None:
+        """Verb ibv_rereg_mr. The backups' registrations are taken back before and made anew after it."""
+        old = self._shadow
+        if old is None:
+            super().rereg(flags, pd, addr, length, access)
+            return
+        address, size, iova, rights = old.region
+        self._shadow = None
+        # The translation that this verb ends may free the memory.
+        old.close()
+        try:
+            super().rereg(flags, pd, addr, length, access)
+            if flags & e.IBV_REREG_MR_CHANGE_TRANSLATION:  # type: ignore[attr-defined]
+                address, size, iova = addr, length, addr
+            if flags & e.IBV_REREG_MR_CHANGE_PD:  # type: ignore[attr-defined]
+                self._pd = pd
+                if self._node is not None:
+                    self._node.closed()
+                self._node = lifetime.Node(self, pd)
+            if flags & e.IBV_REREG_MR_CHANGE_ACCESS:  # type: ignore[attr-defined]
+                rights = access
+        finally:
+            self._shade(address, size, rights, iova)
+
+    def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
+        """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""
+        if not _is_open(self):
+            return
+        old, self._shadow = self._shadow, None
+        if old is not None:
+            old.close()
+        try:
+            super().close()
+        except Exception:
+            if old is not None:
+                address, length, iova, access = old.region
+                self._shade(address, length, access, iova)
+            raise
+        self._pd = None
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mr) -> None:
+        _finalize(self, _is_open)
+
+
+class DMMR(MR, _base.DMMR):
+    """A region of device memory: only its own NIC can reach that."""
+
+    def __init__(self, pd: Any, length: int, access: int, dm: Any, offset: int) -> None:
+        """As pyverbs': verb ibv_reg_dm_mr."""
+        _base.DMMR.__init__(self, pd, length, access, dm, offset)
+        self._record(pd, access, "device memory")
+
+
+class DmaBufMR(MR, _base.DmaBufMR):
+    """A region of a dma-buf: not shadowed."""
+
+    def __init__(
+        self,
+        pd: Any,
+        length: int,
+        access: int,
+        dmabuf: Any = None,
+        offset: int = 0,
+        gpu: int = 0,
+        gtt: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """As pyverbs': verb ibv_reg_dmabuf_mr."""
+        _base.DmaBufMR.__init__(self, pd, length, access, dmabuf, offset, gpu, gtt, **kwargs)
+        self._record(pd, access, "a dma-buf")
+
+
+class MW(lifetime.Tracked, _base.MW):
+    """A memory window, as with pyverbs: not shadowed."""
+
+    def __init__(self, pd: Any, mw_type: int) -> None:
+        """As pyverbs': verb ibv_alloc_mw."""
+        super().__init__(pd, mw_type)
+        self._node = lifetime.Node(self, pd)
+
+    def close(self, _is_open: Any = lifetime.is_open_mw) -> None:
+        """Verb ibv_dealloc_mw."""
+        super().close(_is_open)
+
+    def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mw) -> None:
+        _finalize(self, _is_open)
+
+
+mirror.reexport("mr", globals())

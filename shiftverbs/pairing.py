@@ -1,0 +1,348 @@
+"""Finding the peer of one QP: what is published, what is wanted, and when two entries name each other (design 5).
+
+A pairing counts only if it is mutual: each side's entry names the other's default route and instance, so that a QPN
+reused after a crash never pairs with a ghost. Memory keys of the peer are asked for as soon as they are seen in posted
+WRs, so that the failure path never waits for the exchanger.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from .exchanger import records
+from .exchanger.records import ControlEndpoint, MrRecord, QpRecord, Route, ShadowRoute
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .control_channel import Path
+    from .driver import Driver
+
+logger = logging.getLogger("shiftverbs.pairing")
+
+
+def gid_text(gid: bytes) -> str:
+    """16 bytes in record spelling: eight groups of four hex digits."""
+    text = gid.hex()
+    return ":".join(text[i : i + 4] for i in range(0, 32, 4))
+
+
+class PeerKeys:
+    """The memory keys of all QPs behind one peer port, resolved ahead and shared by the QPs connected to it."""
+
+    def __init__(self, driver: Driver, gid: str) -> None:
+        self.driver = driver
+        self.gid = gid
+        self.remote = driver.core.RemoteKeys()
+        self.users: set[Connection] = set()
+        self._wanted: dict[int, str] = {}
+
+    def want(self, rkey: int) -> None:
+        """Resolve `rkey` in the background, and keep watching it."""
+        if rkey not in self._wanted:
+            key = records.mr_key(self.driver.config.job, self.gid, rkey)
+            self._wanted[rkey] = key
+            self.driver.want(key, lambda value: self._found(rkey, value))
+
+    def _found(self, rkey: int, value: dict[str, Any] | None) -> None:
+        self.remote.del_remote(rkey)
+        if value is not None:
+            backups = MrRecord.from_json(value, self._wanted.get(rkey, "")).backups
+            for k, backup in enumerate(backups, start=1):
+                self.remote.set_remote(rkey, k, backup)
+            for user in list(self.users):
+                user.keys_arrived()
+
+    def close(self) -> None:
+        """Nobody is connected to that port any more."""
+        for rkey, key in self._wanted.items():
+            self.driver.unwant(key, rkey)
+        self._wanted.clear()
+
+
+class Pairing:
+    """Publishing one QP and finding its peer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.driver = connection.driver
+        self.secret = 0
+        self._mine: QpRecord | None = None
+        self._my_keys: list[str] = []
+        self._peer_key: str | None = None
+        self._peer_route: Route | None = None
+        self._keys: PeerKeys | None = None
+        self._paths: list[Path] = []
+        self._early_rkeys: set[int] = set()
+        self._theirs: QpRecord | None = None
+
+    # ---- our side ---------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Publish as soon as everything that has to be published is known; called whenever something changed."""
+        c = self.connection
+        shadow = c.shadow
+        if self._mine is not None or c.closed:
+            return
+        if "RTR" not in shadow.transitions:
+            return
+        backups = len(shadow.domain.backups)
+        states = [shadow.state(k) for k in range(1, backups + 1)]
+        if "pending" in states:
+            c.set_why("the shadow resources are being made")
+            return
+        usable = 0
+        while usable < backups and states[usable] == "ready":
+            usable += 1
+        if usable == 0:
+            reason = shadow.reason(1) if backups else "no backup NIC"
+            c.set_status(c.status.UNPROTECTED, f"no shadow QP: {reason}")
+            return
+        channel = self.driver.channel
+        for k in range(usable + 1):
+            nic = c.nic(k)
+            if channel.port(nic) is None and channel.port_error(nic) is None:
+                channel.open_port(nic, self.advance)
+                c.set_why(f"the control port on {nic.name} is being made")
+                return
+        while usable and channel.port_error(c.nic(usable)) is not None:
+            usable -= 1
+        error = channel.port_error(c.nic(0))
+        if usable == 0 or error is not None:
+            c.set_status(c.status.UNPROTECTED, error or channel.port_error(c.nic(1)))
+            return
+        try:
+            self._publish(usable)
+        except (OSError, ValueError) as failure:
+            c.set_status(c.status.UNPROTECTED, f"the QP cannot be published: {failure}")
+
+    def _publish(self, usable: int) -> None:
+        c = self.connection
+        shadow, attrs = c.shadow, c.shadow.attrs
+        job = self.driver.config.job
+        route = c.route(0, fresh=True)
+        ah = attrs.get("ah_attr") or {}
+        dgid = ah.get("dgid")
+        own = Route(gid_text(route.gid), route.lid, shadow.qp_num)
+        peer = Route(gid_text(dgid) if dgid is not None else None, ah.get("dlid", 0), attrs["dest_qp_num"])
+        self._peer_route = peer
+        control, shadows = self._reached_at(usable)
+        self.secret = self.secret or secrets.randbits(64) or 1
+        self._mine = QpRecord(
+            job=job,
+            instance=self.driver.instance,
+            default=own,
+            peer=peer,
+            peer_instance=None,
+            shadows=shadows,
+            control=control,
+            secret=f"{self.secret:016x}",
+            qp_access_flags=attrs.get("qp_access_flags", 0),
+        )
+        self._my_keys = [records.qp_key(job, own.gid or "", own.qpn)]
+        if own.lid:
+            self._my_keys.append(records.qp_lid_key(job, own.gid or "", own.lid, own.qpn))
+        self._put()
+        self.driver.by_secret[self.secret] = c
+        if peer.gid is not None:
+            self._peer_key = records.qp_key(job, peer.gid, peer.qpn)
+        else:
+            self._peer_key = records.qp_lid_key(job, own.gid or "", peer.lid, peer.qpn)
+        c.set_why("the peer has not published its QP (does it run shiftverbs, with the same etcd and job?)")
+        self.driver.want(self._peer_key, self._peer_found)
+        if peer.gid is not None:
+            self._open_keys(peer.gid)
+
+    def _reached_at(
+        self, usable: int, seen: dict[Hashable, Any] | None = None
+    ) -> tuple[tuple[ControlEndpoint, ...], tuple[ShadowRoute, ...]]:
+        """Our control ports, and our shadow QPs, on the default NIC and the first `usable` backups as they are now."""
+        c = self.connection
+        seen = {} if seen is None else seen
+        control, shadows = [], []
+        for k in range(usable + 1):
+            nic = c.nic(k)
+            port = self.driver.channel.port(nic)
+            if port is None:
+                raise ValueError(self.driver.channel.port_error(nic) or f"{nic.name} has no control port")
+            if nic.name not in seen:
+                seen[nic.name] = ControlEndpoint(
+                    nic.name, gid_text(self.driver.nic_gid(nic)), self.driver.nic_lid(nic), 5, port.qpn, port.qkey
+                )
+            control.append(seen[nic.name])
+            if k:
+                found = c.route(k, fresh=True, seen=seen)
+                shadows.append(
+                    ShadowRoute(nic.name, gid_text(found.gid), found.lid, found.mtu, c.shadow.qpn(k))
+                )
+        return tuple(control), tuple(shadows)
+
+    def gids_changed(self, seen: dict[Hashable, Any]) -> None:
+        """The GID table of a NIC changed: publish anew where we are reached, under the keys by which peers know us.
+
+        seen: what the QPs before this one found (see `Connection.route`).
+        """
+        if self._mine is None:
+            return
+        try:
+            self.connection.route(0, fresh=True, seen=seen)
+            control, shadows = self._reached_at(len(self._mine.shadows), seen)
+        except (OSError, ValueError) as error:
+            logger.debug("QP %#x: %s", self.connection.shadow.qp_num, error)
+            return
+        if (control, shadows) != (self._mine.control, self._mine.shadows):
+            self._mine = QpRecord(**{**_fields(self._mine), "control": control, "shadows": shadows})
+            self._put()
+
+    def _put(self) -> None:
+        assert self._mine is not None
+        for key in self._my_keys:
+            self.driver.publish(key, self._mine.to_json())
+
+    # ---- the peer's side --------------------------------------------------------------------------------------------
+
+    def _peer_found(self, value: dict[str, Any] | None) -> None:
+        c = self.connection
+        if c.closed or self._mine is None or self._peer_key is None:
+            return
+        if value is None:
+            return  # not there yet, or gone: a peer that died is noticed on the path
+        theirs = QpRecord.from_json(value, self._peer_key)
+        if c.protocol is not None and not self._superseded(theirs):
+            self._peer_moved(theirs)
+            return
+        if theirs.secret == self._mine.secret:
+            c.set_status(c.status.UNPROTECTED, "the QP is connected to itself")
+            return
+        if theirs.peer is None or not theirs.peer.matches(self._mine.default):
+            c.set_why("the peer's entry names another QP as its peer")
+            return
+        if self._mine.peer_instance != theirs.instance:
+            self._mine = QpRecord(**{**_fields(self._mine), "peer_instance": theirs.instance})
+            self._put()
+        if not records.mutual(self._mine, theirs):
+            c.set_why("the peer's entry does not name this process yet")
+            return
+        self._theirs = theirs
+        self._open_keys(theirs.default.gid or "")
+        self._open_paths()
+
+    def _superseded(self, theirs: QpRecord) -> bool:
+        """Whether we paired with what the peer's QP was before it was reset: only its new life will ever answer.
+
+        So it goes where both sides connect their QPs anew and we are the first.
+        """
+        c, before = self.connection, self._theirs
+        if c.was_protected or before is None:
+            return False
+        if (theirs.instance, theirs.secret) == (before.instance, before.secret):
+            return False
+        c.unpair()
+        self._close_paths()
+        return True
+
+    def _peer_moved(self, theirs: QpRecord) -> None:
+        """Paired already: a GID of the peer's can be another one now. A newer life of it needs a newer life of ours."""
+        c, before = self.connection, self._theirs
+        if before is None or (theirs.instance, theirs.secret) != (before.instance, before.secret):
+            return
+        for k, path in enumerate(self._paths):
+            if k < len(theirs.control) and theirs.control[k] != path.endpoint:
+                now = theirs.control[k]
+                logger.info("QP %#x: the peer's %s is %s now", c.shadow.qp_num, path.endpoint.gid, now.gid)
+                self._paths[k] = self.driver.channel.open_path(c.nic(k), now, self._path_changed)
+                self.driver.channel.close_path(path, self._path_changed)
+        self._theirs = c.peer = theirs
+
+    def _open_paths(self) -> None:
+        """Make the control paths to the peer, one per pair; both sides number pairs by their published order."""
+        c, mine, theirs = self.connection, self._mine, self._theirs
+        assert mine is not None and theirs is not None
+        pairs = min(len(mine.shadows), len(theirs.shadows), len(theirs.control) - 1) + 1
+        if pairs < 2:
+            c.set_status(c.status.UNPROTECTED, "the peer has no backup NIC")
+            return
+        if [path.endpoint for path in self._paths] != list(theirs.control[:pairs]):
+            self._close_paths()  # those of a process that was restarted meanwhile, if any
+            c.set_why("the control paths to the peer are being made")
+            channel = self.driver.channel
+            self._paths = [channel.open_path(c.nic(k), theirs.control[k], self._path_changed) for k in range(pairs)]
+        self._start_if_ready()
+
+    def _path_changed(self, path: Path) -> None:
+        if self.connection.protocol is not None:
+            self.driver.safely(self.connection, self.connection.path_changed, path)
+        elif self._paths:
+            self._start_if_ready()
+
+    def _close_paths(self) -> None:
+        paths, self._paths = self._paths, []
+        for path in paths:
+            self.driver.channel.close_path(path, self._path_changed)
+
+    def _start_if_ready(self) -> None:
+        c, mine, theirs = self.connection, self._mine, self._theirs
+        if c.closed or c.protocol is not None or mine is None or theirs is None:
+            return
+        pending = [path for path in self._paths if not path.ready and path.failed is None]
+        if pending:
+            return
+        usable = [path for path in self._paths if path.ready]
+        if not usable:
+            c.set_why(f"no control path to the peer: {self._paths[0].failed}")
+            return
+        c.paired(mine, theirs, self._paths)
+
+    # ---- memory keys ------------------------------------------------------------------------------------------------
+
+    def _open_keys(self, gid: str) -> None:
+        """Resolve the rkeys the QP posts under its peer's port; by LID its GID is known only from the peer's entry."""
+        if self._keys is not None:
+            return
+        keys = self._keys = self.driver.peer_keys(gid)
+        keys.users.add(self.connection)
+        self.connection.core.remote_keys = keys.remote
+        for rkey in self._early_rkeys:
+            keys.want(rkey)
+        self._early_rkeys.clear()
+
+    def want_rkey(self, rkey: int) -> None:
+        """A posted WR used `rkey`: resolve it ahead of need."""
+        if self._keys is not None:
+            self._keys.want(rkey)
+        else:
+            self._early_rkeys.add(rkey)
+
+    def rejected(self, key: str, reason: str) -> None:
+        """The exchanger refused what stands under a key we want or published."""
+        if key == self._peer_key:
+            self.connection.set_why(f"the peer's entry is not usable: {reason}")
+        elif key in self._my_keys:
+            self.connection.set_why(f"our entry was refused: {reason}")
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def withdraw(self) -> None:
+        """Take back what was published, and stop wanting; `advance` may begin a new life."""
+        for key in self._my_keys:
+            self.driver.withdraw(key)
+        self._my_keys = []
+        if self._peer_key is not None:
+            self.driver.unwant(self._peer_key, self._peer_found)
+            self._peer_key = None
+        if self.secret:
+            self.driver.by_secret.pop(self.secret, None)
+            self.secret = 0
+        if self._keys is not None:
+            self._keys.users.discard(self.connection)
+            self.driver.peer_keys_unused(self._keys)
+            self._keys = None
+        self._close_paths()
+        self._mine = None
+        self._theirs = None
+
+
+def _fields(record: QpRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}

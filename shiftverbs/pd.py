@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.pd`: PD and ParentDomain are ours, the rest is re-exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyverbs.pd as _base
+
+from shiftverbs import lifetime, mirror, protection, pyverbs_objects, shadow
+
+
+class PD(_base.PD):
+    """A protection domain, and one on each backup NIC."""
+
+    _node: lifetime.Node | None = None
+    _shadow: shadow.ShadowPD | None = None
+    _why = ""
+
+    def __init__(self, creator: Any, **kwargs: Any) -> None:
+        """As pyverbs' (creator: Context or CMID): verb ibv_alloc_pd, or ibv_import_pd with handle=."""
+        super().__init__(creator, **kwargs)
+        self._record(creator, "its PD was imported" if kwargs.get("handle") is not None else "")
+
+    def _record(self, creator: Any, why: str) -> None:
+        self._node = lifetime.Node(self, creator)
+        domain, reason = protection.domain_of(creator)
+        self._why = why or reason
+        if domain is not None and not self._why:
+            self._shadow = shadow.ShadowPD(domain, pyverbs_objects.pointer(self))
+
+    def close(self, _is_open: Any = lifetime.is_open) -> None:
+        """Verb ibv_dealloc_pd, after closing everything made from this PD."""
+        if not _is_open(self):
+            return
+        super().close()
+        if self._shadow is not None:
+            self._shadow.close()
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
+        _finalize(self)
+
+
+class ParentDomain(PD, _base.ParentDomain):
+    """A parent domain: not shadowed, because its allocators and thread domains belong to one NIC."""
+
+    def __init__(self, context: Any, attr: Any) -> None:
+        """As pyverbs': verb ibv_alloc_parent_domain."""
+        _base.ParentDomain.__init__(self, context, attr)
+        self._record(context, "its PD is a parent domain")
+
+
+mirror.reexport("pd", globals())

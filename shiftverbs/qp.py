@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.qp`: QP, QPEx, QPInitAttr and QPInitAttrEx are ours, the rest is re-exported."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pyverbs.mr
+import pyverbs.qp as _base
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from shiftverbs import enums as _e
+from shiftverbs import lifetime, mirror, protection, pyverbs_objects
+from shiftverbs.pyverbs_error import ShiftError
+from shiftverbs.qp_init_attr import QPInitAttr as QPInitAttr
+from shiftverbs.qp_init_attr import QPInitAttrEx as QPInitAttrEx
+from shiftverbs.shadow_qp import ShadowQP
+
+e: Any = _e
+
+_post_send = _base.QP.post_send
+_post_recv = _base.QP.post_recv
+
+# Moving here, the application ends (or suspends) the connection by itself.
+_LEAVING = (e.IBV_QPS_RESET, e.IBV_QPS_ERR, e.IBV_QPS_SQD, e.IBV_QPS_SQE)
+# What pyverbs' constructor does with qp_attr, by type.
+_FIRST_TRANSITION = {
+    e.IBV_QPT_RC: "to_init",
+    e.IBV_QPT_UC: "to_init",
+    e.IBV_QPT_UD: "to_rts",
+    e.IBV_QPT_XRC_RECV: "to_init",
+    e.IBV_QPT_XRC_SEND: "to_init",
+    e.IBV_QPT_RAW_PACKET: "to_rts",
+}
+
+
+class QP(_base.QP):
+    """A queue pair, and, if it can be protected (RC, plain CQs, no SRQ), one on each backup NIC.
+
+    `shift` tells its protection. Control verbs go to the default NIC and are remembered; `qp_state` and `query`
+    show the state that the application last set, until the QP really failed.
+    """
+
+    _node: lifetime.Node | None = None
+    _shadow: ShadowQP | None = None
+    _core: Any = None
+    _why = ""
+    _counted: list[Any] = []
+
+    def __init__(self, creator: Any, init_attr: Any, qp_attr: Any = None) -> None:
+        """As pyverbs' (creator: PD, or Context with a QPInitAttrEx): verb ibv_create_qp(_ex).
+
+        Raises ShiftError where the QP cannot be protected and SHIFTVERBS_REQUIRE=1.
+        """
+        if qp_attr is not None and not isinstance(qp_attr, _base.QPAttr):
+            super().__init__(creator, init_attr, qp_attr)  # raises
+        plan, self._why = protection.plan_qp(creator, init_attr)
+        if self._why and protection.required():
+            self._refuse()
+        if plan is None:
+            super().__init__(creator, init_attr, None)
+        else:
+            self._create_protected(plan, creator, init_attr)
+        cqs = (getattr(init_attr, "send_cq", None), getattr(init_attr, "recv_cq", None))
+        others = [getattr(init_attr, name, None) for name in ("srq", "pd", "xrcd", "ind_table")]
+        self._node = lifetime.Node(self, creator, *cqs, *others)
+        if self._shadow is None:
+            self._counted = protection.count_other(init_attr)
+        if qp_attr is not None:
+            # Only now: the transitions dispatch to the overrides below.
+            getattr(self, _FIRST_TRANSITION[self.qp_type])(qp_attr)
+
+    def _create_protected(self, plan: protection.QpPlan, creator: Any, init_attr: Any) -> None:
+        create = super().__init__
+        with plan:
+            try:
+                plan.add_headroom()
+                create(creator, init_attr, None)
+            except PyverbsRDMAError:
+                plan.remove_headroom()
+                create(creator, init_attr, None)
+            self._shadow = plan.shadow_for(self)
+            if self._shadow is None and plan.padded:
+                # Then exactly as with pyverbs, without WRs of our own.
+                _base.QP.close(self)
+                plan.remove_headroom()
+                create(creator, init_attr, None)
+        self._why = plan.why
+        if self._shadow is None:
+            if protection.required():
+                _base.QP.close(self)
+                self._refuse()
+            return
+        self._core = self._shadow.core
+        protection.shortcut(self, QP, "post_send", "post_recv")
+        for cq in {init_attr.send_cq, init_attr.recv_cq}:
+            cq._qps.add(self)
+        self._shadow.announce()
+
+    def _refuse(self) -> None:
+        raise ShiftError(f"The QP would not be protected ({self._why}), and SHIFTVERBS_REQUIRE is set")
+
+    @property
+    def shift(self) -> Any:
+        """How this QP is protected, where its traffic runs, and if not, why not (shift.ShiftStatus)."""
+        return protection.status_of(self)
+
+    @property
+    def qp_state(self) -> int:
+        """The state the application last set; the hardware's where the QP is not protected or has failed."""
+        held = self._shadow
+        return super().qp_state if held is None or not held.hides_state() else held.app_state
+
+    def to_init(self, qp_attr: Any) -> None:
+        """As pyverbs': verb ibv_modify_qp to INIT."""
+        super().to_init(qp_attr)
+        self._remember(qp_attr, "INIT")
+
+    def to_rtr(self, qp_attr: Any) -> None:
+        """As pyverbs': verb ibv_modify_qp to RTR, from RESET through INIT. Never waits for the peer."""
+        super().to_rtr(qp_attr)
+        self._remember(qp_attr, "RTR")
+
+    def to_rts(self, qp_attr: Any) -> None:
+        """As pyverbs': verb ibv_modify_qp to RTS, from RESET through INIT and RTR. Never waits for the peer."""
+        super().to_rts(qp_attr)
+        self._remember(qp_attr, "RTS")
+
+    def _remember(self, qp_attr: Any, name: str) -> None:
+        if self._shadow is not None:
+            self._shadow.modified(pyverbs_objects.qp_attr(qp_attr), self._get_comp_mask(name))
+
+    def modify(self, qp_attr: Any, comp_mask: int) -> None:
+        """As pyverbs': verb ibv_modify_qp."""
+        held = self._shadow
+        if held is None or not isinstance(qp_attr, _base.QPAttr):
+            super().modify(qp_attr, comp_mask)
+            return
+        if comp_mask & e.IBV_QP_STATE and qp_attr.qp_state in _LEAVING:
+            held.leaving(qp_attr.qp_state)
+        if comp_mask & e.IBV_QP_STATE or not held.is_away():
+            super().modify(qp_attr, comp_mask)
+        # else the default QP is out of service: the attributes apply when it is rebuilt.
+        held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
+
+    def query(self, attr_mask: int) -> tuple[Any, Any]:
+        """Verb ibv_query_qp: (QPAttr, QPInitAttr), with the application's own capacities and state."""
+        held = self._shadow
+        try:
+            attr, init_attr = super().query(attr_mask)
+        except PyverbsRDMAError:
+            if held is None or not held.hides_state():
+                raise
+            # The default NIC is gone while its traffic runs elsewhere.
+            attr, init_attr = _base.QPAttr(), _base.QPInitAttr()
+        ours = QPInitAttr()
+        source, target = pyverbs_objects.init_attr(init_attr), pyverbs_objects.init_attr(ours)
+        pyverbs_objects.copy_struct(target, source)
+        if held is not None:
+            held.show(pyverbs_objects.qp_attr(attr), target)
+        return attr, ours
+
+    def post_send(self, wr: Any, bad_wr: Any = None) -> None:
+        """Verb ibv_post_send: through the journal where the QP is protected."""
+        if self._core is None:
+            _post_send(self, wr, bad_wr)
+        else:
+            self._core.post_send(wr, bad_wr)
+
+    def post_recv(self, wr: Any, bad_wr: Any = None) -> None:
+        """Verb ibv_post_recv: through the journal where the QP is protected."""
+        if self._core is None:
+            _post_recv(self, wr, bad_wr)
+        else:
+            self._core.post_recv(wr, bad_wr)
+
+    def bind_mw(self, mw: Any, mw_bind: Any) -> None:
+        """Verb ibv_bind_mw. It posts past the journal, and a window cannot be moved: the QP's protection ends.
+
+        Raises PyverbsRDMAError (EBUSY) where a protected QP has WRs outstanding or is away from its default NIC.
+        """
+        held = self._shadow
+        if held is not None and isinstance(mw, pyverbs.mr.MW):
+            if held.is_away() or any(held.core.outstanding):
+                raise PyverbsRDMAError("Failed to Bind MW: the QP is protected and has WRs outstanding", errno.EBUSY)
+            self._end_protection("a memory window was bound through it")
+        super().bind_mw(mw, mw_bind)
+
+    def _end_protection(self, why: str) -> None:
+        """Go on as a plain pyverbs QP. Nothing may be outstanding."""
+        held, self._shadow = self._shadow, None
+        assert held is not None
+        held.closing()
+        held.core.close()  # the default QP lives on and its WCs are the application's again
+        self._core = None
+        protection.undo_shortcut(self, "post_send", "post_recv")
+        held.close()
+        self._why = why
+
+    def close(self, _is_open: Any = lifetime.is_open) -> None:
+        """Verb ibv_destroy_qp. First the failover machinery lets go of the QP."""
+        if not _is_open(self):
+            return
+        held, self._shadow = self._shadow, None
+        if held is not None:
+            held.closing()
+            self._why = "it is closed"
+        try:
+            super().close()
+        except PyverbsRDMAError:
+            # Still there, with a window bound to it: it goes on as with pyverbs.
+            if held is not None:
+                held.core.close()
+            protection.undo_shortcut(self, "post_send", "post_recv")
+            self._core = None
+            raise
+        finally:
+            if held is not None:
+                held.close()
+        protection.uncount_other(self._counted)
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
+        _finalize(self)
+
+
+class QPEx(QP, _base.QPEx):
+    """An extended QP: with extended send operations as with pyverbs, not protected."""
+
+
+mirror.reexport("qp", globals())

@@ -1,0 +1,315 @@
+"""The failover machinery of this process: started with the first Context, stopped at exit, dead in a forked child.
+
+`current()` is what the mirror asks. It starts everything on first use: NIC threads, the control thread, the exchanger.
+Where that is off, not configured or impossible, it returns None and `why_not()` says why; the program then runs as with
+plain pyverbs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import Any
+
+from . import _core, _nic, async_events, pyverbs_objects
+from .backup import BackupError, Nic, Nics
+from .config import Config, ConfigError
+from .connection import Connection
+from .driver import Driver
+from .exchanger import open_exchanger
+from .exchanger.interface import new_instance_id
+from .exchanger.records import MrRecord
+from .pyverbs_error import ShiftError
+
+logger = logging.getLogger("shiftverbs.runtime")
+
+GRACE_US = 300
+EVENT_QP_FATAL = 1
+# How long close waits for a NIC command that is under way on a QP that goes away.
+QP_DRAIN_S = 5.0
+# How long the end of the process waits for whoever is in the driver, perhaps on a NIC that hangs.
+STOP_S = 2.0
+_RESET, _ERR = 0, 6
+_STATES = {_RESET: "RESET", 4: "SQD", 5: "SQE", _ERR: "ERR"}
+
+
+class Domain:
+    """One Context of the application: its NIC, what backs it up, and the keys of its memory.
+
+    nic: our own handle on the same device; backups: in order; keymap: lkeys; async_events: the application's events.
+    """
+
+    def __init__(self, runtime: Runtime, nic: Nic, backups: list[Nic], events: async_events.AsyncEvents) -> None:
+        self.runtime = runtime
+        self.nic = nic
+        self.backups = backups
+        self.keymap = _core.KeyMap()
+        self.async_events = events
+
+
+class Runtime:
+    """Everything that runs behind the application in one process. Made by `current()`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self.instance = new_instance_id()
+        self.waiter = _nic.Waiter(_core.attention_address())
+        self.nics = Nics(self._make_worker, _nic)
+        exchanger = open_exchanger(config)
+        if exchanger is None:
+            raise ShiftError("SHIFTVERBS_ETCD is not set")
+        self.exchanger = exchanger
+        self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
+        self._mr_keys: dict[Any, set[str]] = {}
+        self._stopped = False
+        self.driver.on_gids_changed = self._gids_changed
+        # Application threads blocked in get_cq_event wake up when there is something to do.
+        self.waiter.add_listener(_core.wake_descriptor())
+        _core.set_driver(self.driver.run)
+        self._thread = threading.Thread(target=self._control, name="shiftverbs-control", daemon=True)
+        self._thread.start()
+
+    def _make_worker(self, name: str) -> Any:
+        return _nic.NicWorker(name, _core.attention_address(), self.waiter)
+
+    def _control(self) -> None:
+        """The control thread: sleeps without the GIL, runs the driver when no application thread did."""
+        while not self._stopped:
+            self.waiter.wait(-1, GRACE_US)
+            if self._stopped or self.waiter.closed:
+                return
+            self.driver.run()
+
+    # ---- what the mirror calls --------------------------------------------------------------------------------------
+
+    def domain(self, context: Any) -> Domain | None:
+        """The domain of an application's Context; None where its device has no backup.
+
+        Raises BackupError where SHIFTVERBS_BACKUP cannot be followed.
+        """
+        backup_map = dict(self.config.backup) if self.config.backup is not None else {}
+        nic, backups = self.nics.for_device(context.name, backup_map)
+        nic.wait_open(3.0)
+        if not nic.is_open:
+            raise BackupError(f"{nic.name} cannot be opened a second time: {nic.error}")
+        if not backups:
+            return None
+        pointer = pyverbs_objects.pointer(context)
+        events = async_events.AsyncEvents(pointer, pyverbs_objects.async_fd(context), _nic.get_async_event)
+        domain = Domain(self, nic, backups, events)
+        events.listener = self._on_application_event
+
+        def watch() -> None:
+            for each in (nic, *backups):
+                self.driver.watch_nic(each)
+            self.driver.watch_events(events)
+
+        self.driver.post(watch)
+        return domain
+
+    def context_closing(self, context: Any) -> None:
+        """A Context is about to be closed."""
+        domain = context._domain
+        if domain is not None:
+            domain.async_events.close()
+            self.driver.unwatch_events(domain.async_events)
+
+    def _on_application_event(self, event: Any) -> None:
+        """An event of an application's Context, whoever took it: QP_FATAL comes to the QP's own context only."""
+        if event.type == EVENT_QP_FATAL:
+            element = event.element
+            self.driver.post(lambda: self.driver.qp_fatal(element))
+
+    def mr_shadowed(self, shadow: Any) -> None:
+        """Every backup NIC has answered for an MR: its rkeys may be published."""
+        self.driver.post(lambda: self._publish_mr(shadow))
+
+    def _publish_mr(self, shadow: Any) -> None:
+        if shadow.closed:
+            return
+        _address, length, iova, _access = shadow.region
+        keys = [shadow.keys(k) for k in range(1, len(shadow.domain.backups) + 1)]
+        backups = tuple(None if pair is None else pair[1] for pair in keys)
+        record = MrRecord(self.config.job, self.instance, iova & (2**64 - 1), length, backups)
+        published = self._mr_keys.setdefault(shadow, set())
+        nic = shadow.domain.nic
+        try:
+            if not nic.seen_gids:
+                self._read_gids(nic)
+            for gid in nic.seen_gids:
+                published.add(self.driver.publish_mr(gid, shadow.rkey, record))
+        except (OSError, ValueError, RuntimeError) as error:
+            logger.warning("an MR of %s is not published: %s", shadow.domain.nic.name, error)
+        for connection in list(self.driver.connections.values()):
+            connection.keys_arrived()
+
+    @staticmethod
+    def _read_gids(nic: Nic) -> None:
+        """Note every GID under which peers may know the ports of `nic`; former ones stay, for QPs outlive them."""
+        nic.seen_gids |= {gid.raw for port in nic.ports for gid in nic.gids(port.number)}
+
+    def _gids_changed(self, nic: Nic) -> None:
+        """QPs connected from now on may name a new GID: their peers look for our memory under that."""
+        before = set(nic.seen_gids)
+        try:
+            self._read_gids(nic)
+        except OSError as error:
+            logger.debug("%s: %s", nic.name, error)
+        if before and nic.seen_gids != before:
+            for shadow in list(self._mr_keys):
+                if shadow.domain.nic is nic:
+                    self._publish_mr(shadow)
+
+    def mr_gone(self, shadow: Any) -> None:
+        """An MR is about to be deregistered."""
+        self.driver.post(lambda: self._withdraw_mr(shadow))
+
+    def _withdraw_mr(self, shadow: Any) -> None:
+        for key in self._mr_keys.pop(shadow, ()):
+            self.driver.withdraw(key)
+
+    def qp_created(self, shadow: Any) -> None:
+        """A QP that may be protected exists."""
+        with self.driver.locked():
+            self.driver.connections[shadow.core] = shadow.connection = Connection(self.driver, shadow)
+
+    def qp_shadowed(self, shadow: Any) -> None:
+        """Every backup NIC has answered for a QP."""
+        self.driver.post(lambda: self._advance(shadow))
+
+    def qp_connected(self, shadow: Any) -> None:
+        """The application brought a QP to RTR: its peer is known."""
+        self.driver.post(lambda: self._advance(shadow))
+
+    def qp_ready(self, shadow: Any) -> None:
+        """The application brought a QP to RTS."""
+        self.driver.post(lambda: self._advance(shadow))
+
+    def _advance(self, shadow: Any) -> None:
+        connection = getattr(shadow, "connection", None)
+        if connection is not None and not connection.closed:
+            connection.pairing.advance()
+
+    def qp_touched(self, shadow: Any, state: int) -> None:
+        """The application moves a QP to RESET, ERR, SQD or SQE by itself."""
+        connection = getattr(shadow, "connection", None)
+        if connection is not None:
+            with self.driver.locked():
+                used = connection.touched(
+                    f"the application moved the QP to {_STATES.get(state, state)}", reset=state == _RESET
+                )
+            # No message may arrive on a backup once this verb has returned: the memory is the application's again.
+            for k in used:
+                nic, pointer = connection.nic(k), shadow.handle(k)
+                if pointer and not nic.on_worker() and not nic.worker.drain(pointer, QP_DRAIN_S):
+                    logger.error("%s hangs: a QP on it could not be stopped", nic.name)
+            with self.driver.locked():
+                connection.let_go(used, flush=state == _ERR)
+
+    def qp_closing(self, shadow: Any) -> None:
+        """A QP is about to be destroyed: no command of ours may be under way on it afterwards."""
+        connection = getattr(shadow, "connection", None)
+        if connection is None or self._stopped or os.getpid() != self.pid:
+            return
+        with self.driver.locked():
+            connection.close()
+            self.driver.connections.pop(shadow.core, None)
+        for k in range(len(shadow.domain.backups) + 1):
+            nic = connection.nic(k)
+            pointer = shadow.handle(k)
+            if pointer and not nic.on_worker():
+                nic.worker.cancel(pointer)
+                if not nic.worker.drain(pointer, QP_DRAIN_S):
+                    logger.error("%s hangs: a QP is destroyed with a command under way", nic.name)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
+        if self._stopped or os.getpid() != self.pid:
+            return
+        self.driver.stop(STOP_S)
+        self._stopped = True
+        _core.set_driver(None)
+        self.waiter.wake()
+        self.waiter.close()
+        self._thread.join(1.0)
+        self.exchanger.close()
+
+    def forget(self) -> None:
+        """In a forked child: everything here belongs to the parent."""
+        self._stopped = True
+        self.driver.stopped = True
+        _core.set_driver(None)
+        self.waiter.close()
+        self.exchanger.close(after_fork=True)
+
+
+_lock = threading.RLock()
+_runtime: Runtime | None = None
+_why: str | None = None
+_started = False
+
+
+def current() -> Runtime | None:
+    """The running machinery, started on first use; None where there is none (see `why_not`).
+
+    Raises ShiftError (or ConfigError) with SHIFTVERBS_REQUIRE=1 where it cannot be started.
+    """
+    global _runtime, _why, _started
+    if _started:
+        return _runtime
+    with _lock:
+        if _started:
+            return _runtime
+        try:
+            config = Config.from_environ()
+        except ConfigError as error:
+            if os.environ.get("SHIFTVERBS_REQUIRE", "").strip().lower() not in ("", "0", "false", "no", "off"):
+                raise ShiftError(str(error)) from error
+            _give_up(str(error))
+            return None
+        if config.disable:
+            _why, _started = "SHIFTVERBS_DISABLE is set", True
+            return None
+        if not config.etcd:
+            if config.require:
+                raise ShiftError("SHIFTVERBS_REQUIRE is set, but SHIFTVERBS_ETCD is not")
+            _give_up("SHIFTVERBS_ETCD is not set")
+            return None
+        try:
+            _runtime = Runtime(config)
+        except (OSError, ShiftError, RuntimeError) as error:
+            if config.require:
+                raise ShiftError(f"failover cannot be started: {error}") from error
+            _give_up(f"failover cannot be started: {error}")
+            return None
+        _started = True
+        atexit.register(_runtime.stop)
+        return _runtime
+
+
+def _give_up(why: str) -> None:
+    global _why, _started
+    _why, _started = why, True
+    logger.warning("no failover: %s; the program runs as with plain pyverbs", why)
+
+
+def why_not() -> str | None:
+    """Why `current()` is None."""
+    return _why
+
+
+def _after_fork_in_child() -> None:
+    global _runtime, _why, _started, _lock
+    _lock = threading.RLock()
+    if _runtime is not None:
+        runtime, _runtime = _runtime, None
+        runtime.forget()
+        _why, _started = "the process was forked after failover had started", True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Shadow resources: what stands on the backup NICs behind each default resource.
+
+A control verb runs on the default NIC at once, in the application's thread. The same verb, with the same attributes,
+is queued here as a job for each backup NIC's own thread. Jobs of one NIC run in order, so a PD is there before its
+MRs and gone after them. Nothing here waits for a peer. A job that fails leaves a reason behind and nothing else: the
+default resource works on.
+
+Pair numbers k: 0 is the default NIC, 1 … n are the backups in `domain.backups`' order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+logger = logging.getLogger("shiftverbs.shadow")
+
+PENDING, READY, FAILED = "pending", "ready", "failed"
+
+# Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
+DEREG_TIMEOUT_S = 5.0
+
+# (address, length, iova, access) of a registration.
+Region = tuple[int, int, int, int]
+
+
+# Set at exit: the NICs' threads will not get the GIL any more, and the kernel takes back what is left.
+_exiting = False
+
+
+@atexit.register
+def _at_exit() -> None:
+    global _exiting
+    _exiting = True
+
+
+class Slot:
+    """One shadow resource on one backup NIC."""
+
+    __slots__ = ("handle", "keys", "number", "reason", "size", "state")
+
+    def __init__(self) -> None:
+        self.state = PENDING
+        self.handle = 0
+        self.reason = ""
+        self.keys: tuple[int, int] = (0, 0)  # of an MR: lkey, rkey
+        self.number = 0  # of a QP: its number; of a channel: its descriptor
+        self.size = 0  # of a CQ: its entries
+
+
+class NotReady(Exception):
+    """Something that this resource stands on failed; the message is the reason."""
+
+
+class Shadow:
+    """A resource on each backup NIC of a domain.
+
+    domain: `.nic`, `.backups` (backup.Nic), `.keymap`, `.runtime`; default: the C pointer on the default NIC.
+    """
+
+    kind = "resource"
+
+    def __init__(self, domain: Any, default: int) -> None:
+        self.domain = domain
+        self.default = default
+        self.slots = [Slot() for _ in domain.backups]
+        # Being closed: jobs not begun yet make nothing.
+        self.closed = False
+        self._disposed = False
+        self._pid = os.getpid()
+        # Taken by whoever calls settled(): popping is atomic.
+        self._to_settle = [True]
+
+    def start(self) -> None:
+        """Queue the creation on every backup NIC."""
+        if not self.slots:
+            self._answered()
+        for k, nic in enumerate(self.domain.backups, 1):
+            self._queue(k, nic, self._create)
+
+    def state(self, k: int) -> str:
+        """PENDING, READY or FAILED. The default resource (k = 0) is ready as long as this exists."""
+        return READY if k == 0 else self.slots[k - 1].state
+
+    def handle(self, k: int) -> int:
+        """The C pointer on NIC k; 0 unless READY."""
+        if k == 0:
+            return self.default
+        slot = self.slots[k - 1]
+        return slot.handle if slot.state == READY else 0
+
+    def reason(self, k: int) -> str:
+        """Why it is FAILED; empty otherwise."""
+        return "" if k == 0 else self.slots[k - 1].reason
+
+    @property
+    def pending(self) -> bool:
+        """Whether some backup NIC has not answered yet."""
+        return any(slot.state == PENDING for slot in self.slots)
+
+    def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> Any:
+        """Have a job run on a NIC's thread; whatever it raises makes slot k FAILED."""
+        slot = self.slots[k - 1]
+        future = nic.worker.call(self._run, k, nic, slot, job)
+        if future.cancelled():
+            self._fail(k, slot, f"{nic.name} is shut down")
+        return future
+
+    def _run(self, k: int, nic: Any, slot: Slot, job: Callable[[int, Any, Slot], None]) -> None:
+        if self.closed:
+            self._fail(k, slot, "closed")
+            return
+        try:
+            if not nic.is_open:
+                raise NotReady(nic.error or "it is not open")
+            job(k, nic, slot)
+            if self.closed:
+                self._dispose(k, nic)  # close() may have been unable to queue it
+        except (OSError, NotReady) as error:
+            self._fail(k, slot, f"{self.kind} on {nic.name}: {error}")
+        except Exception as error:
+            if not self.closed:
+                logger.exception("%s on %s", self.kind, nic.name)
+            self._fail(k, slot, f"{self.kind} on {nic.name}: {error!r}")
+
+    def _create(self, k: int, nic: Any, slot: Slot) -> None:
+        """Job: make it on NIC k, then call _ready."""
+        raise NotImplementedError
+
+    def _destroy(self, nic: Any, handle: int) -> None:
+        """On the NIC's thread: take it away. Raises OSError."""
+        raise NotImplementedError
+
+    def _detach(self, k: int) -> None:
+        """Make the data path forget NIC k's resource, before it goes."""
+
+    def _ready(self, k: int, slot: Slot) -> None:
+        slot.state = READY
+        self._answered()
+
+    def _fail(self, k: int, slot: Slot, reason: str) -> None:
+        if slot.state == FAILED:
+            return
+        slot.state = FAILED
+        slot.reason = reason
+        if not self.closed:
+            logger.info("no shadow: %s", reason)
+        self.failed(k)
+        self._answered()
+
+    def _answered(self) -> None:
+        """One NIC more has answered; several may at the same time."""
+        if self.pending:
+            return
+        try:
+            self._to_settle.pop()
+        except IndexError:
+            return
+        self.settled()
+
+    def failed(self, k: int) -> None:
+        """Called once where NIC k's resource could not be made."""
+
+    def settled(self) -> None:
+        """Called once no backup NIC is PENDING any more."""
+
+    def close(self) -> list[Any]:
+        """Take the resources away in the background. Any thread, any number of times; nothing in a forked child.
+
+        Returns the futures of what was queued.
+        """
+        if self._disposed:
+            return []
+        self._disposed = self.closed = True
+        if self._pid != os.getpid() or _exiting:
+            return []
+        return [nic.worker.call(self._dispose, k, nic) for k, nic in enumerate(self.domain.backups, 1)]
+
+    def _close_here(self) -> bool:
+        """Whether close() runs where waiting for the NICs' threads makes no sense: in one of them, or at exit."""
+        return _exiting or any(nic.on_worker() for nic in (self.domain.nic, *self.domain.backups))
+
+    def _dispose(self, k: int, nic: Any) -> None:
+        slot = self.slots[k - 1]
+        handle, slot.handle = slot.handle, 0
+        if not handle:
+            return
+        slot.state, slot.reason = FAILED, "closed"
+        self._detach(k)
+        try:
+            self._destroy(nic, handle)
+        except OSError as error:
+            logger.warning("%s on %s was not destroyed: %s", self.kind, nic.name, error)
+
+
+def require(parent: Shadow, k: int) -> int:
+    """The handle on NIC k of something that must be there first. Raises NotReady with its reason."""
+    handle = parent.handle(k)
+    if not handle:
+        raise NotReady(parent.reason(k) or f"its {parent.kind} is missing")
+    return handle
+
+
+class ShadowPD(Shadow):
+    """ibv_pd."""
+
+    kind = "PD"
+
+    def __init__(self, domain: Any, default: int) -> None:
+        super().__init__(domain, default)
+        self.start()
+
+    def _create(self, k: int, nic: Any, slot: Slot) -> None:
+        slot.handle = nic.verbs.alloc_pd(nic.ctx)
+        self._ready(k, slot)
+
+    def _destroy(self, nic: Any, handle: int) -> None:
+        nic.verbs.dealloc_pd(handle)
+
+
+class ShadowMR(Shadow):
+    """ibv_mr: the same memory, the same iova, the same access, on each backup NIC.
+
+    lkey, rkey: the default NIC's; unshadowable: why no other NIC can reach this memory, empty if it can.
+    """
+
+    kind = "MR"
+
+    def __init__(
+        self, pd: ShadowPD, default: int, region: Region, lkey: int, rkey: int, unshadowable: str = ""
+    ) -> None:
+        super().__init__(pd.domain, default)
+        self.pd = pd
+        self.region = region
+        self.lkey = lkey
+        self.rkey = rkey
+        self.unshadowable = unshadowable
+        if unshadowable:
+            for slot in self.slots:
+                slot.state, slot.reason = FAILED, unshadowable
+            for k in range(1, len(self.slots) + 1):
+                self.failed(k)
+            self._answered()
+        else:
+            self.start()
+
+    def keys(self, k: int) -> tuple[int, int] | None:
+        """(lkey, rkey) on NIC k; None unless READY."""
+        if k == 0:
+            return self.lkey, self.rkey
+        slot = self.slots[k - 1]
+        return slot.keys if slot.state == READY else None
+
+    def _create(self, k: int, nic: Any, slot: Slot) -> None:
+        address, length, iova, access = self.region
+        pd = require(self.pd, k)
+        slot.handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
+        slot.keys = (keys[0], keys[1])
+        self.domain.keymap.set_local(self.lkey, k, keys[0])
+        self._ready(k, slot)
+
+    def _destroy(self, nic: Any, handle: int) -> None:
+        nic.verbs.dereg_mr(handle)
+
+    def failed(self, k: int) -> None:
+        """A WR with this lkey cannot be moved to NIC k."""
+        if not self.closed:
+            self.domain.keymap.set_local(self.lkey, k, None)
+
+    def settled(self) -> None:
+        """The peers may learn the rkeys."""
+        if not self.closed:
+            self.domain.runtime.mr_shadowed(self)
+
+    def close(self) -> list[Any]:
+        """As for the others; but wait, since the memory may be freed next. Keys go first."""
+        if self.closed:
+            return []
+        if self._pid == os.getpid():
+            self.domain.keymap.del_local(self.lkey)
+            self.domain.runtime.mr_gone(self)
+        if self._pid == os.getpid() and self._close_here():
+            self._disposed = self.closed = True
+            for k, nic in enumerate(self.domain.backups, 1):
+                self._dispose(k, nic)
+            return []
+        futures = super().close()
+        if self.unshadowable:
+            return futures
+        for nic, future in zip(self.domain.backups, futures, strict=False):
+            try:
+                # A NIC that hangs already is not waited for again and again.
+                future.result(0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
+            except TimeoutError:
+                logger.error("%s still holds the memory of an MR that is being closed", nic.name)
+            except CancelledError:
+                pass  # the NIC's thread has been stopped: the process is ending
+        return futures
+
+
+class ShadowChannel(Shadow):
+    """ibv_comp_channel. core: the ChannelCore that merges the NICs' events."""
+
+    kind = "completion channel"
+
+    def __init__(self, domain: Any, default: int, core: Any) -> None:
+        super().__init__(domain, default)
+        self.core = core
+        self.start()
+
+    def _create(self, k: int, nic: Any, slot: Slot) -> None:
+        slot.handle, slot.number = nic.verbs.create_channel(nic.ctx)
+        self.core.attach(k, slot.handle)
+        self._ready(k, slot)
+
+    def _destroy(self, nic: Any, handle: int) -> None:
+        nic.verbs.destroy_channel(handle)
+
+    def _detach(self, k: int) -> None:
+        self.core.detach(k)
+
+
+class ShadowCQ(Shadow):
+    """ibv_cq. core: the CQCore that the application polls; cqe: its capacity as the application knows it.
+
+    The default CQ and the shadows grow with the QPs that use them: an error completes every outstanding WR,
+    signaled or not, and an overrun kills the CQ for all.
+    """
+
+    kind = "CQ"
+
+    def __init__(
+        self, domain: Any, default: int, core: Any, cqe: int, channel: ShadowChannel | None, vector: int
+    ) -> None:
+        super().__init__(domain, default)
+        self.core = core
+        self.channel = channel
+        self.application_cqe = cqe
+        self._hardware_cqe = cqe
+        self._vector = vector
+        self._protected = 0
+        self._others = 0
+        # Reentrant: the collector may close a QP of this CQ while it is held.
+        self._lock = threading.RLock()
+        self.start()
+
+    @property
+    def needed(self) -> int:
+        """Entries that must fit: the application's, or the sum of its QPs' queues and our own WCs."""
+        return max(self.application_cqe, self._protected + self._others if self._protected else 0)
+
+    def reserve(self, entries: int) -> None:
+        """Make room for one more protected QP. Raises OSError where the default NIC has none; then nothing changed."""
+        with self._lock:
+            self._protected += entries
+            try:
+                if self.needed > self._hardware_cqe:
+                    self._hardware_cqe = self.domain.nic.verbs.resize_cq(self.default, self.needed)
+            except OSError:
+                self._protected -= entries
+                raise
+        self._grow()
+
+    def release(self, entries: int) -> None:
+        """The protected QP is gone. CQs are not made smaller."""
+        with self._lock:
+            self._protected -= entries
+
+    def count_other(self, entries: int) -> None:
+        """An unprotected QP with so many WRs came (or, negative, went)."""
+        with self._lock:
+            self._others += entries
+            if self.needed > self._hardware_cqe:
+                try:
+                    self._hardware_cqe = self.domain.nic.verbs.resize_cq(self.default, self.needed)
+                except OSError as error:
+                    logger.info("a CQ stays at %d entries: %s", self._hardware_cqe, error)
+
+    def resize(self, cqe: int, resize: Callable[[int], None], granted: Callable[[], int]) -> None:
+        """The application's ibv_resize_cq: resize(entries) does it, granted() reads what became of it."""
+        with self._lock:
+            if cqe < 1 or not self._protected:
+                resize(cqe)
+                self.application_cqe = self._hardware_cqe = granted()
+            else:
+                needed = max(cqe, self._protected + self._others)
+                resize(needed)
+                self._hardware_cqe = granted()
+                self.application_cqe = cqe if needed > cqe else self._hardware_cqe
+        self._grow()
+
+    def _grow(self) -> None:
+        """Let the shadows follow."""
+        if self.closed or self._pid != os.getpid():
+            return
+        for k, nic in enumerate(self.domain.backups, 1):
+            if self.slots[k - 1].size < self.needed:
+                nic.worker.call(self._fit, k, nic)
+
+    def _fit(self, k: int, nic: Any) -> None:
+        """On the NIC's thread: make the shadow as deep as needed."""
+        slot = self.slots[k - 1]
+        if self.closed or not slot.handle or slot.size >= self.needed:
+            return
+        try:
+            slot.size = nic.verbs.resize_cq(slot.handle, self.needed)
+        except OSError as error:
+            logger.info("the shadow CQ on %s stays at %d entries: %s", nic.name, slot.size, error)
+
+    def room(self, k: int, nic: Any) -> None:
+        """On the NIC's thread: make sure that shadow k is deep enough. Raises NotReady."""
+        slot = self.slots[k - 1]
+        while slot.size < self.needed:  # which may go on growing meanwhile
+            before = slot.size
+            self._fit(k, nic)
+            if slot.size <= before:
+                raise NotReady(f"its CQ has {slot.size} entries instead of {self.needed}")
+
+    def _create(self, k: int, nic: Any, slot: Slot) -> None:
+        channel = require(self.channel, k) if self.channel is not None else 0
+        vector = self._vector % max(1, int(nic.limits.get("num_comp_vectors", 1)))
+        slot.handle, slot.size = nic.verbs.create_cq(nic.ctx, self.needed, channel, vector)
+        self.core.attach(k, slot.handle)
+        self._ready(k, slot)
+
+    def _destroy(self, nic: Any, handle: int) -> None:
+        nic.verbs.destroy_cq(handle)
+
+    def _detach(self, k: int) -> None:
+        self.core.detach(k)

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`pyverbs.xrcd`: XRC domains, re-exported, not protected; XRCD is closed in good order by the collector too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyverbs.xrcd as _base
+
+from shiftverbs import lifetime, mirror
+
+
+class XRCD(lifetime.Tracked, _base.XRCD):
+    """An XRC domain, as with pyverbs."""
+
+    def __init__(self, context: Any, init_attr: Any) -> None:
+        """As pyverbs': verb ibv_open_xrcd."""
+        super().__init__(context, init_attr)
+        self._node = lifetime.Node(self, context)
+
+
+mirror.reexport("xrcd", globals())
