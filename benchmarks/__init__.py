@@ -1,0 +1,1 @@
+"""perftest's programs for pyverbs and shiftverbs. See `python benchmarks/ib_write_bw.py --help`."""

@@ -1,0 +1,246 @@
+"""The command line of the ib_* programs: perftest's names and defaults, as far as they apply here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DEFAULT_PORT = 18515
+#: Above this many iterations perftest does not look for the peak.
+PEAK_LIMIT = 20000
+#: Sizes above this get a completion each unless -Q says otherwise; below, one in 100.
+SMALL_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Test:
+    """What distinguishes one program of the suite.
+
+    :param name: the program, for example ib_write_bw
+    :param title: its headline
+    :param verb: write or send
+    :param latency: measures latency, not bandwidth
+    """
+
+    name: str
+    title: str
+    verb: str
+    latency: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """Parsed and checked options; sizes in bytes, times in seconds unless named otherwise."""
+
+    test: Test
+    host: str | None
+    module: str
+    device: str | None
+    ib_port: int
+    gid_index: int | None
+    size: int
+    all_sizes: bool
+    iters: int
+    duration_s: float | None
+    margin_s: float
+    tx_depth: int
+    rx_depth: int
+    cq_mod: int | None
+    inline_size: int
+    mtu: int | None
+    qp_timeout: int
+    retry_count: int
+    port: int
+    use_imm: bool
+    no_peak: bool
+    gbits: bool
+    unsorted_out: bool
+    histogram: bool
+    protected: bool
+
+    @property
+    def is_server(self) -> bool:
+        """True for the side started without a host."""
+        return self.host is None
+
+    @property
+    def uses_receives(self) -> bool:
+        """True if each message consumes a receive at the other side."""
+        return self.test.verb == "send" or self.use_imm
+
+    @property
+    def sizes(self) -> list[int]:
+        """Message sizes to run, in order."""
+        return [2**power for power in range(1, 24)] if self.all_sizes else [self.size]
+
+    def moderation(self, size: int) -> int:
+        """Return how many sends share one completion for messages of this size."""
+        if self.cq_mod is not None:
+            return self.cq_mod
+        return 1 if size > SMALL_SIZE else min(100, self.tx_depth)
+
+
+def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
+    """Parse a command line for one program; exits with a usage message where it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=f"{test.name}.py",
+        description=f"{test.title}: a server without a host, a client of the server at <host> with one.",
+    )
+    add = parser.add_argument
+    add("host", nargs="?", help="server to connect to")
+    add(
+        "--module",
+        choices=("pyverbs", "shiftverbs"),
+        default="shiftverbs",
+        help="package to measure (default %(default)s)",
+    )
+    add("-d", "--ib-dev", dest="device", metavar="DEV", help="RDMA device (default: the first)")
+    add(
+        "-i",
+        "--ib-port",
+        type=int,
+        default=1,
+        metavar="PORT",
+        help="port of the device (default %(default)s)",
+    )
+    add(
+        "-x",
+        "--gid-index",
+        type=int,
+        metavar="INDEX",
+        help="GID index (default: none on InfiniBand, 0 on Ethernet)",
+    )
+    add(
+        "-s",
+        "--size",
+        type=int,
+        default=2 if test.latency else 65536,
+        help="message size in bytes (default %(default)s)",
+    )
+    add("-a", "--all", dest="all_sizes", action="store_true", help="run sizes from 2 to 2^23")
+    add(
+        "-n",
+        "--iters",
+        type=int,
+        default=1000 if test.latency else 5000,
+        help="messages, at least 5 (default %(default)s)",
+    )
+    add(
+        "-D",
+        "--duration",
+        type=float,
+        metavar="SECONDS",
+        help="run for a time instead of a number of messages",
+    )
+    add(
+        "-f",
+        "--margin",
+        type=float,
+        metavar="SECONDS",
+        help="with -D: not measured at both ends (default 2, at most D/4)",
+    )
+    add(
+        "-t",
+        "--tx-depth",
+        type=int,
+        default=1 if test.latency else 128,
+        help="send queue depth (default %(default)s)",
+    )
+    if not test.latency or test.verb == "send":
+        add(
+            "-r",
+            "--rx-depth",
+            type=int,
+            default=512,
+            help="receive queue depth where receives are used (default %(default)s)",
+        )
+    if not test.latency:
+        add("-Q", "--cq-mod", type=int, help="one completion for so many sends (default 100, 1 above 8 KiB)")
+        add("-N", "--noPeak", dest="no_peak", action="store_true", help="do not look for the peak")
+        add(
+            "--report_gbits",
+            dest="gbits",
+            action="store_true",
+            help="report Gb/sec (10^9) instead of MB/sec (2^20)",
+        )
+        if test.verb == "write":
+            add(
+                "--use-imm",
+                action="store_true",
+                help="RDMA WRITE with immediate, which completes at the server too",
+            )
+    else:
+        add(
+            "-H",
+            "--report-histogram",
+            dest="histogram",
+            action="store_true",
+            help="print every result, sorted",
+        )
+        add(
+            "-U",
+            "--report-unsorted",
+            dest="unsorted_out",
+            action="store_true",
+            help="print every result in order",
+        )
+    add(
+        "-I",
+        "--inline_size",
+        type=int,
+        default=0,
+        help="largest message sent inline, in bytes (default %(default)s)",
+    )
+    add("-m", "--mtu", type=int, choices=(256, 512, 1024, 2048, 4096), help="path MTU (default: the port's)")
+    add(
+        "-u", "--qp-timeout", type=int, default=14, help="ACK timeout: 4.096 usec * 2^n (default %(default)s)"
+    )
+    add("--retry_count", type=int, default=7, help="transport retries (default %(default)s)")
+    add("-p", "--port", type=int, default=DEFAULT_PORT, help="TCP port of the server (default %(default)s)")
+    add(
+        "-F",
+        "--CPU-freq",
+        action="store_true",
+        help="accepted for perftest's sake: frequencies are never checked",
+    )
+    add(
+        "--protected",
+        action="store_true",
+        help="shiftverbs: fail unless the QP is PROTECTED before measuring",
+    )
+    values = vars(parser.parse_args(argv))
+    del values["CPU_freq"]
+
+    def require(condition: bool, complaint: str) -> None:
+        if not condition:
+            parser.error(complaint)
+
+    require(1 <= values["ib_port"] <= 255, "-i: a port is 1 to 255")
+    require(1 <= values["size"] <= 2**30, "-s: a size is 1 to 2^30")
+    require(values["iters"] >= 5, "-n: at least 5")
+    require(1 <= values["tx_depth"] <= 32768, "-t: a depth is 1 to 32768")
+    require(1 <= values.get("rx_depth", 1) <= 32768, "-r: a depth is 1 to 32768")
+    require(0 < values["port"] < 65536, "-p: a TCP port is 1 to 65535")
+    require(0 <= values["qp_timeout"] <= 31, "-u: a timeout is 0 to 31")
+    require(0 <= values["retry_count"] <= 7, "--retry_count: 0 to 7")
+    require(values["inline_size"] >= 0, "-I: not negative")
+    require(values["gid_index"] is None or 0 <= values["gid_index"] <= 255, "-x: an index is 0 to 255")
+    duration = values.pop("duration")
+    margin = values.pop("margin")
+    require(duration is None or duration > 0, "-D: more than 0")
+    if margin is None:
+        margin = min(2.0, (duration or 0.0) / 4)
+    require(
+        margin >= 0 and (duration is None or duration > 2 * margin), "-f: twice the margin must be below -D"
+    )
+    require(duration is None or not values["all_sizes"], "-D and -a exclude each other")
+    require(
+        not values["protected"] or values["module"] == "shiftverbs", "--protected needs --module shiftverbs"
+    )
+    moderation = values.setdefault("cq_mod", None)
+    require(moderation is None or 1 <= moderation <= values["tx_depth"], "-Q: 1 to the depth of -t")
+    for name in ("no_peak", "gbits", "use_imm", "histogram", "unsorted_out"):
+        values.setdefault(name, False)
+    values.setdefault("rx_depth", 1)
+    return Options(test=test, duration_s=duration, margin_s=margin, **values)

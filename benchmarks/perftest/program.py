@@ -1,0 +1,45 @@
+"""What every ib_* script runs: options, endpoint, exchange, measurement, and errors in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from . import bandwidth, latency, report
+from .exchange import Exchange, ExchangeError
+from .options import Test, parse
+from .verbs import CompletionError, Endpoint, Verbs
+
+
+def main(test: Test, argv: Sequence[str] | None = None) -> int:
+    """Run one program of the suite; return its exit status."""
+    options = parse(test, argv)
+    try:
+        verbs = Verbs(options.module)
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 1
+    try:
+        endpoint = Endpoint(verbs, options)
+    except (ValueError, verbs.Error) as error:
+        print(error, file=sys.stderr)
+        return 1
+    try:
+        if options.host is None:
+            exchange = Exchange.listen(options.port)
+        else:
+            exchange = Exchange.connect(options.host, options.port)
+        report.print_header(endpoint, options.moderation(options.sizes[0]))
+        peer = endpoint.connect(exchange)
+        report.print_addresses(endpoint.local, peer, with_buffer=test.verb != "send")
+        if options.protected:
+            endpoint.wait_protected()
+        (latency if test.latency else bandwidth).run(endpoint, exchange, options)
+        print(report.LINE, flush=True)
+        exchange.close()
+    except (CompletionError, ExchangeError, RuntimeError, verbs.Error) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    finally:
+        endpoint.close()
+    return 0
