@@ -1,0 +1,99 @@
+"""The ib_* programs, server and client, over the software RNIC, with each package."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from harness import Child, EtcdServer, Spawn, free_port
+
+NUMBER = r"\d+\.\d+"
+BANDWIDTH_ROW = re.compile(rf"^ (\d+) +(\d+) +({NUMBER}) +({NUMBER})\s+({NUMBER}) *$", re.MULTILINE)
+LATENCY_ROW = re.compile(r"^ (\d+) +(\d+)" + rf"\s+({NUMBER})" * 7 + r" *$", re.MULTILINE)
+MODULES = ("pyverbs", "shiftverbs")
+
+
+def start(
+    spawn: Spawn, program: str, module: str, *options: str, env: dict[str, str | None] | None = None
+) -> tuple[Child, Child]:
+    """Start the server as host a and, once it listens, the client as host b."""
+    port = str(free_port())
+    common = (f"benchmarks/{program}.py", "--module", module, "-p", port, "-F", *options)
+    server = spawn(*common, host="a", name=f"{program} server", env=env)
+    server.expect("Waiting for client")
+    return server, spawn(*common, "127.0.0.1", host="b", name=f"{program} client", env=env)
+
+
+def run(spawn: Spawn, program: str, module: str, *options: str) -> tuple[str, str]:
+    """Run both sides to a good end and return their outputs."""
+    server, client = start(spawn, program, module, *options)
+    return server.succeed(60), client.succeed(60)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_write_bw_prints_the_clients_figures_on_both_sides(spawn: Spawn, module: str) -> None:
+    server, client = run(spawn, "ib_write_bw", module, "-d", "soft0", "-s", "4096", "-n", "500", "-t", "64")
+    (row,) = BANDWIDTH_ROW.findall(client)
+    assert BANDWIDTH_ROW.findall(server) == [row]
+    size, iters, peak, average, rate = row
+    assert (size, iters) == ("4096", "500")
+    assert float(peak) >= float(average) > 0
+    assert float(rate) * 1e6 * 4096 / 2**20 == pytest.approx(float(average), rel=0.01)
+    assert "RDMA_Write BW Test" in client and "CQ Moderation   : 64" in client
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_send_bw_counts_at_the_receiver(spawn: Spawn, module: str) -> None:
+    server, client = run(spawn, "ib_send_bw", module, "-s", "1024", "-n", "600", "-r", "32")
+    assert [row[:2] for row in BANDWIDTH_ROW.findall(server)] == [("1024", "600")]
+    assert [row[:2] for row in BANDWIDTH_ROW.findall(client)] == [("1024", "600")]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_write_lat_goes_there_and_back(spawn: Spawn, module: str) -> None:
+    _, client = run(spawn, "ib_write_lat", module, "-s", "8", "-n", "200")
+    (row,) = LATENCY_ROW.findall(client)
+    least, most, typical, average = (float(field) for field in row[2:6])
+    assert row[:2] == ("8", "200")
+    assert 0 < least <= typical <= most and least <= average <= most
+
+
+def test_a_timed_run_with_immediates_on_the_second_rail(spawn: Spawn) -> None:
+    options = ("-d", "soft1", "-i", "1", "-x", "0", "-D", "0.5", "--use-imm", "-s", "2048")
+    server, client = run(spawn, "ib_write_bw", "pyverbs", *options)
+    (received,) = BANDWIDTH_ROW.findall(server)
+    (sent,) = BANDWIDTH_ROW.findall(client)
+    assert int(received[1]) > 0 and int(sent[1]) > 0
+
+
+def test_a_dead_path_is_reported_as_perftest_does(spawn: Spawn) -> None:
+    server, client = start(
+        spawn, "ib_write_bw", "pyverbs", "-D", "60", "-f", "0.1", "-u", "8", "--retry_count", "1"
+    )
+    server.expect("#bytes")
+    client.expect("#bytes")
+    spawn("-m", "shiftverbs.softrnic", "switch-down", "rail0", host=None, softrnic=None).succeed()
+    assert client.wait(30) == 1
+    assert "Completion with error at client" in client.output
+    assert "Failed status 12" in client.output  # RETRY_EXC_ERR
+    assert server.wait(30) == 1
+
+
+@pytest.mark.parametrize("victim", ["a/soft0", "b/soft0"])
+def test_a_protected_run_survives_a_pulled_cable(
+    spawn: Spawn, shared_etcd: EtcdServer, job: str, victim: str
+) -> None:
+    env: dict[str, str | None] = {"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job}
+    options = ("-D", "2", "--protected", "--use-imm", "-s", "8192", "-u", "10")
+    server, client = start(spawn, "ib_write_bw", "shiftverbs", *options, env=env)
+    client.expect("#bytes")
+    spawn("-m", "shiftverbs.softrnic", "down", victim, host=None, softrnic=None).succeed()
+    assert BANDWIDTH_ROW.search(server.succeed(60))
+    assert BANDWIDTH_ROW.search(client.succeed(60))
+
+
+def test_an_unknown_device_is_named(spawn: Spawn) -> None:
+    child = spawn("benchmarks/ib_write_bw.py", "--module", "pyverbs", "-d", "mlx5_7")
+    assert child.wait() == 1
+    assert "mlx5_7" in child.output and "soft0, soft1" in child.output
+    assert "Traceback" not in child.output

@@ -1,0 +1,1 @@
+"""rdma-core's own tests as a conformance suite."""

@@ -1,0 +1,84 @@
+"""Fixtures shared by all tests. The tools behind them are in harness.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from harness import Child, EtcdServer, Spawn, child_env, python_args
+from hypothesis import settings
+
+# The same examples on every run, so that a red run can be repeated.
+# `HYPOTHESIS_PROFILE=explore` draws new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture
+def softrnic_dir() -> Iterator[Path]:
+    """A registry directory of the software RNIC for one test: its faults reach nobody else.
+
+    Short, because UNIX socket paths may be in it.
+    """
+    path = Path(tempfile.mkdtemp(prefix="sv-nic-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def spawn(softrnic_dir: Path) -> Iterator[Spawn]:
+    """Start children that play hosts in one software network; whatever still runs at the end is killed.
+
+    `spawn("script.py", "arg", host="b", env={"SHIFTVERBS_ETCD": …})`, `spawn("-c", source)`,
+    `spawn("-m", "shiftverbs.softrnic", "list")`.
+    """
+    children: list[Child] = []
+
+    def start(
+        *args: str,
+        host: str | None = "a",
+        softrnic: str | None = "1",
+        env: Mapping[str, str | None] | None = None,
+        name: str | None = None,
+        program: str | None = None,
+    ) -> Child:
+        command = python_args(*args) if program is None else [program, *args]
+        child = Child(command, child_env(softrnic_dir, host, softrnic, env), name or f"host {host}")
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.close()
+
+
+@pytest.fixture(scope="session")
+def shared_etcd() -> Iterator[EtcdServer]:
+    """One etcd for the whole session. Never stop it: tests that do take `etcd_server`."""
+    server = EtcdServer()
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def etcd_server() -> Iterator[EtcdServer]:
+    """An etcd of the test's own, to be stopped and started at will."""
+    server = EtcdServer()
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> str:
+    """A job namespace (SHIFTVERBS_JOB) that no other test uses."""
+    safe = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    return f"t-{os.getpid()}-{safe}"[:60]

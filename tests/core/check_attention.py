@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The attention flag, inline driver runs, and the event ring."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake import RETRY_EXC, SUCCESS, WRITE, World
+
+from shiftverbs import _core
+
+FLAG = ctypes.c_int.from_address(_core.attention_address())
+
+
+@pytest.fixture
+def runs() -> Iterator[list[int]]:
+    """Driver runs so far: each clears attention and appends to this list."""
+    seen: list[int] = []
+
+    def driver() -> None:
+        _core.clear_attention()
+        seen.append(threading.get_ident())
+
+    _core.set_driver(driver)
+    yield seen
+    _core.set_driver(None)
+
+
+def test_the_flag_is_plain_memory(world: World) -> None:
+    assert not _core.attention()
+    FLAG.value = 1
+    assert _core.attention()
+    _core.clear_attention()
+    assert FLAG.value == 0
+    _core.raise_attention()
+    assert FLAG.value == 1
+
+
+@pytest.mark.parametrize("call", ["post_send", "post_recv", "poll", "req_notify", "run_driver"])
+def test_every_entry_runs_the_driver(world: World, runs: list[int], call: str) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "post_send": lambda: world.send(1),
+        "post_recv": lambda: world.recv(1),
+        "poll": world.scq.poll,
+        "req_notify": world.scq.req_notify,
+        "run_driver": _core.run_driver,
+    }
+    calls[call]()
+    assert runs == [] and not _core.attention()
+    FLAG.value = 1
+    calls[call]()
+    assert runs == [threading.get_ident()] and FLAG.value == 0
+
+
+def test_nobody_drives(world: World) -> None:
+    FLAG.value = 1
+    world.send(1)
+    assert FLAG.value == 0
+    assert _core.run_driver() is False
+
+
+def test_the_driver_is_not_entered_twice(world: World) -> None:
+    depth = []
+
+    def driver() -> None:
+        _core.clear_attention()
+        depth.append(1)
+        if len(depth) < 3:
+            _core.raise_attention()
+            world.send(1)
+            assert _core.run_driver() is False
+            assert world.scq.poll() == (0, [])
+
+    _core.set_driver(driver)
+    _core.raise_attention()
+    world.scq.poll()
+    assert len(depth) == 3, "what came up meanwhile is done in the same call"
+
+
+def test_another_thread_does_not_wait_for_the_driver(world: World) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def driver() -> None:
+        _core.clear_attention()
+        inside.set()
+        assert go.wait(10)
+
+    _core.set_driver(driver)
+    _core.raise_attention()
+    thread = threading.Thread(target=world.scq.poll)
+    thread.start()
+    assert inside.wait(10)
+    _core.raise_attention()
+    world.send(1)
+    assert world.hw[0].count() == 1
+    go.set()
+    thread.join(10)
+    assert not _core.attention(), "the running driver looked again"
+
+
+def test_a_driver_that_never_clears_attention_does_not_hang_the_application(world: World) -> None:
+    count = []
+    _core.set_driver(lambda: count.append(1))
+    _core.raise_attention()
+    world.send(1)
+    assert 1 <= len(count) <= 64
+    world.hw[0].complete()
+    assert world.poll() == [(1, SUCCESS)]
+
+
+def test_a_failing_driver_is_reported_and_hidden(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    reports = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reports.append(args.exc_value))
+
+    def driver() -> None:
+        _core.clear_attention()
+        raise RuntimeError("broken")
+
+    _core.set_driver(driver)
+    _core.raise_attention()
+    world.send(1)
+    assert [str(e) for e in reports] == ["broken"]
+    _core.raise_attention()
+    assert world.scq.poll() == (0, [])
+    assert len(reports) == 2
+
+
+def test_interrupts_pass_through_the_driver(world: World) -> None:
+    def driver() -> None:
+        _core.clear_attention()
+        raise KeyboardInterrupt
+
+    _core.set_driver(driver)
+    _core.raise_attention()
+    with pytest.raises(KeyboardInterrupt):
+        world.scq.poll()
+    _core.set_driver(None)
+    assert world.scq.poll() == (0, [])
+
+
+def test_a_new_driver_learns_of_old_events(guarded: World) -> None:
+    guarded.send(1)
+    guarded.hw[0].fail_send(RETRY_EXC)
+    guarded.poll()
+    assert not _core.attention(), "there is no driver"
+    _core.set_driver(lambda: None)
+    assert _core.attention()
+
+
+@pytest.mark.parametrize("bad", [1, "x"])
+def test_driver_must_be_callable(bad: object) -> None:
+    with pytest.raises(TypeError):
+        _core.set_driver(bad)
+
+
+def test_poll_runs_the_driver_on_what_it_just_polled(guarded: World) -> None:
+    """An error WC is handled in the very poll that took it, and what the driver makes of it is returned."""
+    w = guarded
+    w.send(1)
+    w.send(2)
+
+    def driver() -> None:
+        _core.clear_attention()
+        for kind, qp, _k, a, b, _t in _core.take_events():
+            if kind == _core.EV_ERROR:
+                qp.abort(a, b)
+
+    _core.set_driver(driver)
+    w.hw[0].fail_send(RETRY_EXC, 9)
+    n, wcs = w.scq.poll(1)
+    assert n == 1 and (wcs[0].wr_id, wcs[0].status, wcs[0].vendor_err) == (1, RETRY_EXC, 9)
+    assert [x[0] for x in w.poll()] == [2]
+
+
+def test_the_driver_may_take_a_cq_away_in_the_middle_of_a_poll(guarded: World) -> None:
+    """Traffic is home again: the backup's CQ is not polled any more, what it still held comes along."""
+    w = guarded
+    w.scq.set_active(1, True)
+    w.qp.open_send(1)
+    for i in range(3):
+        w.send(i)
+    w.events()
+
+    def driver() -> None:
+        _core.clear_attention()
+        if _core.take_events():
+            w.hw[1].complete(2)
+            w.scq.set_active(1, False)
+
+    _core.set_driver(driver)
+    w.hw[1].complete()
+    assert w.poll_cq(w.scq, 8) == [(0, SUCCESS), (1, SUCCESS), (2, SUCCESS)]
+    assert w.poll_cq(w.scq, 8) == []
+
+
+def test_events_carry_time_and_object(guarded: World) -> None:
+    w = guarded
+    before = time.monotonic_ns()
+    w.send(1)
+    w.hw[0].fail_send(RETRY_EXC, 9)
+    w.poll()
+    after = time.monotonic_ns()
+    ((kind, qp, k, a, b, t_ns),) = _core.take_events()
+    assert (kind, k, a, b) == (_core.EV_ERROR, 0, RETRY_EXC, 9) and qp is w.qp
+    assert before <= t_ns <= after
+    assert _core.take_events() == []
+
+
+def test_events_of_a_closed_qp_are_dropped(guarded: World) -> None:
+    w = guarded
+    w.send(1)
+    w.hw[0].fail_send(RETRY_EXC)
+    w.poll()
+    w.qp.close()
+    assert _core.take_events() == []
+
+
+def test_a_full_ring_says_so(guarded: World) -> None:
+    w = guarded
+    assert not _core.events_overflowed()
+    for i in range(4200):
+        w.send(i, WRITE, rkey=10_000 + i)
+        w.hw[0].complete()
+        w.poll()
+    assert _core.events_overflowed() and not _core.events_overflowed()
+    events = _core.take_events()
+    assert len(events) == 4096 and events[0][3] == 10_000
+    assert len(w.qp.seen_rkeys) == 4200
+    _core.clear_attention()

@@ -1,0 +1,1131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Errors withheld and delivered, fence, trim, replay, abort, MOVE, ARM: the driver's primitives."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+from fake import (
+    BIND_MW,
+    CAS,
+    FAA,
+    FATAL,
+    FENCE,
+    FLUSH,
+    INLINE,
+    LOC_LEN,
+    LOC_PROT,
+    LOC_QP_OP,
+    LOCAL_INV,
+    READ,
+    RECV_BIT,
+    REM_ACCESS,
+    REM_INV,
+    RETRY_EXC,
+    RNR_EXC,
+    SEND,
+    SEND_IMM,
+    SEND_INV,
+    SEQ_MASK,
+    SIGNALED,
+    SUCCESS,
+    WRITE,
+    WRITE_IMM,
+    World,
+    recv_wr,
+    send_wr,
+)
+from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+
+from shiftverbs import _core
+
+Make = Callable[..., World]
+RESP_TIMEOUT, GENERAL = 20, 21
+
+
+def seqs(posts: list) -> list[int]:
+    """Sequence numbers of recorded posts."""
+    return [p.wr_id & SEQ_MASK for p in posts]
+
+
+# --- which errors are withheld
+
+
+@pytest.mark.parametrize("status", [RETRY_EXC, FLUSH, LOC_QP_OP, FATAL, GENERAL, RESP_TIMEOUT])
+def test_path_errors_are_withheld(guarded: World, status: int) -> None:
+    w = guarded
+    for i in range(3):
+        w.send(i)
+    w.recv(10)
+    w.hw[0].complete()
+    w.hw[0].fail_send(status, 0x81)
+    w.hw[0].flush()
+    assert w.poll() == [(0, SUCCESS)]
+    assert w.events() == [(_core.EV_ERROR, 0, status, 0x81)], "once per pair"
+    assert (
+        w.qp.outstanding == (2, 1) and w.qp.first_error(0) == (status, 0x81) and w.qp.first_error(1) is None
+    )
+    assert w.qp.guarded
+
+
+@pytest.mark.parametrize("status", [LOC_LEN, LOC_PROT, REM_ACCESS, REM_INV, 11, RNR_EXC, 6, 7, 8])
+def test_the_application_s_errors_are_delivered(guarded: World, status: int) -> None:
+    w = guarded
+    for i in range(3):
+        w.send(i, flags=0 if i == 1 else SIGNALED)
+    w.hw[0].fail_send(status, 0x42)
+    w.hw[0].flush()
+    n, wcs = w.scq.poll(8)
+    assert [(wc.wr_id, wc.status, wc.vendor_err) for wc in wcs] == [
+        (0, status, 0x42),
+        (1, FLUSH, 0),
+        (2, FLUSH, 0),
+    ]
+    assert w.events() == [(_core.EV_APP_ERROR, 0, status, 0x42)]
+    assert not w.qp.guarded
+    w.send(9)
+    w.hw[0].flush()
+    assert w.poll() == [(9, FLUSH)]
+
+
+def test_a_receive_s_own_error_is_delivered(guarded: World) -> None:
+    w = guarded
+    w.recv(1, 2)
+    w.hw[0].fail_recv(LOC_LEN, 3)
+    w.hw[0].flush()
+    assert w.poll() == [(1, LOC_LEN), (2, FLUSH)]
+    assert w.events() == [(_core.EV_APP_ERROR, 0, LOC_LEN, 3)]
+
+
+def test_flush_seen_before_the_application_s_own_error_comes_out_with_it(guarded: World) -> None:
+    """A receive error flushes the send queue; the application may poll the send CQ first."""
+    w = guarded
+    w.send(1)
+    w.send(2, flags=0)
+    w.recv(10, 2)
+    w.hw[0].fail_send(FLUSH, 0x11)
+    w.hw[0].fail_send(FLUSH)
+    assert w.poll_cq(w.scq) == []
+    w.hw[0].fail_recv(LOC_LEN)
+    w.hw[0].flush()
+    assert w.poll_cq(w.rcq) == [(10, LOC_LEN), (11, FLUSH)]
+    assert w.poll_cq(w.scq) == [(1, FLUSH), (2, FLUSH)]
+    assert [e[0] for e in w.events()] == [_core.EV_ERROR, _core.EV_APP_ERROR]
+    assert w.qp.outstanding == (0, 0)
+
+
+@pytest.mark.parametrize("polled_before", [False, True])
+def test_the_application_s_error_found_by_a_fence(guarded: World, polled_before: bool) -> None:
+    """The peer saw its side of the error first and began a SWITCH: the error is still the application's."""
+    w = guarded
+    for i in range(3):
+        w.send(i, flags=0 if i == 0 else SIGNALED)
+    w.recv(10)
+    w.hw[0].complete()
+    w.qp.close_send()
+    w.qp.close_recv()
+    w.qp.begin_fence(0)
+    w.send(3)
+    w.recv(11)
+    w.hw[0].fail_send(REM_ACCESS, 0x88)
+    if polled_before:
+        assert w.poll() == [(1, REM_ACCESS)]
+    w.hw[0].flush()
+    w.scq.drain(0)
+    w.rcq.drain(0)
+    assert (_core.EV_APP_ERROR, 0, REM_ACCESS, 0x88) in w.events()
+    w.hw[0].flush()  # what was withheld went to the QP in ERR
+    want = [(2, FLUSH), (3, FLUSH), (10, FLUSH), (11, FLUSH)]
+    assert w.poll() == (want if polled_before else [(1, REM_ACCESS), *want])
+    assert w.qp.outstanding == (0, 0) and not w.qp.guarded
+
+
+def test_an_application_s_error_on_a_stale_receive_is_nobody_s(guarded: World) -> None:
+    w = guarded
+    w.recv(10)
+    w.qp.move_recv(1)
+    w.hw[0].fail_recv(LOC_LEN)
+    assert w.poll() == [] and w.qp.guarded
+    assert w.kinds() == [_core.EV_ERROR]
+
+
+def test_an_error_that_repeats_on_another_pair_is_the_application_s(guarded: World) -> None:
+    w = guarded
+    w.send(1)
+    w.send(2)
+    w.hw[0].fail_send(LOC_QP_OP)
+    assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
+    w.fence(0)
+    w.switch(1, 0)
+    w.events()
+    w.hw[1].fail_send(LOC_QP_OP, 5)
+    w.hw[1].flush()
+    assert w.poll() == [(1, LOC_QP_OP), (2, FLUSH)]
+    assert (_core.EV_APP_ERROR, 1, LOC_QP_OP, 5) in w.events()
+
+
+def test_retry_exc_on_every_pair_stays_a_path_error(make: Make) -> None:
+    w = make(nics=3)
+    w.protect()
+    w.send(1)
+    for k in range(3):
+        w.hw[k].fail_send(RETRY_EXC)
+        assert w.poll() == []
+        assert (_core.EV_ERROR, k, RETRY_EXC, 0) in w.events()
+        w.fence(k)
+        if k < 2:
+            w.switch(k + 1, 0)
+
+
+def test_not_guarded_or_touched_delivers_everything(guarded: World) -> None:
+    w = guarded
+    w.qp.app_touched()
+    w.send(1)
+    w.recv(2)
+    w.hw[0].fail_send(RETRY_EXC)
+    w.hw[0].flush()
+    assert w.poll() == [(1, RETRY_EXC), (2, FLUSH)]
+    assert w.events() == []
+
+
+def test_clear_error_lets_the_next_one_through(guarded: World) -> None:
+    w = guarded
+    for i in range(2):
+        w.send(i)
+        w.hw[0].fail_send(FLUSH)
+        w.poll()
+        assert w.kinds() == [_core.EV_ERROR]
+        w.qp.clear_error(0)
+
+
+def test_the_error_that_says_why_goes_before_a_flush(guarded: World) -> None:
+    w = guarded
+    w.recv(1)
+    w.send(2)
+    w.hw[0].fail_recv(FLUSH)
+    w.hw[0].fail_send(RETRY_EXC, 0x81)
+    w.poll_cq(w.rcq)
+    assert w.qp.first_error(0) == (FLUSH, 0)
+    w.poll_cq(w.scq)
+    assert w.qp.first_error(0) == (RETRY_EXC, 0x81)
+
+
+# --- fence
+
+
+def test_fence_needs_an_error_on_one_queue_and_a_flush_on_the_other(guarded: World) -> None:
+    w = guarded
+    w.send(1)
+    w.recv(2)
+    w.qp.begin_fence(0)
+    assert w.qp.fence_state(0) == (False, False) and w.events() == []
+    assert w.qp.post_marker(0) == 0
+    marker, receive = w.hw[0].post(-1), w.hw[0].post(-1, recv=True)
+    assert marker.opcode == SEND and marker.num_sge == 0 and marker.flags == SIGNALED
+    assert marker.wr_id >> 60 == 1 and receive.wr_id >> 60 == 8 + 1 and receive.num_sge == 0
+    w.hw[0].complete()
+    assert w.poll() == [(1, SUCCESS)], "a success counts during the fence"
+    w.hw[0].fail_recv(FLUSH)
+    w.rcq.drain(0)
+    assert w.qp.fence_state(0) == (False, True) and w.qp.fence_drained(0) == (False, False)
+    w.hw[0].flush()
+    w.scq.drain(0)
+    w.rcq.drain(0)
+    assert w.qp.fence_state(0) == (True, True) and w.qp.fence_drained(0) == (True, True)
+    assert w.events() == [(_core.EV_RQ_FENCED, 0, 0, 0), (_core.EV_SQ_FENCED, 0, 0, 0)]
+    assert w.poll() == [] and w.qp.outstanding == (0, 1)
+
+
+def test_unsignaled_tail_fence(guarded: World) -> None:
+    """Golden scenario unsignaled_tail_fence: acknowledged unsignaled work never flushes; the marker shows the end."""
+    w = guarded
+    w.send(1, WRITE, 0)
+    w.send(2, WRITE, 0)
+    w.hw[0].complete(2)
+    w.qp.begin_fence(0)
+    w.scq.drain(0)
+    assert w.qp.fence_state(0) == (False, True), "an empty receive queue is fenced"
+    assert w.qp.post_marker(0) == 0
+    w.hw[0].flush()
+    w.scq.drain(0)
+    assert w.qp.fence_state(0) == (True, True)
+    assert w.poll() == []
+
+
+def test_what_was_seen_before_the_fence_counts(guarded: World) -> None:
+    w = guarded
+    w.send(1)
+    w.recv(2)
+    w.hw[0].fail_send(RETRY_EXC)
+    w.hw[0].flush()
+    w.poll()
+    w.events()
+    w.qp.begin_fence(0)
+    assert w.events() == [(_core.EV_SQ_FENCED, 0, 0, 0), (_core.EV_RQ_FENCED, 0, 0, 0)]
+    w.qp.begin_fence(0)
+    assert w.events() == []
+
+
+def test_marker_that_is_refused(guarded: World) -> None:
+    w = guarded
+    w.qp.begin_fence(0)
+    w.hw[0].fail(0, errno.EINVAL)
+    assert w.qp.post_marker(0) == errno.EINVAL
+    w.hw[0].fail(0, errno.EIO, recv=True)
+    assert w.qp.post_marker(0) == errno.EIO
+    assert w.qp.fence_drained(0) == (False, False)
+
+
+def test_markers_and_dummies_never_reach_the_application(world: World) -> None:
+    """Also where the QP is not guarded."""
+    w = world
+    w.qp.post_marker(0)
+    w.qp.post_arm_send(0)
+    w.qp.post_arm_recv(0)
+    w.qp.post_fence_write(0, 0)
+    w.hw[0].complete(3)
+    w.hw[0].receive(2)
+    assert w.poll() == []
+    assert w.scq.swallowed == 3 and w.rcq.swallowed == 2
+
+
+def test_own_wrs_fit_beside_a_full_queue(guarded: World) -> None:
+    w = guarded
+    for i in range(w.max_send):
+        w.send(i)
+    w.recv(0, w.max_recv)
+    assert w.qp.post_marker(0) == 0 and w.qp.post_marker(0) == 0
+
+
+@pytest.mark.parametrize("fenced_before", [False, True])
+def test_fence_that_begins_while_a_reset_is_under_way(guarded: World, fenced_before: bool) -> None:
+    """ARM resets an idle pair, and before the NIC has answered a SWITCH fences it: the fence is of the new life."""
+    w = guarded
+    if fenced_before:
+        w.send(1)
+        w.recv(2)
+        w.fence(0)
+    w.qp.forget_pair(0)  # ARM: the command is on its way
+    w.qp.begin_fence(0)  # SWITCH
+    w.reset_pair(0)
+    assert w.qp.post_arm_recv(0) == 0
+    assert w.qp.fence_state(0) == (False, False)
+    assert w.qp.post_marker(0) == 0
+    w.hw[0].flush()
+    w.scq.drain(0)
+    w.rcq.drain(0)
+    assert w.qp.fence_state(0) == (True, True)
+    w.qp.forget_pair(0)
+    w.reset_pair(0)
+    w.switch(0, 0)
+    w.events()
+    w.send(5)
+    w.hw[0].fail_send(RETRY_EXC)
+    w.poll()
+    assert w.kinds() == [_core.EV_ERROR], "the life after that is not fenced"
+
+
+def test_fence_of_a_pair_whose_reset_failed(guarded: World) -> None:
+    w = guarded
+    w.recv(2)
+    w.qp.forget_pair(0)
+    w.qp.begin_fence(0)
+    assert w.qp.post_marker(0) == 0
+    w.hw[0].flush()
+    w.scq.drain(0)
+    w.rcq.drain(0)
+    assert w.qp.fence_state(0) == (True, True) and w.qp.outstanding == (0, 1)
+
+
+def test_late_wcs_of_a_forgotten_pair_and_of_an_old_generation(guarded: World) -> None:
+    w = guarded
+    w.send(1)
+    w.recv(2)
+    w.fence(0)
+    old_send, old_recv = w.hw[0].post(0).wr_id, w.hw[0].post(0, recv=True).wr_id
+    w.events()
+
+    def late() -> None:
+        w.scqs[0].push(old_send, SUCCESS, w.qp_num)
+        w.scqs[0].push(old_send, FLUSH, w.qp_num)
+        w.rcqs[0].push(old_recv, SUCCESS, w.qp_num)
+        assert w.poll() == [] and w.events() == [] and w.qp.outstanding == (1, 1)
+
+    late()
+    w.reset_pair(0)
+    late()
+    w.switch(0, 0)
+    late()
+    assert w.hw[0].post(-1).wr_id == (1 << 56) | 0
+    w.hw[0].complete()
+    w.hw[0].receive()
+    assert w.poll() == [(1, SUCCESS), (2, SUCCESS)]
+
+
+def test_generations_wrap(guarded: World) -> None:
+    w = guarded
+    for i in range(40):
+        w.send(i)
+        w.fence(0)
+        w.reset_pair(0)
+        w.switch(0, i)
+        assert w.hw[0].post(-1).wr_id == ((i + 1) % 16) << 56 | i
+        w.hw[0].complete()
+        assert w.poll() == [(i, SUCCESS)]
+
+
+# --- SWITCH: trim and replay
+
+
+def test_switch_replays_what_the_peer_did_not_get(guarded: World) -> None:
+    w = guarded
+    w.recv(100, 3)
+    for i in range(6):
+        w.send(i, SEND_IMM if i % 2 else SEND, SIGNALED if i % 3 == 0 else 0, imm=i)
+    w.hw[0].complete(2)  # 0 signaled, 1 not
+    w.hw[0].receive()
+    w.hw[0].fail_send(RETRY_EXC)
+    w.hw[0].flush()
+    assert w.poll() == [(0, SUCCESS), (100, SUCCESS)]
+    w.fence(0)
+    assert w.qp.counters() == (1, 1, 6), "1 is acknowledged, but no WC says so"
+    w.send(6)
+    assert w.qp.unwired[0] == 1
+    w.switch(1, 4)
+    posts = w.hw[1].posts()
+    assert seqs(posts) == [4, 5, 6]
+    assert [p.flags for p in posts] == [0, 0, SIGNALED]
+    assert [p.opcode for p in posts] == [SEND, SEND_IMM, SEND] and posts[1].imm == 5
+    assert all(p.sge[0].lkey == 1001 for p in posts)
+    assert [p.wr_id & SEQ_MASK for p in w.hw[1].posts(recv=True)] == [1, 2]
+    assert w.hw[1].post(0, recv=True).sge[0].lkey == 1001
+    assert w.poll() == [(3, SUCCESS)], "proven and signaled"
+    assert w.qp.counters() == (1, 4, 7)
+    w.hw[1].complete(3)
+    w.hw[1].receive(2)
+    n, wcs = w.scq.poll(4)
+    assert [(wc.wr_id, wc.qp_num) for wc in wcs] == [(6, w.qp_num)]
+    assert w.poll() == [(101, SUCCESS), (102, SUCCESS)]
+    assert w.qp.counters() == (3, 7, 7) and w.qp.outstanding == (0, 0)
+    kinds = w.kinds()
+    assert kinds.count(_core.EV_FIRST_WC) == 1
+
+
+def test_proven_wcs_come_before_and_behind_in_turn(guarded: World) -> None:
+    """A READ in the proven part holds back what lies behind it."""
+    w = guarded
+    w.send(0, SEND)
+    w.send(1, READ)
+    w.send(2, SEND)
+    w.send(3, WRITE)
+    w.send(4, SEND)
+    w.fence(0)
+    w.switch(1, 2)
+    assert w.poll() == [(0, SUCCESS)]
+    assert seqs(w.hw[1].posts()) == [1, 3, 4]
+    w.hw[1].complete(1)
+    assert w.poll_cq(w.scq, 1) == [(1, SUCCESS)]
+    assert w.poll_cq(w.scq, 1) == [(2, SUCCESS)]
+    w.hw[1].complete(2)
+    assert w.poll() == [(3, SUCCESS), (4, SUCCESS)]
+
+
+def test_golden_read_response_lost_send_counted(guarded: World) -> None:
+    """Golden scenario: a READ is never proven by the counter; it is sent again, signaled, before anything else."""
+    w = guarded
+    w.send(0, READ, 0)
+    w.send(1, SEND, SIGNALED)
+    w.send(2, READ, 0)
+    w.send(3, SEND, 0)
+    w.send(4, READ, 0)
+    w.hw[0].flush()
+    w.fence(0)
+    assert w.qp.unsafe_reason() is None
+    w.switch(1, 2)
+    posts = w.hw[1].posts()
+    assert seqs(posts) == [0, 2, 4] and [p.opcode for p in posts] == [READ] * 3
+    assert [p.flags for p in posts] == [SIGNALED, SIGNALED, 0], "the last READ is an ordinary replay"
+    assert w.poll() == []
+    w.hw[1].complete()
+    assert w.poll() == [(1, SUCCESS)]
+    w.hw[1].complete()
+    assert w.poll() == [] and w.qp.outstanding == (1, 0)
+    assert w.qp.counters() == (0, 2, 2)
+
+
+def test_proven_writes_are_not_sent_again(guarded: World) -> None:
+    w = guarded
+    for i in range(3):
+        w.send(i, WRITE, 0)
+    w.send(3, WRITE_IMM)
+    w.send(4, WRITE, 0)
+    w.fence(0)
+    w.switch(1, 1)
+    assert seqs(w.hw[1].posts()) == [4] and w.hw[1].post(0).rkey == 1007
+    assert w.poll() == [(3, SUCCESS)]
+
+
+@pytest.mark.parametrize("peer_rx", [0, 4, 10**18])
+def test_acked_but_receive_cqe_lost(guarded: World, peer_rx: int) -> None:
+    """Golden scenario: a peer that has received less than was acknowledged lost a message; more is nonsense."""
+    w = guarded
+    for i in range(3):
+        w.send(i)
+    w.hw[0].complete()
+    w.poll()
+    w.fence(0)
+    with pytest.raises(ValueError, match=f"received {peer_rx}, but 1 are acknowledged and 3 sent"):
+        w.qp.trim(peer_rx)
+    assert w.qp.outstanding == (2, 0)
+    w.switch(1, 1)
+    assert seqs(w.hw[1].posts()) == [1, 2]
+
+
+def test_everything_proven(guarded: World) -> None:
+    w = guarded
+    for i in range(4):
+        w.send(i, flags=SIGNALED if i == 3 else 0)
+    w.fence(0)
+    w.switch(1, 4)
+    assert w.hw[1].count() == 0 and w.poll() == [(3, SUCCESS)] and w.qp.outstanding == (0, 0)
+
+
+def test_second_failure_before_the_first_replay_is_done(make: Make) -> None:
+    w = make(nics=3)
+    w.protect()
+    for i in range(6):
+        w.send(i, READ if i == 1 else SEND)
+    w.fence(0)
+    w.switch(1, 2)  # 0 and 2 proven, the READ is sent again, then 3, 4, 5
+    assert seqs(w.hw[1].posts()) == [1, 3, 4, 5]
+    w.hw[1].fail_send(RETRY_EXC)
+    w.hw[1].flush()
+    assert w.poll() == [(0, SUCCESS)]
+    w.fence(1)
+    assert w.qp.counters() == (0, 2, 5)
+    w.switch(2, 4)
+    assert seqs(w.hw[2].posts()) == [1, 5], "4 more were received meanwhile"
+    w.hw[2].complete(2)
+    assert [x[0] for x in w.poll()] == [1, 2, 3, 4, 5]
+    assert w.qp.counters() == (0, 5, 5)
+
+
+def test_failure_while_closed_loses_nothing(make: Make) -> None:
+    w = make(nics=3)
+    w.protect()
+    w.send(0)
+    w.fence(0)
+    w.send(1)
+    w.recv(10)
+    w.fence(1)  # the target dies before it was used
+    w.send(2)
+    w.switch(2, 0)
+    assert seqs(w.hw[2].posts()) == [0, 1, 2] and seqs(w.hw[2].posts(recv=True)) == [0]
+
+
+def test_atomic_in_the_proven_part_is_unsafe_and_replay_would_be_signaled(guarded: World) -> None:
+    w = guarded
+    w.send(0, CAS, 0)
+    w.send(1, SEND)
+    assert w.qp.unsafe_reason() == "an atomic is outstanding"
+
+
+def test_home_again(guarded: World) -> None:
+    """0 → 1 → 0: generations and keys."""
+    w = guarded
+    w.send(0)
+    w.recv(10)
+    w.fence(0)
+    w.switch(1, 0)
+    w.reset_pair(0)
+    w.fence(1)
+    w.switch(0, 0)
+    post = w.hw[0].post(-1)
+    assert post.wr_id == 1 << 56 and post.sge[0].lkey == 1
+    assert w.hw[0].post(-1, recv=True).wr_id == RECV_BIT | 1 << 56
+    w.hw[0].complete()
+    w.hw[0].receive()
+    assert w.poll() == [(0, SUCCESS), (10, SUCCESS)]
+    w.send(1)
+    w.recv(11)
+    assert w.hw[0].post(-1).wr_id == 1 << 56 | 1 and w.hw[0].calls() == 4  # send, marker, replay, this
+    w.hw[0].complete()
+    w.hw[0].receive()
+    assert w.poll() == [(1, SUCCESS), (11, SUCCESS)]
+
+
+def test_posting_goes_on_while_closed_until_the_queue_is_full(guarded: World) -> None:
+    w = guarded
+    w.qp.close_send()
+    w.qp.close_recv()
+    for i in range(w.max_send):
+        w.send(i)
+    w.recv(0, w.max_recv)
+    for post in (w.send, w.recv):
+        with pytest.raises(PyverbsRDMAError) as e:
+            post()
+        assert e.value.error_code == errno.ENOMEM
+    assert w.hw[0].count() == 0 and w.hw[0].count(recv=True) == 0
+    with pytest.raises(PyverbsRDMAError) as e:
+        w.qp.post_send(send_wr(1, sges=[(0, 1, 1)] * 5))
+    assert e.value.error_code in (errno.ENOMEM, errno.EINVAL)
+    w.qp.open_send(0)
+    assert w.qp.open_recv(0) == 0
+    assert w.hw[0].count() == w.max_send and w.hw[0].count(recv=True) == w.max_recv
+
+
+def test_replay_into_a_queue_without_room_goes_on_with_completions(guarded: World) -> None:
+    w = guarded
+    for i in range(4):
+        w.send(i)
+    w.fence(0)
+    w.hw[1].fail(2, errno.ENOMEM)
+    w.switch(1, 0)
+    assert w.hw[1].count() == 2 and w.qp.unwired == (2, 0)
+    assert _core.EV_POST_FAILED not in w.kinds()
+    w.hw[1].complete()
+    assert w.poll() == [(0, SUCCESS)]
+    assert w.hw[1].count() == 4
+    w.hw[1].complete(3)
+    assert [x[0] for x in w.poll()] == [1, 2, 3]
+
+
+def test_replay_refused_is_reported_and_closes_the_gate(guarded: World) -> None:
+    w = guarded
+    w.send(0)
+    w.send(1)
+    w.fence(0)
+    w.events()
+    w.hw[1].fail(1, errno.EINVAL)
+    w.switch(1, 0)
+    assert (_core.EV_POST_FAILED, 1, errno.EINVAL, 0) in w.events()
+    assert not w.qp.send_is_open and w.qp.outstanding == (2, 0) and w.qp.unwired == (1, 0)
+    w.send(2)
+    assert w.hw[1].count() == 1
+
+
+def test_post_refused_on_a_guarded_qp_is_kept(guarded: World) -> None:
+    """A post fails because the device went away: the application does not see it."""
+    w = guarded
+    w.send(0)
+    w.hw[0].fail(0, errno.EIO)
+    w.send(1)
+    assert w.events() == [(_core.EV_POST_FAILED, 0, errno.EIO, 0)]
+    w.hw[0].fail(0, errno.EIO, recv=True)
+    w.recv(10)
+    assert w.events() == [(_core.EV_POST_FAILED, 0, errno.EIO, 1)]
+    w.send(2)
+    assert w.hw[0].count() == 1 and w.qp.outstanding == (3, 1)
+    w.fence(0)
+    w.switch(1, 0)
+    assert seqs(w.hw[1].posts()) == [0, 1, 2] and seqs(w.hw[1].posts(recv=True)) == [0]
+
+
+def test_hardware_full_is_the_application_s_business(guarded: World) -> None:
+    w = guarded
+    w.hw[0].fail(0, errno.ENOMEM)
+    with pytest.raises(PyverbsRDMAError) as e:
+        w.send(0)
+    assert e.value.error_code == errno.ENOMEM and w.events() == []
+
+
+# --- keys
+
+
+def test_every_key_is_translated(guarded: World) -> None:
+    w = guarded
+    w.pair_keys((1, 2, 3), (7, 8))
+    w.qp.close_send()
+    w.send(0, WRITE, sges=[(0x10, 1, 1), (0x20, 2, 2), (0x30, 3, 3)], rkey=8, addr=0x77)
+    w.send(1, CAS, rkey=7, addr=0x88)
+    w.qp.open_send(1)
+    write, cas = w.hw[1].posts()
+    assert [(s.addr, s.length, s.lkey) for s in write.sge[:3]] == [
+        (0x10, 1, 1001),
+        (0x20, 2, 1002),
+        (0x30, 3, 1003),
+    ]
+    assert (write.rkey, write.remote_addr, cas.rkey, cas.remote_addr) == (1008, 0x77, 1007, 0x88)
+    assert (cas.compare_add, cas.swap) == (1, 2)
+
+
+def test_missing_keys_stop_the_pump_and_it_goes_on(guarded: World) -> None:
+    w = guarded
+    w.qp.close_send()
+    w.send(0)
+    w.send(1, WRITE, rkey=99)
+    w.send(2, sges=[(0, 4, 55)])
+    w.send(3, sges=[(0, 0, 56)])
+    w.recv(4)
+    w.qp.post_recv(recv_wr(5, [(0, 8, 57)]))
+    assert w.qp.missing_keys(1) == ({55, 57}, {99}) and w.qp.missing_keys(0) == (set(), set())
+    w.events()
+    w.qp.open_send(1)
+    assert (_core.EV_KEY_MISSING, 1, 99, 1) in w.events()
+    assert seqs(w.hw[1].posts()) == [0]
+    w.send(6)
+    assert w.events() == [], "said once"
+    w.remote.set_remote(99, 1, 1099)
+    w.qp.pump()
+    assert (_core.EV_KEY_MISSING, 1, 55, 0) in w.events()
+    w.keys.set_local(55, 1, 1055)
+    w.qp.pump()
+    assert seqs(w.hw[1].posts()) == [0, 1, 2, 3, 4]
+    assert w.hw[1].post(3).sge[0].lkey == 0, "an empty SGE needs no key"
+    w.qp.close_recv()
+    assert w.qp.open_recv(1) == errno.ENOKEY
+    assert (_core.EV_KEY_MISSING, 1, 57, 0) in w.events()
+    assert not w.qp.recv_is_open and seqs(w.hw[1].posts(recv=True)) == [0]
+    w.keys.set_local(57, 1, 1057)
+    w.qp.pump()
+    assert w.qp.recv_is_open and seqs(w.hw[1].posts(recv=True)) == [0, 1], "never twice"
+    assert w.qp.missing_keys(1) == (set(), set())
+
+
+def test_keys_that_can_never_be_shadowed(guarded: World) -> None:
+    w = guarded
+    w.keys.set_local(60, 1, None)
+    w.remote.set_remote(70, 1, None)
+    w.send(0, sges=[(0, 4, 60)])
+    assert w.qp.unsafe_reason() == "the memory of lkey 0x3c cannot be shadowed"
+    assert w.qp.unsafe_reason(0) is None
+    w.hw[0].complete()
+    w.poll()
+    w.send(1, WRITE, rkey=70)
+    assert w.qp.unsafe_reason(1) == "the peer cannot shadow the memory of rkey 0x46"
+    w.hw[0].complete()
+    w.poll()
+    w.qp.close_send()
+    w.send(2, WRITE, rkey=70)
+    assert w.qp.unsafe_reason() is None, "never handed to hardware"
+    w.events()
+    w.qp.open_send(1)
+    assert (_core.EV_KEY_MISSING, 1, 70, 3) in w.events()
+
+
+def test_unshadowable_on_one_backup_of_two(make: Make) -> None:
+    w = make(nics=3)
+    w.protect()
+    w.keys.set_local(60, 1, None)
+    w.keys.set_local(60, 2, 2060)
+    w.send(0, sges=[(0, 4, 60)])
+    assert w.qp.unsafe_reason() is None and w.qp.unsafe_reason(2) is None
+    assert w.qp.unsafe_reason(1) is not None
+
+
+def test_new_rkeys_are_reported_once(world: World) -> None:
+    w = world
+    for rkey in (5, 6, 5, 6, 5):
+        w.send(0, WRITE, rkey=rkey)
+    w.send(0, FAA, rkey=9)
+    assert w.events() == [], "nobody to resolve them"
+    assert sorted(w.qp.seen_rkeys) == [5, 6, 9]
+    w.qp.remote_keys = w.remote
+    assert sorted(e[2] for e in w.events()) == [5, 6, 9]
+    w.send(0, READ, rkey=5)
+    w.send(0, READ, rkey=11)
+    assert w.events() == [(_core.EV_NEW_RKEY, -1, 11, 0)]
+
+
+def test_key_maps(world: World) -> None:
+    keys, remote = _core.KeyMap(), _core.RemoteKeys()
+    for i in range(2000):
+        keys.set_local(i, i % 3, i + 5)
+        remote.set_remote(0xFFFFFFFF - i, 1, None if i % 2 else i)
+    assert len(keys) == 2000 and len(remote) == 2000
+    assert all(keys.get_local(i, i % 3) == i + 5 for i in range(2000))
+    assert remote.get_remote(0xFFFFFFFF - 7, 1) is None and remote.get_remote(0xFFFFFFFF - 8, 1) == 8
+    for i in range(0, 2000, 2):
+        keys.del_local(i)
+    assert len(keys) == 1000
+    with pytest.raises(KeyError):
+        keys.get_local(0, 0)
+    keys.del_local(12345678)
+    for bad in (-1, 1 << 32, "x", None):
+        with pytest.raises((OverflowError, TypeError)):
+            keys.set_local(bad, 1, 1)
+    with pytest.raises(ValueError, match="pair 16"):
+        keys.set_local(1, 16, 1)
+
+
+def test_memory_windows_and_inline(guarded: World) -> None:
+    w = guarded
+    w.qp.close_send()
+    w.send(0, flags=INLINE | SIGNALED, sges=[])
+    w.send(1, LOCAL_INV, sges=[], imm=0x99)
+    w.events()
+    w.qp.open_send(1)
+    assert seqs(w.hw[1].posts()) == [0]
+    assert (_core.EV_KEY_MISSING, 1, 0x99, 3) in w.events()
+
+
+# --- unsafe work
+
+
+@pytest.mark.parametrize(
+    ("opcode", "why"),
+    [
+        (CAS, "atomic"),
+        (FAA, "atomic"),
+        (LOCAL_INV, "local invalidate"),
+        (BIND_MW, "bind"),
+        (SEND_INV, "SEND with invalidate"),
+    ],
+)
+def test_unsafe_opcodes(guarded: World, opcode: int, why: str) -> None:
+    w = guarded
+    w.send(0)
+    assert w.qp.unsafe_reason() is None
+    w.send(1, opcode, sges=None if opcode in (CAS, FAA) else [])
+    assert why in (w.qp.unsafe_reason() or "")
+    w.hw[0].complete(2)
+    w.poll()
+    assert w.qp.unsafe_reason() is None
+    w.qp.close_send()
+    w.send(2, opcode, sges=None if opcode in (CAS, FAA) else [])
+    assert w.qp.unsafe_reason() is None
+
+
+def test_fenced_write_behind_an_unsignaled_read(guarded: World) -> None:
+    w = guarded
+    w.send(0, READ, SIGNALED)
+    w.send(1, WRITE, FENCE)
+    assert w.qp.unsafe_reason() is None
+    w.send(2, READ, 0)
+    w.send(3, WRITE, 0)
+    assert w.qp.unsafe_reason() is None
+    w.send(4, WRITE, FENCE)
+    assert "fenced WRITE" in (w.qp.unsafe_reason() or "")
+
+
+# --- abort
+
+
+def test_abort_delivers_the_original_errors_in_order(guarded: World) -> None:
+    w = guarded
+    for i in range(4):
+        w.send(i, flags=0 if i == 2 else SIGNALED)
+    w.recv(10, 2)
+    w.hw[0].complete()
+    w.hw[0].fail_send(RETRY_EXC, 0x81)
+    w.hw[0].flush()
+    w.poll()
+    w.fence(0)
+    w.send(4)
+    w.qp.abort()
+    n, wcs = w.scq.poll(16)
+    assert [(wc.wr_id, wc.status, wc.vendor_err, wc.qp_num) for wc in wcs] == [
+        (1, RETRY_EXC, 0x81, w.qp_num),
+        (2, FLUSH, 0, w.qp_num),
+        (3, FLUSH, 0, w.qp_num),
+        (4, FLUSH, 0, w.qp_num),
+    ]
+    assert w.poll_cq(w.rcq) == [(10, FLUSH), (11, FLUSH)]
+    assert not w.qp.guarded and w.qp.outstanding == (0, 0)
+    assert (w.qp.send_pair, w.qp.recv_pair, w.qp.send_is_open, w.qp.recv_is_open) == (0, 0, True, True)
+    # The QP is in ERR: what the application posts now is flushed, and it sees that.
+    w.send(5)
+    w.recv(12)
+    w.hw[0].flush()
+    assert w.poll() == [(5, FLUSH), (12, FLUSH)]
+
+
+def test_abort_with_flushes_still_to_come(guarded: World) -> None:
+    w = guarded
+    for i in range(3):
+        w.send(i)
+    w.recv(10)
+    w.qp.abort(RETRY_EXC, 7)
+    assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH), (10, FLUSH)]
+    w.hw[0].flush()
+    assert w.poll() == [], "they had theirs"
+    w.send(3)
+    w.hw[0].flush()
+    assert w.poll() == [(3, FLUSH)]
+
+
+def test_abort_after_a_trim_shows_no_success_behind_an_error(guarded: World) -> None:
+    w = guarded
+    w.send(0, READ)
+    w.send(1)
+    w.send(2)
+    w.fence(0)
+    w.switch(1, 1)
+    w.fence(1)
+    w.qp.abort(RETRY_EXC)
+    assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH)]
+
+
+def test_a_read_before_a_fenced_wr_that_arrived_is_proven(guarded: World) -> None:
+    """The fence waited for the READ's response: reading again would show what came later."""
+    w = guarded
+    w.send(0, READ)
+    w.send(1, flags=SIGNALED | FENCE)
+    w.send(2)
+    w.fence(0)
+    w.switch(1, 1)
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
+
+
+def test_abort_of_nothing(guarded: World) -> None:
+    guarded.qp.abort()
+    guarded.qp.abort()
+    assert guarded.poll() == [] and not guarded.qp.guarded
+
+
+def test_abort_without_recorded_error(guarded: World) -> None:
+    guarded.send(0)
+    guarded.qp.abort()
+    assert guarded.poll() == [(0, RETRY_EXC)]
+
+
+# --- MOVE
+
+
+def test_move_of_an_idle_direction(guarded: World) -> None:
+    w = guarded
+    assert w.qp.move_begin() == "idle"
+    w.send(0)
+    assert w.hw[0].count() == 0
+    w.qp.open_send(1)
+    assert seqs(w.hw[1].posts()) == [0]
+    w.qp.trim(0)
+
+
+def test_move_behind_the_last_signaled(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    w.send(1)
+    assert w.qp.move_begin() == "posted"
+    w.send(2)
+    assert w.hw[0].count() == 2 and w.events() == []
+    w.hw[0].complete(2)
+    assert w.poll() == [(1, SUCCESS)]
+    assert w.events() == [(_core.EV_FENCE_DONE, 0, 0, 0)]
+    assert w.qp.counters() == (0, 2, 2), "tx of the MOVE: the withheld one does not count"
+    w.scq.set_active(1, True)
+    w.qp.open_send(1)
+    assert seqs(w.hw[1].posts()) == [2]
+    w.hw[1].complete()
+    assert w.poll() == [(2, SUCCESS)]
+
+
+def test_move_waits_for_the_next_post(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    assert w.qp.move_begin() == "wanted"
+    w.send(1, flags=0)
+    assert w.hw[0].post(1).flags == SIGNALED
+    assert w.events() == [(_core.EV_FENCE_POSTED, 0, 0, 0)]
+    w.send(2, flags=0)
+    assert w.hw[0].count() == 2
+    w.hw[0].complete(2)
+    assert w.poll() == [], "nobody asked for that WC"
+    assert w.events() == [(_core.EV_FENCE_DONE, 0, 0, 0)]
+    w.qp.open_send(1)
+    assert w.hw[1].post(0).flags == 0
+
+
+def test_move_without_forcing_waits_for_a_signaled_post(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    assert w.qp.move_begin(force_signal=False) == "wanted"
+    w.send(1, flags=0)
+    assert w.events() == [] and w.qp.send_is_open
+    w.send(2)
+    assert w.kinds() == [_core.EV_FENCE_POSTED] and not w.qp.send_is_open
+    w.hw[0].complete(3)
+    assert w.poll() == [(2, SUCCESS)] and w.kinds() == [_core.EV_FENCE_DONE]
+
+
+def test_move_takes_a_whole_chain(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    w.qp.move_begin()
+    last = send_wr(2, flags=0)
+    first = send_wr(1, flags=0, next_wr=last)
+    w.qp.post_send(first)
+    assert [p.flags for p in w.hw[0].posts()] == [0, 0, SIGNALED]
+    assert w.kinds() == [_core.EV_FENCE_POSTED]
+
+
+def test_move_when_the_fence_is_refused_waits_on(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    w.qp.move_begin()
+    w.hw[0].fail(0, errno.ENOMEM)
+    with pytest.raises(PyverbsRDMAError):
+        w.send(1, flags=0)
+    assert w.events() == [] and w.qp.send_is_open
+    w.send(1, flags=0)
+    assert w.kinds() == [_core.EV_FENCE_POSTED]
+
+
+def test_our_own_fence_write(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    w.send(1, WRITE, flags=0)
+    assert w.qp.move_begin() == "wanted"
+    assert w.qp.post_fence_write(0xABC, 0x12) == 0
+    fence = w.hw[0].post(-1)
+    assert (fence.opcode, fence.flags, fence.num_sge, fence.rkey, fence.remote_addr) == (
+        WRITE,
+        SIGNALED,
+        0,
+        0x12,
+        0xABC,
+    )
+    w.send(2)
+    assert w.hw[0].count() == 3
+    w.hw[0].complete(3)
+    assert w.poll() == [] and (_core.EV_FENCE_DONE, 0, 0, 0) in w.events()
+    assert w.qp.outstanding == (1, 0) and w.qp.counters() == (0, 1, 1)
+
+
+def test_own_fence_write_refused(guarded: World) -> None:
+    w = guarded
+    w.send(0, flags=0)
+    w.qp.move_begin()
+    w.hw[0].fail(0, errno.EIO)
+    assert w.qp.post_fence_write(0, 0) == errno.EIO
+    assert w.qp.send_is_open
+    w.qp.close_send()
+    w.send(1)
+    assert w.qp.post_fence_write(0, 0) == errno.EAGAIN
+
+
+def test_own_fence_write_that_fails_is_a_path_error(guarded: World) -> None:
+    w = guarded
+    w.qp.post_fence_write(0, 0)
+    w.hw[0].fail_send(RETRY_EXC)
+    assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
+
+
+def test_move_cancelled_opens_again(guarded: World) -> None:
+    w = guarded
+    w.send(0)
+    assert w.qp.move_begin() == "posted"
+    w.send(1)
+    w.qp.move_cancel()
+    assert w.hw[0].count() == 2 and w.qp.send_is_open
+    w.hw[0].complete(2)
+    w.poll()
+    assert w.events() == []
+
+
+def test_error_in_wait_drained_becomes_a_switch(guarded: World) -> None:
+    """close_during_wait_drained's data half: nothing withheld is lost."""
+    w = guarded
+    w.send(0)
+    w.qp.move_begin()
+    w.send(1)
+    w.hw[0].fail_send(RETRY_EXC)
+    assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
+    w.fence(0)
+    w.switch(1, 0)
+    assert seqs(w.hw[1].posts()) == [0, 1]
+    w.hw[1].complete(2)
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
+    assert _core.EV_FENCE_DONE not in w.kinds()
+
+
+def test_golden_move_before_last_receive_polled(guarded: World) -> None:
+    """Golden scenario: the receiver reaches tx by polling for itself; then its receives move, old copies are stale."""
+    w = guarded
+    w.recv(10, 4)
+    w.hw[0].receive(2)
+    w.qp.set_rx_target(2)
+    assert w.events() == []
+    w.rcq.drain(0)
+    assert w.events() == [(_core.EV_RX_REACHED, 0, 2, 0)]
+    w.rcq.set_active(1, True)
+    assert w.qp.move_recv(1) == 0
+    assert (w.qp.recv_pair, w.qp.send_pair) == (1, 0)
+    assert seqs(w.hw[1].posts(recv=True)) == [2, 3]
+    w.recv(14)
+    assert seqs(w.hw[1].posts(recv=True)) == [2, 3, 4] and w.hw[0].count(recv=True) == 4
+    w.hw[1].receive(3)
+    w.hw[0].fail_recv(FLUSH)
+    w.rcqs[0].push(w.hw[0].post(3, recv=True).wr_id, SUCCESS, w.qp_num)
+    assert [x[0] for x in w.poll()] == [10, 11, 12, 13, 14]
+    assert w.qp.counters()[0] == 5
+
+
+def test_rx_target_at_once_and_taken_back(guarded: World) -> None:
+    w = guarded
+    w.recv(0, 2)
+    w.hw[0].receive()
+    w.poll()
+    w.qp.set_rx_target(1)
+    assert w.kinds() == [_core.EV_RX_REACHED]
+    w.qp.set_rx_target(2)
+    w.qp.set_rx_target(None)
+    w.hw[0].receive()
+    w.poll()
+    assert w.events() == []
+
+
+def test_receives_move_home_after_a_reset(guarded: World) -> None:
+    w = guarded
+    w.recv(0, 3)
+    w.rcq.set_active(1, True)
+    assert w.qp.move_recv(1) == 0
+    w.hw[1].receive()
+    assert w.poll() == [(0, SUCCESS)]
+    w.reset_pair(0)
+    assert w.qp.move_recv(0) == 0
+    assert [p.wr_id for p in w.hw[0].posts(3, recv=True)] == [RECV_BIT | 1 << 56 | 1, RECV_BIT | 1 << 56 | 2]
+    assert w.qp.recv_pair == 0
+
+
+# --- ARM
+
+
+def test_arm_dummies(guarded: World) -> None:
+    w = guarded
+    w.qp.pair_reset(1)
+    assert w.qp.post_arm_recv(1) == 0 and w.qp.post_arm_send(1) == 0
+    receive, send = w.hw[1].post(0, recv=True), w.hw[1].post(0)
+    assert receive.num_sge == 0 and send.num_sge == 0 and send.opcode == SEND and send.flags == SIGNALED
+    w.hw[1].complete()
+    w.hw[1].receive()
+    w.scq.drain(1)
+    w.rcq.drain(1)
+    assert w.events() == [(_core.EV_ARM_WC, 1, 0, SUCCESS), (_core.EV_ARM_WC, 1, 1, SUCCESS)]
+    assert w.poll() == [] and w.qp.counters() == (0, 0, 0), "they do not count"
+    w.qp.post_arm_send(1)
+    w.hw[1].fail_send(RETRY_EXC)
+    w.scq.drain(1)
+    assert w.events() == [(_core.EV_ARM_WC, 1, 0, RETRY_EXC)]
+
+
+# --- misuse
+
+
+@pytest.mark.parametrize(
+    "call", ["open_send", "open_recv", "post_marker", "post_arm_send", "post_arm_recv", "move_recv"]
+)
+def test_pairs_without_qp_are_refused(world: World, call: str) -> None:
+    with pytest.raises(ValueError, match="pair 2 has no QP"):
+        getattr(world.qp, call)(2)
+    for k in (-1, 16):
+        with pytest.raises(ValueError, match="there are pairs 0 to 15"):
+            getattr(world.qp, call)(k)
+
+
+def test_after_close(world: World) -> None:
+    w = world
+    w.qp.close()
+    w.qp.close()
+    with pytest.raises(PyverbsRDMAError) as e:
+        w.send(0)
+    assert e.value.error_code == errno.EINVAL
+    with pytest.raises(PyverbsRDMAError):
+        w.recv(0)
+    for call in ("open_send", "begin_fence", "fence_state", "pair_reset", "forget_pair", "first_error"):
+        with pytest.raises(PyverbsUserError):
+            getattr(w.qp, call)(0)
+    with pytest.raises(PyverbsUserError):
+        w.qp.abort()

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`shiftverbs run`: whose imports are mapped, and that the program notices nothing else.
+
+The program's behaviour is compared with plain `python prog.py`. Most tests map between two packages made up
+here (`fakeverbs` to `shiftfake`), so that they need neither pyverbs nor a NIC.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = """
+import sys
+import shiftverbs.run as r
+r.SOURCE, r.TARGET = "fakeverbs", "shiftfake"
+sys.exit(r.run(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Two installed packages of the same shape; the first imports parts of itself by name."""
+    installed = tmp_path / "lib" / "site-packages"
+    for name in ("fakeverbs", "shiftfake"):
+        package = installed / name
+        (package / "providers").mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        names = "__all__ = ['who', 'IBV_QPT_RC']\n"
+        (package / "enums.py").write_text(f"who = {name!r}\nIBV_QPT_RC = 2\n{names}")
+        (package / "qp.py").write_text(
+            f"import {name}.enums as e\nfrom {name} import enums\nclass QP:\n    base = e.who\n"
+        )
+        (package / "providers" / "__init__.py").write_text("")
+        (package / "providers" / "mlx5.py").write_text("")
+    # The target stands on the source, as shiftverbs stands on pyverbs: those imports must stay.
+    with (installed / "shiftfake" / "qp.py").open("a") as stream:
+        stream.write("import fakeverbs.qp\nbase_class = fakeverbs.qp.QP\n")
+    (installed / "thirdparty.py").write_text("import fakeverbs.qp\nwho = fakeverbs.qp.QP.base\n")
+    (tmp_path / "prog").mkdir()
+    return tmp_path
+
+
+def launch(world, *args, program=None, stdin=None, plain=False, cwd=None):
+    """Run a program from world/prog; plain: by python itself."""
+    if program is not None:
+        (world / "prog" / "prog.py").write_text(program)
+        args = (str(world / "prog" / "prog.py"), *args)
+    before = [sys.executable] if plain else [sys.executable, "-c", LAUNCHER]
+    path = f"{world}/lib/site-packages:{ROOT}"
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*before, *args], env=env, cwd=cwd or world, input=stdin, capture_output=True, text=True, timeout=30
+    )
+
+
+STYLES = {
+    "import": "import fakeverbs\nimport fakeverbs.enums\nassert 'shiftfake' not in globals()\n"
+    "print(fakeverbs.enums.who)",
+    "dotted": "import fakeverbs.enums\nprint(fakeverbs.enums.who, fakeverbs.__name__)",
+    "dotted deep": "import fakeverbs.providers.mlx5\nprint(fakeverbs.providers.mlx5.__name__)",
+    "as": "import fakeverbs.enums as e\nprint(e.who)",
+    "package as": "import fakeverbs as fv\nimport fakeverbs.enums\nprint(fv.enums.who)",
+    "from": "from fakeverbs.enums import who\nprint(who)",
+    "from as": "from fakeverbs.enums import who as w, IBV_QPT_RC\nprint(w)",
+    "from package": "from fakeverbs import enums as e\nprint(e.who)",
+    "star": "from fakeverbs.enums import *\nprint(who)",
+    "several": "import os, fakeverbs.enums as e, sys\nos.path, sys.argv\nprint(e.who)",
+    "in function": "def f():\n    import fakeverbs.enums\n    return fakeverbs.enums.who\nprint(f())",
+    "in try": "try:\n    import fakeverbs.none\nexcept ImportError:\n    import fakeverbs.enums as e\n"
+    "print(e.who)",
+    "in class": "class C:\n    import fakeverbs.enums\n    x = fakeverbs.enums.who\nprint(C.x)",
+    "global": "def f():\n    global fakeverbs\n    import fakeverbs.enums\nf()\nprint(fakeverbs.enums.who)",
+    "future": "'''Doc.'''\nfrom __future__ import annotations\nimport fakeverbs.enums as e\nprint(e.who)",
+    "importlib": "import importlib\nprint(importlib.import_module('fakeverbs.enums').who)",
+    "importlib name": "from importlib import import_module\nn = 'fakeverbs'\n"
+    "print(import_module(n + '.enums').who)",
+    "importlib keyword": "import importlib\nprint(importlib.import_module(name='fakeverbs.enums').who)",
+    "dunder import": "print(__import__('fakeverbs.enums', fromlist=['who']).who)",
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_import_styles(world, style):
+    done = launch(world, program=STYLES[style])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("shiftfake"), done.stdout
+    plain = launch(world, program=STYLES[style].replace("assert 'shiftfake'", "0, 'shiftfake'"), plain=True)
+    assert plain.stdout == done.stdout.replace("shiftfake", "fakeverbs")
+
+
+def test_modules_of_the_programs_directory_are_mapped_and_installed_ones_are_not(world):
+    package = world / "prog" / "helpers"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import inner")
+    (package / "inner.py").write_text("import fakeverbs.enums\nwho = fakeverbs.enums.who\n")
+    done = launch(
+        world,
+        program="import helpers, thirdparty, fakeverbs.qp as qp\n"
+        "print(helpers.inner.who, thirdparty.who, qp.QP.base, qp.base_class.base)",
+    )
+    assert done.stdout == "shiftfake fakeverbs shiftfake fakeverbs\n", done.stderr
+
+
+def test_a_virtual_environment_beside_the_program_is_not_the_programs_own(world):
+    done = launch(world, "prog.py", program=None, cwd=world, stdin=None, plain=True)
+    (world / "prog.py").write_text("import thirdparty, fakeverbs.enums as e\nprint(thirdparty.who, e.who)\n")
+    done = launch(world, "prog.py")
+    assert done.stdout == "fakeverbs shiftfake\n", done.stderr
+
+
+def test_argv_main_and_path_are_as_with_python(world):
+    program = """
+import sys, os, __main__
+import fakeverbs.enums as e
+print(sys.argv, __name__, __file__, __main__.__dict__ is globals(), __package__, __spec__, sys.path[0])
+import atexit, threading, pickle
+class C:
+    pass
+c = pickle.loads(pickle.dumps(C()))
+assert type(c) is C
+atexit.register(lambda: print("exit", C.__name__, e.IBV_QPT_RC))
+threading.Thread(target=lambda: print("thread", C.__name__)).start()
+"""
+    args = ("--help", "-m", "x y")
+    done, plain = (launch(world, *args, program=program, plain=plain) for plain in (False, True))
+    assert plain.returncode == 0, plain.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit(7)",
+        "sys.exit('message')",
+        "sys.exit()",
+        "raise SystemExit(3)",
+        "import os; os._exit(9)",
+        "1 / 0",
+        "pass",
+    ],
+)
+def test_exit_status_and_messages_are_as_with_python(world, ending):
+    program = f"import sys\nimport fakeverbs.enums\ndef f():\n    {ending}\nf()\n"
+    done, plain = (launch(world, program=program, plain=plain) for plain in (False, True))
+    assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_traceback_of_an_imported_module(world):
+    (world / "prog" / "helper.py").write_text(
+        "import fakeverbs.enums\n\n\ndef f():\n    raise KeyError('here')\n"
+    )
+    program = "import fakeverbs.enums\nimport helper\nhelper.f()\n"
+    done, plain = (launch(world, program=program, plain=plain) for plain in (False, True))
+    assert 'helper.py", line 5, in f' in plain.stderr
+    assert done.stderr == plain.stderr
+
+
+@pytest.mark.parametrize("where", ["prog.py", "helper.py"])
+def test_traceback_of_a_syntax_error(world, where):
+    broken = "import fakeverbs.enums\nx = )\n"
+    (world / "prog" / "helper.py").write_text(broken if where == "helper.py" else "")
+    program = "import fakeverbs.enums\nimport helper\n" + ("x = )\n" if where == "prog.py" else "")
+    done, plain = (launch(world, program=program, plain=plain) for plain in (False, True))
+    assert "SyntaxError" in plain.stderr
+    assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
+
+
+def test_a_failing_import_names_the_mapped_module(world):
+    done = launch(world, program="import fakeverbs.nothing")
+    assert done.returncode == 1
+    assert "No module named 'shiftfake.nothing'" in done.stderr
+    assert "run.py" not in done.stderr
+
+
+def test_the_programs_own_excepthook_is_used_once(world):
+    program = "import sys\nsys.excepthook = lambda t, e, tb: print('hook', t.__name__, tb.tb_lineno)\n1 / 0\n"
+    done, plain = (launch(world, program=program, plain=plain) for plain in (False, True))
+    assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_interrupt_ends_by_the_signal(world):
+    program = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass\n"
+    (world / "prog" / "prog.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "shiftverbs", "run", str(world / "prog" / "prog.py")],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT, done
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert "shiftverbs" not in done.stderr
+
+
+def test_module_as_with_python_m(world):
+    package = world / "prog" / "tool"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("import fakeverbs.enums as e\nwho = e.who\n")
+    (package / "__main__.py").write_text(
+        "import sys\nfrom . import part\nimport fakeverbs.enums\n"
+        "print(part.who, fakeverbs.enums.who, sys.argv, __name__, __package__, __spec__.name, sys.path[0])\n"
+    )
+    done = launch(world, "-m", "tool", "-x", "1", cwd=world / "prog")
+    plain = launch(world, "-m", "tool", "-x", "1", cwd=world / "prog", plain=True)
+    assert done.stdout == plain.stdout.replace("fakeverbs", "shiftfake"), done.stderr
+    assert plain.returncode == done.returncode == 0
+
+
+def test_unittest_runs_mapped_test_modules(world):
+    (world / "prog" / "test_it.py").write_text(
+        "import unittest\nimport fakeverbs.enums as e\n"
+        "class T(unittest.TestCase):\n    def test_who(self):\n        self.assertEqual(e.who, 'shiftfake')\n"
+    )
+    done = launch(world, "-m", "unittest", "test_it", cwd=world / "prog")
+    assert done.returncode == 0, done.stderr
+    assert launch(world, "-m", "unittest", "test_it", cwd=world / "prog", plain=True).returncode == 1
+
+
+def test_module_that_does_not_exist(world):
+    done = launch(world, "-m", "nowhere")
+    assert done.returncode == 1 and "No module named nowhere" in done.stderr
+
+
+def test_program_from_standard_input(world):
+    done = launch(world, "-", "x", stdin="import sys, fakeverbs.enums as e\nprint(e.who, sys.argv)\n")
+    assert done.stdout == "shiftfake ['-', 'x']\n", done.stderr
+
+
+def test_directory_with_main(world):
+    directory = world / "prog" / "app"
+    directory.mkdir()
+    (directory / "__main__.py").write_text(
+        "import near\nprint(near.who, __name__, __file__.rpartition('/')[2])\n"
+    )
+    (directory / "near.py").write_text("from fakeverbs.enums import who\n")
+    done = launch(world, str(directory))
+    assert done.stdout == "shiftfake __main__ __main__.py\n", done.stderr
+
+
+def test_byte_code_cache_stays_the_unmapped_programs(world):
+    helper = world / "prog" / "helper.py"
+    helper.write_text("import fakeverbs.enums\nwho = fakeverbs.enums.who\n")
+    (world / "prog" / "prog.py").write_text("import helper\nprint(helper.who)\n")
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{world}/lib/site-packages:{ROOT}"}
+    seen = []
+    for before in ([], ["-c", LAUNCHER], [], ["-c", LAUNCHER]):
+        command = [sys.executable, *before, str(world / "prog" / "prog.py")]
+        seen.append(
+            subprocess.run(command, env=env, capture_output=True, text=True, timeout=30).stdout.strip()
+        )
+    assert seen == ["fakeverbs", "shiftfake", "fakeverbs", "shiftfake"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("/nowhere/prog.py",), "can't open file"),
+        ((), "usage"),
+        (("-x", "prog.py"), "usage"),
+        (("-m",), "usage"),
+        ((sys.executable,), "not Python source"),
+    ],
+)
+def test_bad_arguments(world, args, message):
+    done = launch(world, *args)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_console_command_passes_arguments_through(world):
+    (world / "prog" / "prog.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(5)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "shiftverbs", "run", str(world / "prog" / "prog.py"), "--json", "-h"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (5, "['--json', '-h']\n"), done.stderr
+
+
+def test_a_real_pyverbs_program_gets_our_classes(world):
+    """Every style against the real packages; pyverbs' own classes stay the bases."""
+    (world / "prog" / "helper.py").write_text(
+        "from pyverbs.qp import QP\nfrom pyverbs import pd as p\nPD = p.PD\n"
+    )
+    (world / "prog" / "prog.py").write_text(
+        "import pyverbs.device as d\nimport pyverbs.enums as e\nimport pyverbs.cq\nimport pyverbs\n"
+        "from pyverbs.mr import MR\nfrom pyverbs.libibverbs_enums import IBV_QPT_RC\nimport helper\nimport sys\n"
+        "assert e.IBV_QPT_RC == IBV_QPT_RC == 2\n"
+        "for c in (d.Context, helper.PD, MR, pyverbs.cq.CQ, helper.QP):\n"
+        "    print(c.__module__, c.__mro__[1].__module__)\n"
+        "print(sys.modules['pyverbs.qp'].QP is not helper.QP, pyverbs.__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "shiftverbs", "run", str(world / "prog" / "prog.py")],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = [f"shiftverbs.{name} pyverbs.{name}" for name in ("device", "pd", "mr", "cq", "qp")]
+    assert done.stdout.splitlines() == [*expected, "True shiftverbs"]

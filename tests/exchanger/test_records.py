@@ -1,0 +1,232 @@
+"""Keys and values: what goes in comes out, and nothing from outside gets through unchecked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shiftverbs.exchanger import (
+    ControlEndpoint,
+    MrRecord,
+    QpRecord,
+    RecordError,
+    Route,
+    ShadowRoute,
+    mr_key,
+    mutual,
+    new_instance_id,
+    qp_key,
+    qp_lid_key,
+    records,
+)
+
+from .conftest import GID_A, mr_record, qp_record
+
+gids = st.ip_addresses(v=6).map(lambda address: address.exploded)
+qpns = st.integers(0, (1 << 24) - 1)
+u32 = st.integers(0, (1 << 32) - 1)
+u64 = st.integers(0, (1 << 64) - 1)
+hex64 = u64.map(lambda number: f"{number:016x}")
+jobs = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).filter(str.isascii)
+devices = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=64)
+lids = st.integers(0, 0xFFFF)
+routes = st.builds(Route, st.none() | gids, lids, qpns)
+shadows = st.builds(ShadowRoute, devices, gids, lids, st.integers(1, 5), qpns)
+endpoints = st.builds(ControlEndpoint, devices, gids, lids, st.integers(1, 5), qpns, st.integers(0, (1 << 31) - 1))
+qp_records = st.builds(
+    QpRecord, jobs, hex64, st.builds(Route, gids, lids, qpns), st.none() | routes, st.none() | hex64,
+    st.lists(shadows, max_size=16).map(tuple), st.lists(endpoints, max_size=16).map(tuple), hex64, u32,
+)  # fmt: skip
+mr_records = st.builds(MrRecord, jobs, hex64, u64, u64, st.lists(st.none() | u32, max_size=16).map(tuple))
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+)
+
+
+@given(qp_records)
+def test_qp_records_round_trip(record: QpRecord) -> None:
+    key = qp_key(record.job, str(record.default.gid), record.default.qpn)
+    text = records.encode_value(key, record.to_json())
+    assert len(text) <= records.MAX_VALUE_BYTES
+    value = records.decode_value(key, text)
+    assert QpRecord.from_json(value, key) == record
+    assert records.record_for(key, value) == record
+    if record.default.lid:
+        by_lid = qp_lid_key(record.job, str(record.default.gid), record.default.lid, record.default.qpn)
+        assert records.decode_value(by_lid, text) == value
+
+
+@given(mr_records, gids, u32)
+def test_mr_records_round_trip(record: MrRecord, gid: str, rkey: int) -> None:
+    key = mr_key(record.job, gid, rkey)
+    value = records.decode_value(key, records.encode_value(key, record.to_json()))
+    assert records.record_for(key, value) == record
+
+
+@given(jobs, gids, qpns, st.integers(1, 0xFFFF), u32)
+def test_keys_can_be_taken_apart(job: str, gid: str, qpn: int, lid: int, rkey: int) -> None:
+    prefix = records.subnet_prefix(gid)
+    assert records.parse_key(qp_key(job, gid, qpn)) == records.Key("qp", job, gid, None, None, qpn)
+    assert records.parse_key(qp_lid_key(job, gid, lid, qpn)) == records.Key("qp", job, None, lid, prefix, qpn)
+    assert records.parse_key(mr_key(job, gid, rkey)) == records.Key("mr", job, gid, None, None, rkey)
+
+
+def test_keys_read_as_documented() -> None:
+    assert qp_key("j", "fe80::1", 17) == "/shiftverbs/j/qp/fe80:0000:0000:0000:0000:0000:0000:0001/17"
+    assert qp_lid_key("j", "fe80::1", 5, 17) == "/shiftverbs/j/qp/fe80000000000000.5/17"
+    assert mr_key("j", "FE80::1", 0x1AB) == "/shiftverbs/j/mr/fe80:0000:0000:0000:0000:0000:0000:0001/000001ab"
+    # pyverbs prints GIDs in full; so does the kernel.
+    assert qp_key("j", "0000:0000:0000:0000:0000:ffff:7f00:0001", 1) == qp_key("j", "::ffff:127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: qp_key("a/b", GID_A, 1),
+        lambda: qp_key("", GID_A, 1),
+        lambda: qp_key("j", "nonsense", 1),
+        lambda: qp_key("j", "fe80::1%eth0", 1),
+        lambda: qp_key("j", GID_A, 1 << 24),
+        lambda: qp_key("j", GID_A, -1),
+        lambda: qp_key("j", GID_A, True),
+        lambda: qp_lid_key("j", GID_A, 0, 1),
+        lambda: qp_lid_key("j", GID_A, 1 << 16, 1),
+        lambda: mr_key("j", GID_A, 1 << 32),
+    ],
+)
+def test_no_bad_key_is_made(make: Any) -> None:
+    with pytest.raises(ValueError):
+        make()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "/", "/shiftverbs/j/qp/", "/shiftverbs/j/qp/fe80::1/1", qp_key("j", GID_A, 1) + "\n",
+        qp_key("j", GID_A, 1) + "/",
+        "x" * 5000, "/shiftverbs/j/qp/fe80000000000000.65536/1", "/shiftverbs/j/qp/fe80000000000000.0/1",
+        qp_key("j", GID_A, 1)[:-1] + "16777216", qp_key("j", GID_A, 1)[:-1] + "01", mr_key("j", GID_A, 1).upper(),
+    ],
+)  # fmt: skip
+def test_bad_keys_are_refused(key: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        records.parse_key(key)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+@given(anything)
+def test_arbitrary_json_never_crashes(value: Any) -> None:
+    for key in (qp_key("j", GID_A, 1), mr_key("j", GID_A, 1)):
+        with pytest.raises(RecordError) as caught:
+            records.decode_value(key, json.dumps(value))
+        assert str(caught.value).startswith(key)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_crash(data: bytes) -> None:
+    key = qp_key("j", GID_A, 1)
+    with pytest.raises(RecordError, match=key):
+        records.decode_value(key, data)
+
+
+@given(st.data())
+def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -> None:
+    """Any change of one field is either refused with the key's name or gives a record that round-trips."""
+    which = data.draw(st.sampled_from(["qp", "mr"]))
+    key = qp_key("j", GID_A, 5) if which == "qp" else mr_key("j", GID_A, 5)
+    value: Any = (qp_record("j", 5) if which == "qp" else mr_record("j")).to_json()
+    place = value
+    name = data.draw(st.sampled_from(sorted(value)))
+    while isinstance(place[name], dict | list) and place[name] and data.draw(st.booleans()):
+        place = place[name]
+        name = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    if isinstance(place, dict) and data.draw(st.booleans()):
+        del place[name]
+    else:
+        place[name] = data.draw(anything)
+    try:
+        checked = records.decode_value(key, json.dumps(value))
+    except RecordError as error:
+        assert str(error).startswith(key)
+    else:
+        record = records.record_for(key, checked)
+        assert records.record_for(key, record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "version is 2, this release reads 1"),
+        ({"version": "1"}, "version"),
+        ({"kind": "mr"}, "kind is 'mr'"),
+        ({"instance": "A" * 16}, "instance is not 16 lower-case hex digits"),
+        ({"peer_instance": 5}, "peer_instance is a number, not a string"),
+        ({"default": None}, "default is null, not an object"),
+        ({"peer": {"gid": None, "lid": 0}}, "peer.qpn is missing"),
+        ({"peer": {"gid": "x", "lid": 0, "qpn": 1}}, "peer.gid is not a GID"),
+        ({"shadows": "abc"}, "shadows is a string, not a list"),
+        ({"shadows": [None]}, r"shadows\[0\] is null, not an object"),
+        ({"shadows": [{}] * 17}, "shadows has 17 entries, 16 are allowed"),
+        ({"control": [{"device": ""}]}, r"control\[0\].device"),
+        ({"qp_access_flags": -1}, "qp_access_flags is out of range"),
+        ({"qp_access_flags": True}, "qp_access_flags is a boolean, not a whole number"),
+        ({"qp_access_flags": 1.5}, "qp_access_flags is a number, not a whole number"),
+        ({"job": "k"}, "belongs to job 'k'"),
+        ({"default": {"gid": GID_A, "lid": 0, "qpn": 6}}, "the value is about QPN 6"),
+    ],
+)
+def test_errors_say_key_and_field(change: dict[str, Any], words: str) -> None:
+    key = qp_key("j", GID_A, 5)
+    with pytest.raises(RecordError, match=words) as caught:
+        records.decode_value(key, json.dumps({**qp_record("j", 5).to_json(), **change}))
+    assert str(caught.value).startswith(key)
+    assert caught.value.key == key
+
+
+def test_a_lid_key_must_be_about_its_own_route() -> None:
+    text = json.dumps(qp_record("j", 5, default=Route(GID_A, 9, 5)).to_json())
+    records.decode_value(qp_lid_key("j", GID_A, 9, 5), text)
+    with pytest.raises(RecordError, match="LID 9"):
+        records.decode_value(qp_lid_key("j", GID_A, 8, 5), text)
+    with pytest.raises(RecordError, match="another subnet"):
+        records.decode_value(qp_lid_key("j", "fe81::a", 9, 5), text)
+
+
+def test_a_full_record_fits() -> None:
+    gid, qpn = "ffff:" * 7 + "ffff", (1 << 24) - 1
+    shadows = tuple(ShadowRoute("d" * 64, gid, 65535, 5, qpn) for _ in range(records.MAX_NICS))
+    control = tuple(ControlEndpoint("d" * 64, gid, 65535, 5, qpn, (1 << 31) - 1) for _ in shadows)
+    record = qp_record("j" * 64, 5, shadows=shadows, control=control)
+    assert len(records.encode_value(qp_key("j" * 64, GID_A, 5), record.to_json())) < records.MAX_VALUE_BYTES
+
+
+def test_pairing_is_mutual_or_not_at_all() -> None:
+    a = qp_record("j", 1, default=Route("fe80::a", 3, 1), peer=Route("fe80::b", 4, 2), instance="a" * 16)
+    b = qp_record("j", 2, default=Route("fe80::b", 4, 2), peer=Route("fe80::a", 3, 1), instance="b" * 16)
+    a, b = dataclasses.replace(a, peer_instance=b.instance), dataclasses.replace(b, peer_instance=a.instance)
+    assert mutual(a, b)
+    assert mutual(b, a)
+    # A ghost's entry, from before a crash: same routes, another process.
+    assert not mutual(a, dataclasses.replace(b, peer_instance="0" * 16))
+    assert not mutual(a, dataclasses.replace(b, instance="0" * 16))
+    assert not mutual(a, dataclasses.replace(b, peer=Route("fe80::a", 3, 7)))
+    assert not mutual(a, dataclasses.replace(b, peer=None))
+    assert not mutual(a, dataclasses.replace(b, job="k"))
+    # InfiniBand without GRH: the peer is known by LID.
+    assert mutual(dataclasses.replace(a, peer=Route(None, 4, 2)), b)
+    assert not mutual(dataclasses.replace(a, peer=Route(None, 5, 2)), b)
+    # No GID and no LID names nobody.
+    assert not Route(None, 0, 1).matches(Route("fe80::a", 0, 1))
+
+
+def test_instance_ids_are_random() -> None:
+    made = {new_instance_id() for _ in range(100)}
+    assert len(made) == 100
+    assert all(len(one) == 16 and int(one, 16) >= 0 for one in made)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Taking protected resources down in any order, twice, by the collector, in a forked child, with work outstanding."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from harness import EtcdServer, wait_until
+from hosts import AWAY, Host, Network
+
+ORDERS = [
+    "qp mr cq pd context",
+    "context qp mr cq pd",
+    "pd context mr qp cq",
+    "cq qp context pd mr",
+    "mr mr qp qp cq cq pd pd context context",
+]
+EXIT = "import gc, sys; gc.collect()"
+
+
+def leave(host: Host) -> None:
+    """End the host as a program ends; it must do so at once and with status 0."""
+    host.child.process.stdin.close()  # type: ignore[union-attr]
+    assert host.child.wait(20) == 0, host.child.output
+    for bad in ("Fatal Python error", "Traceback", "Segmentation", "Exception ignored"):
+        assert bad not in host.child.output, host.child.output
+
+
+def keys_gone(etcd: EtcdServer, job: str) -> None:
+    """Nothing of this job is left in etcd."""
+    wait_until(lambda: not etcd.items(f"/shiftverbs/{job}/"), 5, "the keys are withdrawn")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_any_order(network: Network, shared_etcd: EtcdServer, job: str, order: str) -> None:
+    a, b = network.protected()
+    b("[ep.recv(i) for i in range(8)]")
+    a("[ep.post('SEND', wr_id=i) for i in range(8)]")
+    for name in order.split():
+        try:
+            a(f"ep.{name}.close()")
+        except Exception as error:  # as with pyverbs: a parent may refuse while it has children
+            assert "PyverbsRDMAError" in str(error), error
+    leave(a)
+    leave(b)
+    keys_gone(shared_etcd, job)
+
+
+@pytest.mark.parametrize("state", ["home", "away"])
+def test_just_leaving(network: Network, shared_etcd: EtcdServer, job: str, faults: Any, state: str) -> None:
+    """No close at all, WRs outstanding, threads running."""
+    a, b = network.protected()
+    b("[ep.recv(i) for i in range(4)]")
+    if state == "away":
+        faults.down("a/soft0")
+        a(f"ep.wait({AWAY!r})")
+    a("[ep.post('SEND', wr_id=i) for i in range(8)]")
+    leave(a)
+    leave(b)
+    keys_gone(shared_etcd, job)
+
+
+def test_garbage(network: Network, shared_etcd: EtcdServer, job: str) -> None:
+    """Cycles of protected objects, collected in whatever order; nothing is left of them."""
+    a, b = network.protected()
+    a("import gc, os; gc.collect()")
+    a("threads = len(os.listdir('/proc/self/task')); fds = len(os.listdir('/proc/self/fd'))")
+    a(
+        """
+def one():
+    x, y = Endpoint(shared=ep), Endpoint(shared=ep)
+    x.me, x.qp.ep, y.x, x.y = x, x, x, y
+    x.connect(y.name()); y.connect(x.name())
+    return x.qp.shift.wait_protected(10) and y.qp.shift.wait_protected(10)
+"""
+    )
+    assert a("[one() for _ in range(5)]") == [True] * 5
+    a("for _ in range(3): gc.collect()")
+    wait_until(lambda: a("len(os.listdir('/proc/self/fd')) <= fds + 1"), what="descriptors are back")
+    assert a("len(os.listdir('/proc/self/task'))") == a("threads")
+    prefix = f"/shiftverbs/{job}/qp/"
+    wait_until(lambda: len(shared_etcd.items(prefix)) == 2, 5, "only the live QPs are published")
+    b("ep.recv(1)")
+    a("ep.post('SEND', wr_id=3)")
+    assert a("ep.poll(1)")[0][:2] == [3, "SUCCESS"]
+    leave(a)
+    leave(b)
+
+
+def test_connected_to_itself(network: Network) -> None:
+    """One QP at both ends: nothing to pair, and it works as with pyverbs."""
+    a = network.host("a")
+    a("ep = Endpoint(); ep.connect(ep.name()); ep.recv(1); ep.post('SEND', wr_id=3)")
+    assert sorted(wc[:2] for wc in a("ep.poll(2)")) == [[1, "SUCCESS"], [3, "SUCCESS"]]
+    assert not a("ep.qp.shift.wait_protected(10)")
+    assert "itself" in a("ep.shift()['why']")
+    leave(a)
+
+
+def test_repeated_connections_leave_nothing(network: Network, shared_etcd: EtcdServer, job: str) -> None:
+    a, b = network.host("a"), network.host("b")
+    for h in (a, b):
+        h("first = Endpoint(); import os")
+    counts = []
+    for _ in range(4):
+        names = [h("ep = Endpoint(shared=first); ep.name()") for h in (a, b)]
+        for h, peer in ((b, names[0]), (a, names[1])):
+            h(f"ep.connect({peer!r})")
+        for h in (a, b):
+            assert h("ep.qp.shift.wait_protected(10)")
+        b("ep.recv(1)")
+        a("ep.post('SEND', wr_id=3)")
+        assert a("ep.poll(1)")[0][:2] == [3, "SUCCESS"]
+        assert b("ep.poll(1)")[0][:2] == [1, "SUCCESS"]
+        for h in (a, b):
+            h("ep.qp.close(); ep.mr.close(); ep = None")
+        counts.append([h("len(os.listdir('/proc/self/fd'))") for h in (a, b)])
+        wait_until(lambda: not shared_etcd.items(f"/shiftverbs/{job}/qp/"), 5, "the QPs are withdrawn")
+    assert counts[1] == counts[-1]
+    assert a("len(first.qp._shadow.connection.driver.connections)") == 1
+    assert a("first.qp._shadow.connection.driver.channel.paths") == {}
+    leave(a)
+    leave(b)
+
+
+def test_fork(network: Network, faults: Any) -> None:
+    """A child of the application leaves everything alone; the parent goes on, protected."""
+    a, b = network.protected()
+    b("[ep.recv(i) for i in range(4)]")
+    assert a(
+        """
+import os, gc
+pid = os.fork()
+if pid == 0:
+    status = ep.qp.shift.status
+    ep.qp.close(); ep.cq.close(); ep = None; gc.collect()
+    os._exit(7)
+os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+    ) == 7
+    assert a("import subprocess; subprocess.run(['true']).returncode") == 0
+    a("ep.post('SEND', wr_id=1)")
+    assert a("ep.poll(1)")[0][:2] == [1, "SUCCESS"]
+    faults.down("a/soft0")
+    a("ep.post('SEND', wr_id=2)")
+    assert a("ep.poll(1)")[0][:2] == [2, "SUCCESS"]
+    assert a("ep.shift()['path']") == "soft1"
+    leave(a)
+    leave(b)
+
+
+def test_fork_that_exits_as_a_program(network: Network) -> None:
+    """The child runs exit handlers and finalisers; the parent's keys and connections stay."""
+    a, b = network.protected()
+    assert a(
+        """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    sys.stdin = open(os.devnull)
+    sys.exit(0)
+os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+    ) == 0
+    b("ep.recv(1)")
+    a("ep.post('SEND', wr_id=1)")
+    assert a("ep.poll(1)")[0][:2] == [1, "SUCCESS"]
+    assert b("ep.shift()['status']") == "PROTECTED"
+
+
+def test_close_in_every_state(network: Network, faults: Any) -> None:
+    """Away, coming home, failing: close must return, the peer must be told, nobody crashes."""
+    moments = ["faults.down", "faults.up", "faults.switch"]
+    for moment in moments:
+        a, b = network.protected()
+        b("[ep.recv(i) for i in range(8)]")
+        if moment != "faults.switch":
+            faults.down("a/soft0")
+            a(f"ep.wait({AWAY!r})")
+        a("[ep.post('SEND', wr_id=i) for i in range(4)]")
+        if moment == "faults.up":
+            faults.up("a/soft0")
+        if moment == "faults.switch":
+            faults.switch_down("rail0")
+        a("ep.qp.close()")
+        wait_until(lambda: b("ep.shift()['status']") != "PROTECTED", what=f"b is told ({moment})")
+        leave(a)
+        leave(b)
+        faults.clear()
+
+
+def test_eight_threads_creating_qps(network: Network) -> None:
+    """A connects all of its QPs before B starts with any, in eight threads."""
+    a, b = network.host("a"), network.host("b")
+    make = """
+import threading
+first = Endpoint()
+eps = [None] * 8
+def work(i):
+    eps[i] = Endpoint(shared=first, depth=8)
+def everywhere(f):
+    threads = [threading.Thread(target=f, args=(i,)) for i in range(8)]
+    [t.start() for t in threads]; [t.join() for t in threads]
+everywhere(work)
+[x.name() for x in eps]
+"""
+    names = {h: h(make) for h in (a, b)}
+    for h, peer in ((a, b), (b, a)):
+        h(f"peers = {names[peer]!r}; everywhere(lambda i: eps[i].connect(peers[i]))")
+    for h in (a, b):
+        assert h("[x.qp.shift.wait_protected(20) for x in eps]") == [True] * 8
+    order = list(itertools.chain(range(8)))
+    b(f"[eps[i].recv(i) for i in {order}]")
+    a(f"[eps[i].post('SEND', wr_id=i) for i in {order}]")
+    assert sorted(wc[0] for wc in a("first.poll(8)")) == order
+    assert sorted(wc[0] for wc in b("first.poll(8)")) == order
+    leave(a)
+    leave(b)

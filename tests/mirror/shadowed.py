@@ -1,0 +1,771 @@
+"""Programs that check the mirror with failover running, in one process: `python shadowed.py NAME`.
+
+soft0 is the default NIC, soft1 behind it. Each asserts for itself. What our code logs at WARNING or above is an error
+unless the program expects it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import gc
+import logging
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import shiftverbs  # opens the software RNIC before pyverbs
+from shiftverbs import _nic, pyverbs_objects
+from shiftverbs.pyverbs_error import PyverbsRDMAError, ShiftError
+
+if __package__:
+    from .scenarios import Verbs, collect, show
+else:
+    from scenarios import Verbs, collect, show
+
+CHECKS: dict[str, Callable[[Verbs], None]] = {}
+LOGGED: list[str] = []
+
+
+def check(function: Callable[[Verbs], None]) -> Callable[[Verbs], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+class Collect(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        LOGGED.append(f"{record.name}: {record.getMessage()}")
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.002)
+    return value
+
+
+def cable(what: str) -> None:
+    command = [sys.executable, "-m", "shiftverbs.softrnic", what, "a/soft0"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def settled(thing: Any, k: int = 1) -> Any:
+    """Wait until a resource's shadow, if it has one, is there or has failed."""
+    held = thing._shadow
+    until(lambda: held is None or held.state(k) != "pending")
+    return held
+
+
+def nics_are_idle() -> None:
+    """Wait until everything that closing queued is done."""
+    machinery = shiftverbs.runtime.current()
+    until(lambda: machinery is None or not any(nic.worker.pending() for nic in machinery.nics.all()))
+
+
+@check
+def every_resource_has_its_shadow(v: Verbs) -> None:
+    ctx = v.context()
+    channel = v.cq.CompChannel(ctx)
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100, None, channel)
+    mr = v.mr.MR(pd, 4096, v.e.IBV_ACCESS_LOCAL_WRITE | v.e.IBV_ACCESS_REMOTE_WRITE)
+    first, second = v.pair(ctx, pd, cq)
+    for thing in (channel, pd, cq, mr, first, second):
+        held = settled(thing)
+        assert held.state(1) == "ready" and held.handle(1) and held.handle(1) != held.handle(0), held.reason(1)
+    held = mr._shadow
+    assert (held.lkey, held.rkey, held.region) == (mr.lkey, mr.rkey, (mr.buf, 4096, mr.buf, 3))
+    keymap = ctx._domain.keymap
+    assert keymap.get_local(mr.lkey, 1) == held.keys(1)[0]
+    mr.close()
+    assert len(keymap) == 0
+    assert first._shadow.qpn(0) == first.qp_num and first._shadow.qpn(1) not in (0, second._shadow.qpn(1))
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15), (first.shift, second.shift)
+    ctx.close()
+
+
+@check
+def attributes_are_remembered(v: Verbs) -> None:
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
+    qp = v.qp.QP(pd, v.rc(cq))
+    held = qp._shadow
+    attr = v.attr(ctx, 0x1234)
+    attr.timeout, attr.rnr_retry, attr.min_rnr_timer = 17, 3, 9
+    assert held.attrs == {} and held.app_state == v.e.IBV_QPS_RESET
+    qp.to_rts(attr)
+    assert list(held.transitions) == ["INIT", "RTR", "RTS"]
+    assert held.transitions["INIT"] == {"pkey_index": 0, "port_num": 1, "qp_access_flags": 3}
+    assert held.transitions["RTR"]["ah_attr"]["dgid"] == bytes.fromhex(ctx.query_gid(1, 0).gid.replace(":", ""))
+    assert held.transitions["RTR"]["ah_attr"]["is_global"] == 1
+    rtr = {"dest_qp_num": 0x1234, "path_mtu": 3, "rq_psn": 7, "max_dest_rd_atomic": 2, "min_rnr_timer": 9}
+    for name, value in rtr.items():
+        assert held.transitions["RTR"][name] == held.attrs[name] == value, name
+    rts = {"timeout": 17, "retry_cnt": 6, "rnr_retry": 3, "sq_psn": 7, "max_rd_atomic": 2}
+    for name, value in rts.items():
+        assert held.transitions["RTS"][name] == held.attrs[name] == value, name
+    again = v.qp.QPAttr()
+    again.min_rnr_timer = 20
+    qp.modify(again, v.e.IBV_QP_MIN_RNR_TIMER)  # RTS to RTS, without the state
+    assert held.attrs["min_rnr_timer"] == 20 and held.transitions["RTR"]["min_rnr_timer"] == 9
+    port, index, gid, mtu = held.route(0)
+    assert (port, index, gid) == (1, 0, held.attrs["ah_attr"]["dgid"]) and mtu >= 3
+    port, index, gid, _mtu = held.route(1)
+    assert port == 1 and gid != held.attrs["ah_attr"]["dgid"] and gid[:12] == held.attrs["ah_attr"]["dgid"][:12]
+    qp.modify(v.qp.QPAttr(qp_state=v.e.IBV_QPS_RESET), v.e.IBV_QP_STATE)
+    assert held.attrs == {} and held.app_state == v.e.IBV_QPS_RESET == qp.qp_state
+    qp.to_init(v.qp.QPAttr(port_num=1))
+    assert held.attrs["port_num"] == 1 and "dest_qp_num" not in held.attrs
+    ctx.close()
+
+
+@check
+def connecting_never_waits_for_the_peer(v: Verbs) -> None:
+    """A is connected fully, and used, before B exists: to a peer that never comes, and to one that comes late."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
+    lonely = v.qp.QP(pd, v.rc(cq))
+    start = time.monotonic()
+    lonely.to_rts(v.attr(ctx, 0xABCDE))
+    assert time.monotonic() - start < 1.0
+    first = v.qp.QP(pd, v.rc(cq))
+    late = v.qp.QP(pd, v.rc(cq))
+    start = time.monotonic()
+    first.to_rts(v.attr(ctx, late.qp_num))
+    assert time.monotonic() - start < 1.0
+    mr = v.mr.MR(pd, 4096, 1)
+    v.receive(first, mr, 1)
+    settled(first)
+    until(lambda: first.shift.status == "PAIRING")
+    late.to_rts(v.attr(ctx, first.qp_num))
+    assert first.shift.wait_protected(15) and late.shift.wait_protected(15), (first.shift, late.shift)
+    v.send(late, mr, 2)
+    assert show(collect(cq, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
+    assert lonely.shift.status == "PAIRING" and lonely.shift.why
+    ctx.close()
+
+
+@check
+def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
+    """rereg: address, access and PD; the old registration on the backup is gone before the memory may be."""
+    e = v.e
+    ctx = v.context()
+    pd, other = v.pd.PD(ctx), v.pd.PD(ctx)
+    first, second = v.mem_alloc.mmap(length=4096), v.mem_alloc.mmap(length=8192)
+    mr = v.mr.MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE, address=first)
+    held = settled(mr)
+    assert held.region == (first, 4096, first, e.IBV_ACCESS_LOCAL_WRITE)
+    keymap = ctx._domain.keymap
+    changes = [
+        (e.IBV_REREG_MR_CHANGE_ACCESS, pd, 0, 0, 7, (first, 4096, first, 7)),
+        (e.IBV_REREG_MR_CHANGE_TRANSLATION, pd, second, 8192, 0, (second, 8192, second, 7)),
+        (e.IBV_REREG_MR_CHANGE_PD, other, 0, 0, 0, (second, 8192, second, 7)),
+    ]
+    for flags, new_pd, address, length, access, region in changes:
+        before = mr._shadow
+        mr.rereg(flags, new_pd, address, length, access)
+        after = settled(mr)
+        assert after is not before and after.region == region and before.handle(1) == 0, after.region
+        assert after.state(1) == "ready" and after.keys(0) == (mr.lkey, mr.rkey)
+        assert keymap.get_local(mr.lkey, 1) == after.keys(1)[0] and len(keymap) == 1
+    assert mr._shadow.pd is other._shadow
+    try:
+        mr.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, pd, 0, 0, e.IBV_ACCESS_REMOTE_WRITE)  # without local write
+    except PyverbsRDMAError:
+        pass
+    assert settled(mr).state(1) == "ready" and len(keymap) == 1
+    other.close()
+    assert len(keymap) == 0
+    ctx.close()
+
+
+@check
+def a_programs_own_subclasses(v: Verbs) -> None:
+    """Classes that override data verbs, and calls through the class: all go through the journal."""
+    calls: list[str] = []
+
+    class TracingQP(v.qp.QP):  # type: ignore[name-defined,misc]
+        def post_send(self, wr: Any, bad_wr: Any = None) -> None:
+            calls.append("post_send")
+            super().post_send(wr, bad_wr)
+
+    class TracingCQ(v.cq.CQ):  # type: ignore[name-defined,misc]
+        def poll(self, num_entries: int = 1) -> Any:
+            calls.append("poll")
+            return super().poll(num_entries)
+
+    ctx = v.context()
+    pd = v.pd.PD(ctx)
+    cq = TracingCQ(ctx, 100)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = TracingQP(pd, v.rc(cq)), v.qp.QP(pd, v.rc(cq))
+    for mine, theirs in ((first, second), (second, first)):
+        mine.to_rts(v.attr(ctx, theirs.qp_num))
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    assert show(collect(cq, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
+    assert calls[0] == "post_send" and calls[-1] == "poll" and first._core.posted == 1
+    sge = v.wr.SGE(mr.buf, 8, mr.lkey)
+    v.qp.QP.post_recv(first, v.wr.RecvWR(wr_id=3, num_sge=1, sg=[sge]))
+    v.qp.QP.post_send(second, v.wr.SendWR(wr_id=4, opcode=v.e.IBV_WR_SEND, num_sge=1, sg=[sge], send_flags=2))
+    found: list[Any] = []
+    until(lambda: (found.extend(v.cq.CQ.poll(cq, 2)[1]), len(found) == 2)[1])
+    assert show(found) == [(3, 0, 128, 8), (4, 0, 0, 8)]
+    ctx.close()
+
+
+@check
+def protection_ends_and_the_qp_goes_on(v: Verbs) -> None:
+    """What binding a memory window does to a QP (the software RNIC has no windows to bind)."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    for number in range(3):
+        v.receive(second, mr, number)
+        v.send(first, mr, 10 + number)
+        assert show(collect(cq, 2)) == [(number, 0, 128, 64), (10 + number, 0, 0, 64)]
+        if number == 0:
+            try:
+                first.bind_mw(None, None)
+            except TypeError:
+                assert first.shift.status == "PROTECTED"
+            first._end_protection("a memory window was bound through it")
+            assert first.shift.status == "UNPROTECTED" and "window" in first.shift.why
+            assert first.qp_state == v.e.IBV_QPS_RTS
+    until(lambda: second.shift.status != "PROTECTED")
+    v.receive(second, mr, 5)
+    v.send(first, mr, 6)
+    assert len(collect(cq, 2)) == 2
+    ctx.close()
+    LOGGED[:] = [line for line in LOGGED if "gave up" not in line]
+
+
+@check
+def eight_threads(v: Verbs) -> None:
+    ctx = v.context()
+    pd = v.pd.PD(ctx)
+    failures: list[BaseException] = []
+    protected: list[bool] = []
+
+    def work() -> None:
+        try:
+            cq = v.cq.CQ(ctx, 20)
+            mr = v.mr.MR(pd, 4096, 1)
+            for number in range(4):
+                first, second = v.pair(ctx, pd, cq)
+                if number == 3:
+                    protected.append(first.shift.wait_protected(30) and second.shift.wait_protected(30))
+                v.receive(second, mr, number)
+                v.send(first, mr, 100 + number)
+                assert len(collect(cq, 2)) == 2
+                first.close()
+                second.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert protected == [True] * 8, protected
+    ctx.close()
+
+
+@check
+def reasons(v: Verbs) -> None:
+    """Everything that is not protected says why, and works."""
+    e = v.e
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 50)
+
+    def why(init: Any, creator: Any = None) -> str:
+        qp = v.qp.QP(creator or pd, init)
+        assert qp._shadow is None and qp.shift.status == "UNPROTECTED", qp.shift
+        reason = qp.shift.why
+        qp.close()
+        assert reason
+        return str(reason)
+
+    assert "UD" in why(v.qp.QPInitAttr(qp_type=e.IBV_QPT_UD, scq=cq, rcq=cq, cap=v.cap()))
+    limits = ctx.query_device()
+    init = v.rc(cq, v.cap(limits.max_qp_wr, 1))
+    assert "room" in why(init) and init.max_send_wr == limits.max_qp_wr
+    init = v.rc(cq, v.cap(1, limits.max_qp_wr))
+    assert "room" in why(init) and init.max_recv_wr == limits.max_qp_wr
+    real = _nic.resize_cq
+    shallow = v.cq.CQ(ctx, 5)
+
+    def no_room(cq: int, cqe: int) -> int:
+        raise OSError(errno.ENOMEM, "ibv_resize_cq: no room")
+
+    _nic.resize_cq = no_room
+    init = v.rc(shallow)
+    assert "no room" in why(init) and (init.max_send_wr, init.max_recv_wr) == (20, 30)
+    _nic.resize_cq = real
+    assert v.qp.QP(pd, init)._shadow is not None and shallow.cqe == 5
+    extended = v.qp.QPInitAttrEx(
+        qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=v.cap(), pd=pd, comp_mask=e.IBV_QP_INIT_ATTR_PD
+    )
+    ours = v.qp.QP(ctx, extended)
+    assert ours._shadow is not None
+    plain = __import__("pyverbs.device").device.Context(name="soft0")
+    foreign = v.pd.PD(plain)
+    theirs = v.cq.CQ(plain, 10)
+    assert "Context" in why(v.rc(theirs), foreign)
+    other = v.qp.QP(pd, v.rc(v.cq.CQ(ctx, 10)))
+    assert other._shadow is not None
+    other.close()
+    assert other.shift.status == "UNPROTECTED" and other.shift.why == "it is closed"
+    ctx.close()
+    plain.close()
+
+
+@check
+def failover_is_not_seen(v: Verbs) -> None:
+    """qp_state, query, CQ events and completions while the traffic is on the backup."""
+    e = v.e
+    ctx = v.context()
+    channel = v.cq.CompChannel(ctx)
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    cable("down")
+    for number in range(5):
+        cq.req_notify()
+        v.receive(second, mr, number)
+        v.send(first, mr, 100 + number)
+        channel.get_cq_event(cq)
+        assert show(collect(cq, 2)) == [(number, 0, 128, 64), (100 + number, 0, 0, 64)]
+    assert first.shift.state == "FALLBACK" and first.shift.path == "soft1", first.shift
+    quicker = v.qp.QPAttr()
+    quicker.min_rnr_timer = 5
+    first.modify(quicker, e.IBV_QP_MIN_RNR_TIMER)
+    assert first._shadow.attrs["min_rnr_timer"] == 5
+    attr, init = first.query(e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_DEST_QPN | e.IBV_QP_TIMEOUT)
+    assert (first.qp_state, attr.qp_state) == (e.IBV_QPS_RTS, e.IBV_QPS_RTS)
+    assert (attr.dest_qp_num, attr.timeout, attr.path_mtu) == (second.qp_num, 14, e.IBV_MTU_1024)
+    assert (init.cap.max_send_wr, attr.cap.max_recv_wr, cq.cqe) == (20, 30, 20)
+    events = []
+    reader = threading.Thread(target=lambda: events.append(ctx.get_async_event()))
+    reader.start()
+    reader.join(15)
+    assert [event.event_type for event in events] == [e.IBV_EVENT_PORT_ERR]
+    events[0].ack()
+    cable("up")
+    until(lambda: (cq.poll(1), first.shift.state == second.shift.state == "DEFAULT")[1])
+    cq.req_notify()
+    v.receive(second, mr, 50)
+    v.send(first, mr, 51)
+    channel.get_cq_event(cq)
+    assert len(collect(cq, 2)) == 2
+    # Now the application ends it by itself, with receives outstanding.
+    v.receive(second, mr, 60)
+    second.modify(v.qp.QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)
+    assert second.qp_state == e.IBV_QPS_ERR and second.query(e.IBV_QP_STATE)[0].qp_state == e.IBV_QPS_ERR
+    flushed = collect(cq, 1)
+    assert (flushed[0].wr_id, flushed[0].status) == (60, e.IBV_WC_WR_FLUSH_ERR)
+    ctx.close()
+    LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+
+
+@check
+def waiting_does_not_hold_the_gil(v: Verbs) -> None:
+    """get_cq_event and get_async_event block in threads of their own while this one works."""
+    ctx = v.context()
+    channel = v.cq.CompChannel(ctx)
+    pd, cq, quiet = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, quiet, cq)
+    seen: list[str] = []
+
+    def wait_for_completion() -> None:
+        channel.get_cq_event(cq)
+        seen.append("completion")
+
+    def wait_for_event() -> None:
+        event = ctx.get_async_event()
+        event.ack()
+        seen.append(f"event {event.event_type}")
+
+    cq.req_notify()
+    assert not select.select([channel.fd], [], [], 0)[0]
+    threads = [threading.Thread(target=wait_for_completion), threading.Thread(target=wait_for_event)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 0.2
+    steps = 0
+    while time.monotonic() < deadline:  # this would not be reached by now
+        steps += 1
+    assert steps > 100 and not seen
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    threads[0].join(15)
+    assert seen == ["completion"]
+    cable("down")
+    threads[1].join(15)
+    assert seen == ["completion", f"event {v.e.IBV_EVENT_PORT_ERR}"]
+    cable("up")
+    collect(cq, 1)
+    cq.req_notify()
+    v.receive(second, mr, 3)
+    v.send(first, mr, 4)
+    assert select.select([channel.fd], [], [], 15)[0] == [channel.fd]
+    channel.get_cq_event(cq)
+    ctx.close()
+    LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+
+
+@check
+def reset_and_again(v: Verbs) -> None:
+    """RESET and a new connection of the same QPs."""
+    e = v.e
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    for round_number in range(3):
+        v.receive(second, mr, round_number)
+        v.send(first, mr, 10 + round_number)
+        assert [wc.status for wc in collect(cq, 2)] == [0, 0]
+        v.receive(second, mr, 77)  # is lost with the RESET
+        for qp in (first, second):
+            qp.modify(v.qp.QPAttr(qp_state=e.IBV_QPS_RESET), e.IBV_QP_STATE)
+            assert qp.qp_state == e.IBV_QPS_RESET
+        while cq.poll(8)[0]:
+            pass
+        for mine, theirs in ((first, second), (second, first)):
+            mine.to_rts(v.attr(ctx, theirs.qp_num))
+            assert mine.qp_state == e.IBV_QPS_RTS
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    assert show(collect(cq, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
+    ctx.close()
+
+
+@check
+def teardown_in_any_order(v: Verbs) -> None:
+    """Shadows pending, ready, in use; parents first; twice."""
+    seed = int(os.environ.get("SEED", "1"))
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(25):
+        ctx = v.context()
+        channel = v.cq.CompChannel(ctx)
+        pds = [v.pd.PD(ctx) for _ in range(2)]
+        cqs = [v.cq.CQ(ctx, 30, None, rng.choice([None, channel])) for _ in range(2)]
+        mrs = [v.mr.MR(rng.choice(pds), 4096, 1) for _ in range(3)]
+        pairs = [v.pair(ctx, pds[0], rng.choice(cqs), rng.choice(cqs)) for _ in range(2)]
+        qps = [qp for pair in pairs for qp in pair]
+        pause = rng.random()
+        if pause < 0.3:
+            settled(qps[-1])
+        elif pause < 0.5:
+            qps[0].shift.wait_protected(5)
+        for first, second in pairs:
+            mr = v.mr.MR(pds[0], 4096, 1)
+            v.receive(second, mr, 1)
+            v.send(first, mr, 2)
+        things = [ctx, channel, *pds, *cqs, *mrs, *qps]
+        rng.shuffle(things)
+        for thing in things[: rng.randrange(len(things))]:
+            thing.close()
+        for thing in things:
+            thing.close()
+        del first, second, mr, pairs, things
+    nics_are_idle()
+
+
+@check
+def garbage_in_cycles(v: Verbs) -> None:
+    """Objects in reference cycles, so that the collector finds parents before children."""
+
+    class Holder:
+        pass
+
+    for number in range(40):
+        holder = Holder()
+        holder.me = holder  # type: ignore[attr-defined]
+        order = ["ctx", "pd", "cq", "channel", "mr", "qps", "ah", "ud"]
+        made: dict[str, Any] = {"ctx": v.context()}
+        made["channel"] = v.cq.CompChannel(made["ctx"])
+        made["pd"] = v.pd.PD(made["ctx"])
+        made["cq"] = v.cq.CQ(made["ctx"], 30, None, made["channel"])
+        made["mr"] = v.mr.MR(made["pd"], 4096, 1)
+        made["qps"] = v.pair(made["ctx"], made["pd"], made["cq"])
+        route = v.addr.GlobalRoute(dgid=made["ctx"].query_gid(1, 0), sgid_index=0)
+        made["ah"] = v.addr.AH(made["pd"], attr=v.addr.AHAttr(gr=route, is_global=1, port_num=1))
+        ud = v.qp.QPInitAttr(qp_type=v.e.IBV_QPT_UD, scq=made["cq"], rcq=made["cq"], cap=v.cap())
+        made["ud"] = v.qp.QP(made["pd"], ud, v.qp.QPAttr(port_num=1))
+        random.Random(number).shuffle(order)
+        for name in order:
+            setattr(holder, name, made[name])
+        if number % 3 == 0:
+            # Our objects have a __dict__: the program may tie them into the cycle directly.
+            for thing in (made["ctx"], made["pd"], made["cq"], made["mr"], *made["qps"]):
+                thing.holder = holder
+        if number % 4 == 0:
+            settled(made["qps"][1])
+        del holder, made
+        if number % 5 == 0:
+            gc.collect()
+    gc.collect()
+    from shiftverbs import lifetime
+
+    assert not lifetime._waiting
+    nics_are_idle()
+
+
+@check
+def fork_with_shadows(v: Verbs) -> None:
+    """A forked child that closes, collects and ends as it likes leaves the parent's protection alone."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    sys.stdout.flush()
+    for ending in range(12):
+        child = os.fork()
+        if child == 0:
+            status = 9
+            try:
+                assert first.shift.status  # may be asked
+                if ending % 4 == 1:
+                    gc.collect()
+                if ending % 4 == 2:
+                    mr.close()
+                if ending % 4 == 3:
+                    with contextlib.suppress(PyverbsRDMAError):  # the device is the parent's
+                        second.modify(v.qp.QPAttr(qp_state=v.e.IBV_QPS_ERR), v.e.IBV_QP_STATE)
+                    ctx.close()
+                    assert first.shift.status == "UNPROTECTED"
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, ending
+    assert first.shift.status == "PROTECTED"
+    cable("down")
+    for number in range(5):
+        v.receive(second, mr, number)
+        v.send(first, mr, 100 + number)
+    assert [wc.status for wc in collect(cq, 10)] == [0] * 10
+    cable("up")
+    ctx.close()
+    LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+
+
+kept: list[Any] = []
+
+
+@check
+def left_to_the_exit(v: Verbs) -> None:
+    """Everything is still open, and referenced by a module, when the interpreter ends."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    pair = v.pair(ctx, pd, cq)
+    assert pair[0].shift.wait_protected(15)
+    v.receive(pair[1], mr, 1)
+    v.send(pair[0], mr, 2)
+    kept.extend([pair, mr, cq, pd, ctx, [kept]])
+
+
+@check
+def left_to_the_exit_while_pending(v: Verbs) -> None:
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    kept.extend([v.pair(ctx, pd, cq), v.mr.MR(pd, 1 << 20, 1), cq, pd, ctx])
+
+
+@check
+def left_to_the_exit_in_cycles(v: Verbs) -> None:
+    """Some closed, some open, in cycles with modules, with the collector off: the interpreter's own order."""
+
+    class Holder:
+        pass
+
+    for number in range(12):
+        ctx = v.context()
+        pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+        holder = Holder()
+        holder.things = [holder, ctx, pd, cq, v.mr.MR(pd, 4096, 1), *v.pair(ctx, pd, cq)]  # type: ignore[attr-defined]
+        for thing in holder.things[1:]:  # type: ignore[attr-defined]
+            thing.holder = holder
+        if number % 2:
+            ctx.close()
+        if number % 3 == 0:
+            vars(shiftverbs)[f"_kept{number}"] = holder
+        if number % 4:
+            kept.append(holder)
+    gc.disable()
+
+
+@check
+def closed_objects_do_not_crash(v: Verbs) -> None:
+    ctx = v.context()
+    channel = v.cq.CompChannel(ctx)
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    first.close()
+    for use in (
+        lambda: v.send(first, mr, 1),
+        lambda: v.receive(first, mr, 1),
+    ):
+        try:
+            use()
+        except Exception as error:
+            assert isinstance(error, PyverbsRDMAError) and error.error_code == errno.EINVAL, error
+        else:
+            raise AssertionError("a closed QP took a WR")
+    cq.close()
+    assert second.shift.why == "it is closed"
+    assert cq.poll(1) == (0, [])
+    channel.close()
+    try:
+        print(channel.fd)
+    except Exception as error:
+        assert "closed" in str(error), error
+    ctx.close()
+
+
+@check
+def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
+    """A backup NIC is slow to destroy a shadow QP, whose journal ends only then, when its CQ has long been closed."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    settled(first)
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    core, journal = cq._core, first._core
+    go = threading.Event()
+    busy = [nic.worker.call(go.wait, 30) for nic in ctx._domain.backups]
+    known: list[int] = []
+    close_shadow = cq._shadow.close
+    # Between the default CQ's destruction and the core's end the NICs' threads may run.
+    cq._shadow.close = lambda: (known.append(core.pointer(0)), close_shadow())[1]
+    cq.close()
+    assert known == [0], known
+    assert not journal.closed
+    go.set()
+    for future in busy:
+        future.result(30)
+    until(lambda: journal.closed)
+    ctx.close()
+
+
+@check
+def a_cq_that_cannot_be_destroyed_works_on(v: Verbs) -> None:
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    # A QP on it that pyverbs does not know of.
+    verbs = ctx._domain.nic.verbs
+    pointers = [pyverbs_objects.pointer(one) for one in (pd, cq, cq)]
+    stranger, _, _ = verbs.create_qp(*pointers, (4, 4, 1, 1, 0), 1)
+    try:
+        cq.close()
+    except PyverbsRDMAError as error:
+        assert error.error_code == errno.EBUSY, error
+    else:
+        raise AssertionError("it was destroyed")
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    assert len(collect(cq, 2)) == 2
+    verbs.destroy_qp(stranger)
+    cq.close()
+    ctx.close()
+
+
+@check
+def required(v: Verbs) -> None:
+    """SHIFTVERBS_REQUIRE=1: a QP that is not protected is an error before it exists."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    v.qp.QP(pd, v.rc(cq)).close()
+    limits = ctx.query_device()
+    for init in (
+        v.qp.QPInitAttr(qp_type=v.e.IBV_QPT_UD, scq=cq, rcq=cq, cap=v.cap()),
+        v.rc(cq, v.cap(limits.max_qp_wr, 1)),
+    ):
+        try:
+            v.qp.QP(pd, init)
+        except ShiftError as error:
+            assert "SHIFTVERBS_REQUIRE" in str(error)
+        else:
+            raise AssertionError("it was made")
+    ctx.close()
+
+
+@check
+def unknown_backup(v: Verbs) -> None:
+    """SHIFTVERBS_BACKUP names a device that does not exist: a warning, and no protection; or an error."""
+    ctx = v.context()
+    if os.environ.get("SHIFTVERBS_REQUIRE"):
+        try:
+            v.pd.PD(ctx)
+        except ShiftError as error:
+            assert "soft7" in str(error) and "soft0, soft1" in str(error), error
+            return
+        raise AssertionError("no error")
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.status == "UNPROTECTED" and "soft7" in first.shift.why, first.shift
+    assert [line for line in LOGGED if "soft7" in line and "soft0, soft1" in line], LOGGED
+    LOGGED.clear()
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    assert len(collect(cq, 2)) == 2
+    ctx.close()
+
+
+@check
+def no_backup(v: Verbs) -> None:
+    """One NIC only, or none named for this one."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.status == "UNPROTECTED" and "no backup" in first.shift.why, first.shift
+    v.receive(second, mr, 1)
+    v.send(first, mr, 2)
+    assert len(collect(cq, 2)) == 2
+    try:
+        v.qp.QP(pd, v.rc(cq, v.cap(1 << 24, 1)))
+    except PyverbsRDMAError as error:
+        assert error.error_code in (errno.EINVAL, errno.ENOMEM)
+    ctx.close()
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(50, exit=True)
+    handler = Collect(logging.WARNING)
+    logging.getLogger("shiftverbs").addHandler(handler)
+    CHECKS[sys.argv[1]](Verbs("shiftverbs"))
+    assert not LOGGED, LOGGED
+    print("passed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One descriptor, two readers: each event once to the application, once to the driver."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pyverbs.device
+
+from shiftverbs import async_events
+from shiftverbs.async_events import AsyncEvents
+
+
+class Event:
+    """What _nic.get_async_event returns."""
+
+    def __init__(self, kind: int, element: int = 1) -> None:
+        self.type = kind
+        self.element = element
+        self.acks = 0
+
+    def ack(self) -> None:
+        self.acks += 1
+
+
+class Device:
+    """A pipe for a descriptor: one byte per event."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe()
+        self.events: list[Event] = []
+        self.taken: list[Event] = []
+
+    def happens(self, kind: int, element: int = 1) -> None:
+        self.events.append(Event(kind, element))
+        os.write(self._write, b".")
+
+    def take(self, context: int) -> Event | None:
+        assert context == 4711
+        if not self.events:
+            return None
+        os.read(self.fd, 1)
+        self.taken.append(self.events.pop(0))
+        return self.taken[-1]
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    made = Device()
+    yield made
+    made.close()
+
+
+def events_of(device: Device, listener: Any = None) -> AsyncEvents:
+    return AsyncEvents(4711, device.fd, device.take, listener)
+
+
+def test_each_event_once_to_each(device: Device) -> None:
+    heard: list[int] = []
+    events = events_of(device, lambda event: heard.append(event.type))
+    for kind in (9, 10, 9):
+        device.happens(kind)
+    assert events.pump() == 3 and events.pump() == 0
+    assert heard == [9, 10, 9]
+    got = [events.get() for _ in range(3)]
+    assert [event.event_type for event in got] == [9, 10, 9]
+    assert all(isinstance(event, pyverbs.device.AsyncEvent) for event in got)
+    for event in got:
+        event.ack()
+        event.ack()
+    assert [event.acks for event in device.taken] == [1, 1, 1]
+
+
+def test_waiting_wakes_for_the_device_and_for_what_the_driver_took(device: Device) -> None:
+    events = events_of(device)
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.extend([events.get(), events.get()]))
+    reader.start()
+    device.happens(9)
+    # Taken by the "control thread", perhaps, before the reader sees the descriptor.
+    while reader.is_alive() and len(got) < 2:
+        events.pump()
+        if not device.events:
+            device.happens(10)
+        reader.join(0.01)
+    reader.join(10)
+    assert [event.event_type for event in got] == [9, 10]
+
+
+def test_nonblocking_descriptor(device: Device) -> None:
+    events = events_of(device)
+    fcntl.fcntl(device.fd, fcntl.F_SETFL, fcntl.fcntl(device.fd, fcntl.F_GETFL) | os.O_NONBLOCK)
+    with pytest.raises(pyverbs.device.PyverbsRDMAError):
+        events.get()
+    device.happens(3)
+    assert events.get().event_type == 3
+
+
+def test_what_failover_caused_is_not_shown(device: Device) -> None:
+    events = events_of(device)
+    events.ours = lambda event: event.element == 5
+    device.happens(4, 5)
+    device.happens(4, 6)
+    device.happens(4, 5)
+    assert events.pump() == 3
+    assert events.get().event_type == 4
+    assert [event.acks for event in device.taken] == [1, 1, 1] and not events._queue
+
+
+def test_a_listener_that_fails_loses_no_event(device: Device) -> None:
+    def fail(event: Any) -> None:
+        raise ValueError(event.type)
+
+    events = events_of(device, fail)
+    device.happens(7)
+    with pytest.raises(ValueError):
+        events.pump()
+    events.listener = None
+    assert events.get().event_type == 7 and device.taken[0].acks == 1
+
+
+def test_bounded(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_events, "MAX_QUEUED", 3)
+    events = events_of(device)
+    for kind in range(5):
+        device.happens(kind)
+    events.pump()
+    assert [events.get().event_type for _ in range(3)] == [2, 3, 4] and events.dropped == 2
+
+
+def test_closing_ends_the_wait(device: Device) -> None:
+    events = events_of(device)
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            events.get()
+        except Exception as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    events.close()
+    events.close()
+    reader.join(10)
+    assert len(errors) == 1 and isinstance(errors[0], pyverbs.device.PyverbsRDMAError)
+    device.happens(1)
+    assert events.pump() == 0

@@ -1,0 +1,190 @@
+"""Which NIC backs up which, and which port and GID on it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shiftverbs.backup import BackupError, Gid, Nic, Nics, Port, best_gid, choose
+
+V4 = bytes(10) + b"\xff\xff"
+ETHERNET = (Port(1, True, True),)
+DOWN = (Port(1, False, True),)
+INFINIBAND = (Port(1, True, False),)
+
+
+def lookup(**ports: Sequence[Port]) -> Any:
+    return lambda name: ports.get(name, ())
+
+
+def test_other_active_ports_of_the_same_link_layer_in_device_order() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    ports = lookup(a=ETHERNET, b=INFINIBAND, c=ETHERNET, d=DOWN, e=ETHERNET)
+    assert choose("a", names, {}, ports) == ["c", "e"]
+    assert choose("c", names, {}, ports) == ["a", "e"]
+    assert choose("b", names, {}, ports) == []
+    assert choose("d", names, {}, ports) == ["a", "c", "e"]
+
+
+def test_a_device_that_cannot_be_opened_is_no_backup_and_has_none() -> None:
+    ports = lookup(a=ETHERNET, c=ETHERNET)
+    assert choose("a", ["a", "b", "c"], {}, ports) == ["c"]
+    assert choose("b", ["a", "b", "c"], {}, ports) == []
+
+
+def test_second_port_active() -> None:
+    ports = lookup(a=(Port(1, False, False), Port(2, True, True)), b=(Port(1, False, True), Port(2, True, True)))
+    assert choose("a", ["a", "b"], {}, ports) == ["b"]
+
+
+def test_the_map_is_followed_and_asks_no_device() -> None:
+    def ask(name: str) -> Sequence[Port]:
+        raise AssertionError(name)
+
+    given_map = {"a": ("c", "b"), "b": ("a",)}
+    assert choose("a", ["a", "b", "c"], given_map, ask) == ["c", "b"]
+    assert choose("b", ["a", "b", "c"], given_map, ask) == ["a"]
+    assert choose("c", ["a", "b", "c"], given_map, ask) == []
+
+
+@pytest.mark.parametrize("given_map", [{"a": ("x",)}, {"x": ("a",)}, {"a": ("b",), "b": ("y", "x")}])
+def test_an_unknown_device_is_named_with_those_that_exist(given_map: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(BackupError, match=r"x.*does not exist.*a, b"):
+        choose("a", ["a", "b"], given_map, lookup())
+
+
+def test_no_device_at_all() -> None:
+    with pytest.raises(BackupError, match="no device at all"):
+        choose("a", [], {"a": ("b",)}, lookup())
+
+
+def test_at_most_fifteen() -> None:
+    names = [f"n{number}" for number in range(40)]
+    assert choose("n3", names, {}, lambda name: ETHERNET) == [*names[:3], *names[4:16]]
+
+
+def test_gid_preference() -> None:
+    table = [
+        Gid(0, 1, b"\xfe\x80" + bytes(13) + b"\x01"),
+        Gid(1, 2, b"\xfe\x80" + bytes(13) + b"\x01"),
+        Gid(2, 1, V4 + b"\x0a\0\0\1"),
+        Gid(3, 2, V4 + b"\x0a\0\0\1"),
+        Gid(4, 2, b"\x20\x01" + bytes(13) + b"\x01"),
+    ]
+
+    def pick(entries: list[Gid], like: Gid | None = None) -> int | None:
+        found = best_gid(entries, like)
+        return None if found is None else found.index
+
+    assert pick(table) == 3
+    assert pick([table[i] for i in (0, 1, 2, 4)]) == 4
+    assert pick([table[i] for i in (0, 1, 2)]) == 1
+    assert pick([table[i] for i in (0, 2)]) == 2
+    assert pick([]) is None
+    for number, entry in enumerate(table):
+        assert pick(table, entry) == number
+    assert pick(table[:3], table[3]) == 1  # the type counts before the family
+    assert pick(table, Gid(9, 2, V4 + b"\x0b\0\0\1")) == 3
+
+
+@given(st.lists(st.builds(Gid, st.integers(0, 255), st.integers(0, 2), st.binary(min_size=16, max_size=16))))
+def test_gid_choice_does_not_depend_on_order(entries: list[Gid]) -> None:
+    unique = list({entry.index: entry for entry in entries}.values())
+    chosen = best_gid(unique)
+    for shuffled in itertools.islice(itertools.permutations(unique), 20):
+        assert best_gid(shuffled) == chosen
+
+
+class Worker:
+    """A NicWorker of the ordinary kind: one thread, jobs in order."""
+
+    def __init__(self, name: str) -> None:
+        self.pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def call(self, job: Any, *args: Any) -> Any:
+        return self.pool.submit(job, *args)
+
+    def stop(self, timeout_s: float) -> bool:
+        self.pool.shutdown(wait=True)
+        return True
+
+
+class Verbs:
+    """Three devices: b is broken, c hangs until released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.opened: list[str] = []
+        self.closed: list[int] = []
+
+    def list_devices(self) -> list[str]:
+        return ["a", "b", "c", "d"]
+
+    def open_device(self, name: str) -> int:
+        self.opened.append(name)
+        if name == "b":
+            raise OSError(19, "No such device")
+        if name == "c":
+            assert self.release.wait(30)
+        return ord(name)
+
+    def alloc_pd(self, ctx: int) -> int:
+        return ctx + 1000
+
+    def query_device(self, ctx: int) -> dict[str, int]:
+        return {"phys_port_cnt": 2}
+
+    def query_port(self, ctx: int, number: int) -> dict[str, int]:
+        return {"state": 4 if number == 2 else 1, "link_layer": 2, "gid_tbl_len": 6, "active_mtu": 3}
+
+    def query_gid(self, ctx: int, port: int, index: int) -> bytes:
+        table = {3: b"\xfe\x80" + bytes(13) + b"\x01", 5: V4 + bytes([10, 0, 0, ctx])}
+        return table.get(index, bytes(16))
+
+    def query_gid_type(self, ctx: int, port: int, index: int) -> int:
+        if index not in (3, 5):
+            raise OSError(61, "No data available")
+        return 2
+
+    def dealloc_pd(self, pd: int) -> None:
+        self.closed.append(pd)
+
+    def close_device(self, ctx: int) -> None:
+        self.closed.append(ctx)
+
+
+def test_a_broken_or_hanging_nic_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs = Verbs()
+    nics = Nics(Worker, verbs)
+    nic, backups = nics.for_device("a", {}, timeout_s=0.2)
+    assert nic.name == "a" and nic.is_open and [other.name for other in backups] == ["d"]
+    assert sorted(verbs.opened) == ["a", "b", "c", "d"]
+    assert not nics.get("b").is_open and "No such device" in nics.get("b").error
+    verbs.release.set()
+    assert nics.get("c").wait_open(30)
+    assert [other.name for other in nics.for_device("a", {})[1]] == ["c", "d"]
+    assert nics.get("a") is nic
+    nics.close()
+    assert sorted(verbs.closed) == sorted([97, 1097, 99, 1099, 100, 1100])
+
+
+def test_port_and_gid_of_a_nic() -> None:
+    verbs = Verbs()
+    nic = Nic("a", Worker("a"), verbs)
+    assert nic.wait_open(30)
+    assert (nic.port, nic.gid_index, nic.uses_grh) == (2, 5, True)
+    assert nic.gid(2, 0) is None or not any(nic.gid(2, 0).raw)  # type: ignore[union-attr]
+    assert nic.route(1, None) == (2, Gid(5, 2, V4 + b"\x0a\0\0a"))
+    assert nic.route(2, Gid(1, 2, b"\xfe\x80" + bytes(14)))[1] == Gid(3, 2, b"\xfe\x80" + bytes(13) + b"\x01")
+    assert not nic.on_worker()
+    assert nic.worker.call(nic.on_worker).result(30)
+    nic.close()
+
+

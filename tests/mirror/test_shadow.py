@@ -1,0 +1,457 @@
+"""Shadow resources on made-up NICs whose jobs run when the test says so: adverse orders, failures, teardown."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shiftverbs import shadow
+from shiftverbs.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
+
+
+class Worker:
+    """Jobs wait until run() or step()."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = deque()
+        self.stopped = False
+        self.inside = False
+
+    def call(self, job: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        if self.stopped:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        else:
+            self.jobs.append((future, lambda: job(*args)))
+        return future
+
+    def step(self) -> bool:
+        if not self.jobs:
+            return False
+        future, job = self.jobs.popleft()
+        self.inside = True
+        try:
+            future.set_result(job())
+        finally:
+            self.inside = False
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+
+class Verbs:
+    """Raw verbs of one NIC that counts what exists, and fails what it is told to."""
+
+    def __init__(self) -> None:
+        self.alive: dict[int, str] = {}
+        self.log: list[tuple[Any, ...]] = []
+        self.broken: dict[str, OSError] = {}
+        self.max_cqe = 1000
+        self._numbers = itertools.count(1)
+
+    def _make(self, kind: str, *detail: Any) -> int:
+        self.log.append((kind, *detail))
+        if kind in self.broken:
+            raise self.broken[kind]
+        handle = next(self._numbers) * 16
+        self.alive[handle] = kind
+        return handle
+
+    def _take(self, kind: str, handle: int) -> None:
+        self.log.append((f"-{kind}", handle))
+        assert self.alive.pop(handle) == kind
+
+    def alloc_pd(self, ctx: int) -> int:
+        return self._make("pd", ctx)
+
+    def dealloc_pd(self, handle: int) -> None:
+        self._take("pd", handle)
+
+    def reg_mr(self, pd: int, address: int, length: int, iova: int, access: int) -> tuple[int, int, int]:
+        assert self.alive[pd] == "pd"
+        handle = self._make("mr", address, length, iova, access)
+        return handle, handle + 1, handle + 2
+
+    def dereg_mr(self, handle: int) -> None:
+        self._take("mr", handle)
+
+    def create_channel(self, ctx: int) -> tuple[int, int]:
+        return self._make("channel"), 77
+
+    def destroy_channel(self, handle: int) -> None:
+        self._take("channel", handle)
+
+    def create_cq(self, ctx: int, cqe: int, channel: int, vector: int) -> tuple[int, int]:
+        if cqe > self.max_cqe:
+            raise OSError(22, "Invalid argument")
+        return self._make("cq", cqe, channel, vector), cqe
+
+    def resize_cq(self, handle: int, cqe: int) -> int:
+        self.log.append(("resize", handle, cqe))
+        if cqe > self.max_cqe:
+            raise OSError(12, "Cannot allocate memory")
+        return cqe
+
+    def destroy_cq(self, handle: int) -> None:
+        self._take("cq", handle)
+
+
+class Nic:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.worker = Worker()
+        self.verbs = Verbs()
+        self.ctx = 1
+        self.error = ""
+        self.is_open = True
+        self.limits = {"num_comp_vectors": 2}
+
+        self.hanging = False
+
+    def on_worker(self) -> bool:
+        return self.worker.inside
+
+    def hangs(self, longer_than_s: float) -> bool:
+        return self.hanging
+
+
+class KeyMap(dict[tuple[int, int], int | None]):
+    def set_local(self, lkey: int, k: int, shadow_lkey: int | None) -> None:
+        self[lkey, k] = shadow_lkey
+
+    def del_local(self, lkey: int) -> None:
+        for key in [key for key in self if key[0] == lkey]:
+            del self[key]
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def mr_shadowed(self, held: Any) -> None:
+        self.told.append(("shadowed", held))
+
+    def mr_gone(self, held: Any) -> None:
+        self.told.append(("gone", held))
+
+
+class Core:
+    """A CQCore or ChannelCore: what is attached where."""
+
+    def __init__(self) -> None:
+        self.attached: dict[int, int] = {}
+
+    def attach(self, k: int, handle: int) -> None:
+        assert k not in self.attached
+        self.attached[k] = handle
+
+    def detach(self, k: int) -> None:
+        self.attached.pop(k, None)
+
+
+class Domain:
+    def __init__(self, backups: int = 2) -> None:
+        self.nic = Nic("default")
+        self.backups = [Nic(f"backup{number}") for number in range(1, backups + 1)]
+        self.keymap = KeyMap()
+        self.runtime = Runtime()
+
+    def run(self) -> None:
+        for nic in self.backups:
+            nic.worker.run()
+
+    def leftovers(self) -> list[str]:
+        return [kind for nic in self.backups for kind in nic.verbs.alive.values()]
+
+
+def an_mr(domain: Domain, pd: ShadowPD, lkey: int = 5, unshadowable: str = "") -> ShadowMR:
+    return ShadowMR(pd, 999, (0x1000, 100, 0x2000, 7), lkey, lkey + 1, unshadowable)
+
+
+def settle_close(domain: Domain, *held: Any) -> None:
+    """Close, with the NICs' threads at work."""
+    import threading
+
+    done = threading.Event()
+
+    def pump() -> None:
+        while not done.is_set():
+            domain.run()
+            done.wait(0.001)
+
+    thread = threading.Thread(target=pump)
+    thread.start()
+    try:
+        for each in held:
+            each.close()
+    finally:
+        done.set()
+        thread.join()
+    domain.run()
+
+
+def test_pending_then_ready_then_gone() -> None:
+    domain = Domain()
+    pd = ShadowPD(domain, 4711)
+    mr = an_mr(domain, pd)
+    assert [pd.state(k) for k in range(3)] == [READY, PENDING, PENDING]
+    assert (pd.handle(0), pd.handle(1), mr.keys(0), mr.keys(1)) == (4711, 0, (5, 6), None)
+    domain.backups[1].worker.run()
+    assert [mr.state(k) for k in range(3)] == [READY, PENDING, READY]
+    assert domain.keymap == {(5, 2): mr.handle(2) + 1} and not domain.runtime.told
+    domain.backups[0].worker.run()
+    assert domain.runtime.told == [("shadowed", mr)]
+    assert mr.keys(1) == (mr.handle(1) + 1, mr.handle(1) + 2)
+    assert domain.backups[0].verbs.log[-1] == ("mr", 0x1000, 100, 0x2000, 7)
+    settle_close(domain, mr, mr, pd, pd)
+    assert not domain.leftovers() and not domain.keymap
+    assert domain.runtime.told[1:] == [("gone", mr)]
+
+
+def test_a_failure_is_a_reason_and_nothing_else() -> None:
+    domain = Domain()
+    domain.backups[0].verbs.broken["mr"] = OSError(12, "Cannot allocate memory")
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    assert mr.state(1) == FAILED and "backup1" in mr.reason(1) and "Cannot allocate" in mr.reason(1)
+    assert mr.state(2) == READY and not mr.reason(2)
+    assert domain.keymap == {(5, 1): None, (5, 2): mr.handle(2) + 1}
+    assert domain.runtime.told == [("shadowed", mr)]
+    settle_close(domain, mr, pd)
+    assert not domain.leftovers()
+
+
+def test_what_stands_on_something_that_failed_fails_with_its_reason() -> None:
+    domain = Domain(1)
+    domain.backups[0].verbs.broken["pd"] = OSError(28, "No space left on device")
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    assert "No space left" in mr.reason(1)
+    assert ("mr", 0x1000, 100, 0x2000, 7) not in domain.backups[0].verbs.log
+
+
+def test_a_nic_that_did_not_open_and_one_that_is_stopped() -> None:
+    domain = Domain()
+    domain.backups[0].is_open, domain.backups[0].error = False, "it is on fire"
+    domain.backups[1].worker.stopped = True
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    assert "on fire" in pd.reason(1) and "shut down" in pd.reason(2)
+    assert domain.runtime.told == [("shadowed", mr)] and domain.keymap == {(5, 1): None, (5, 2): None}
+    settle_close(domain, mr, pd)
+
+
+def test_unshadowable_memory_is_known_as_such_at_once() -> None:
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd, unshadowable="device memory")
+    assert domain.keymap == {(5, 1): None, (5, 2): None} and domain.runtime.told == [("shadowed", mr)]
+    assert mr.reason(2) == "device memory" and mr.keys(2) is None
+    mr.close()  # nothing to wait for
+    assert not domain.keymap
+
+
+def test_closed_before_it_was_made() -> None:
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    cq = ShadowCQ(domain, 3, Core(), 10, None, 0)
+    cq.close()
+    pd.close()
+    domain.run()
+    assert not domain.leftovers() and domain.backups[0].verbs.log == []
+    assert cq.state(1) == FAILED
+
+
+def test_closing_an_mr_from_a_nics_own_thread_does_not_wait_for_it() -> None:
+    """The garbage collector may run there."""
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    domain.backups[0].worker.call(mr.close)
+    domain.backups[0].worker.run()
+    assert [kind for kind in domain.leftovers() if kind == "mr"] == [] and not domain.keymap
+
+
+def test_closing_an_mr_from_a_nics_own_thread_before_it_was_made() -> None:
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    worker = domain.backups[0].worker
+    holder: list[ShadowMR] = []
+    worker.call(lambda: holder[0].close())
+    holder.append(an_mr(domain, pd))
+    domain.run()
+    assert "mr" not in domain.leftovers()
+
+
+def test_at_exit_memory_is_let_go_without_the_nics_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    monkeypatch.setattr(shadow, "_exiting", True)
+    mr.close()
+    pd.close()
+    assert domain.leftovers() == ["pd", "pd"] and not any(nic.worker.jobs for nic in domain.backups)
+
+
+def test_a_hanging_nic_delays_closing_an_mr_by_no_more_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.05)
+    mr.close()
+    assert "still holds the memory" in caplog.text
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 1000.0)
+    domain.backups[0].hanging = True
+    another = an_mr(domain, pd, 9)
+    another.close()  # not waited for a second time
+    domain.run()
+    assert domain.leftovers() == ["pd"]
+
+
+def test_forked_child_leaves_the_parents_resources_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    for held in (pd, mr):
+        held._pid += 1
+    mr.close()
+    pd.close()
+    assert not domain.backups[0].worker.jobs and domain.runtime.told == [("shadowed", mr)]
+
+
+def test_channel_and_cq() -> None:
+    domain = Domain(1)
+    channel = ShadowChannel(domain, 1, Core())
+    cq = ShadowCQ(domain, 2, Core(), 10, channel, 3)
+    domain.run()
+    assert channel.core.attached == {1: channel.handle(1)} and cq.core.attached == {1: cq.handle(1)}
+    assert domain.backups[0].verbs.log[-1] == ("cq", 10, channel.handle(1), 1)  # two vectors: 3 becomes 1
+    cq.close()
+    channel.close()
+    domain.run()
+    assert not domain.leftovers() and not channel.core.attached and not cq.core.attached
+
+
+def test_cq_grows_with_its_qps_and_is_shown_as_the_application_made_it() -> None:
+    domain = Domain(1)
+    default, backup = domain.nic.verbs, domain.backups[0].verbs
+    cq = ShadowCQ(domain, 2, Core(), 100, None, 0)
+    cq.reserve(60)
+    cq.reserve(40)
+    assert not default.log and cq.needed == 100
+    cq.reserve(50)
+    assert default.log == [("resize", 2, 150)] and cq.application_cqe == 100
+    domain.run()  # made late, it has its size at once
+    assert backup.log == [("cq", 150, 0, 0)]
+    cq.reserve(10)
+    domain.run()
+    assert backup.log[-1] == ("resize", cq.handle(1), 160)
+    cq.room(1, domain.backups[0])
+    cq.release(110)
+    cq.count_other(30)
+    cq.count_other(-30)
+    assert cq.needed == 100 and len(default.log) == 2
+
+
+def test_a_qp_that_the_default_cq_has_no_room_for_changes_nothing() -> None:
+    domain = Domain(1)
+    cq = ShadowCQ(domain, 2, Core(), 100, None, 0)
+    with pytest.raises(OSError):
+        cq.reserve(2000)
+    assert cq.needed == 100
+    cq.reserve(200)
+    assert cq.needed == 200
+
+
+def test_a_shadow_cq_that_cannot_grow_says_so_when_a_qp_asks() -> None:
+    domain = Domain(1)
+    domain.backups[0].verbs.max_cqe = 120
+    cq = ShadowCQ(domain, 2, Core(), 100, None, 0)
+    domain.run()
+    cq.reserve(200)
+    domain.run()
+    with pytest.raises(shadow.NotReady, match="100 entries instead of 200"):
+        cq.room(1, domain.backups[0])
+    domain.backups[0].verbs.max_cqe = 1000
+    cq.room(1, domain.backups[0])
+    assert domain.backups[0].verbs.log[-1] == ("resize", cq.handle(1), 200)
+
+
+def test_application_resize_with_protected_qps() -> None:
+    domain = Domain(1)
+    cq = ShadowCQ(domain, 2, Core(), 100, None, 0)
+    cq.reserve(300)
+    hardware = [300]
+
+    def resize(cqe: int) -> None:
+        if not 1 <= cqe <= 1000:
+            raise ValueError(cqe)
+        hardware[0] = cqe
+
+    cq.resize(200, resize, lambda: hardware[0])
+    assert (cq.application_cqe, hardware[0]) == (200, 300)
+    cq.resize(400, resize, lambda: hardware[0])
+    assert (cq.application_cqe, hardware[0]) == (400, 400)
+    for wrong in (0, 5000):
+        with pytest.raises(ValueError):
+            cq.resize(wrong, resize, lambda: hardware[0])
+    assert (cq.application_cqe, cq.needed) == (400, 400)
+    cq.release(300)
+    cq.resize(50, resize, lambda: hardware[0])
+    assert (cq.application_cqe, hardware[0]) == (50, 50)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_leaves_nothing_behind(seed: int) -> None:
+    """Random creation, progress, failures and closing."""
+    print("seed", seed)
+    rng = random.Random(seed)
+    domain = Domain(3)
+    for nic in domain.backups:
+        for kind in ("pd", "mr", "cq", "channel"):
+            if rng.random() < 0.1:
+                nic.verbs.broken[kind] = OSError(12, "Cannot allocate memory")
+    live: list[Any] = []
+    pds = [ShadowPD(domain, number + 1) for number in range(3)]
+    for number in range(60):
+        action = rng.randrange(5)
+        if action == 0:
+            live.append(an_mr(domain, rng.choice(pds), lkey=1000 + number))
+        elif action == 1:
+            live.append(ShadowChannel(domain, number, Core()))
+        elif action == 2:
+            channels = [held for held in live if isinstance(held, ShadowChannel)]
+            live.append(ShadowCQ(domain, number, Core(), 10, rng.choice([None, *channels]), 0))
+        elif action == 3:
+            nic = rng.choice(domain.backups)
+            for _ in range(rng.randrange(10)):
+                nic.worker.step()
+        elif live:
+            closed = [live.pop(rng.randrange(len(live)))]
+            if isinstance(closed[0], ShadowChannel):
+                users = [held for held in live if isinstance(held, ShadowCQ) and held.channel is closed[0]]
+                live = [held for held in live if held not in users]
+                closed = [*users, *closed]
+            settle_close(domain, *closed)
+    rng.shuffle(live)
+    live.sort(key=lambda held: isinstance(held, ShadowChannel))
+    settle_close(domain, *live, *pds)
+    assert domain.leftovers() == [] and not domain.keymap

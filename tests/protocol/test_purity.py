@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The pure core touches no socket, clock, thread, file or pyverbs: seen in its imports, and by running without them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from harness import ROOT
+
+PURE = (
+    "state_machine",
+    "pair_protocol",
+    "pair_state",
+    "switch",
+    "arm",
+    "move",
+    "events",
+    "messages",
+    "path_health",
+    "control",
+)
+PACKAGE = ROOT / "shiftverbs"
+#: All that the pure core may know of the world outside.
+ALLOWED = {"__future__", "collections", "dataclasses", "enum", "random", "struct"}
+FORBIDDEN = (
+    *(
+        "socket",
+        "_socket",
+        "ssl",
+        "select",
+        "selectors",
+        "asyncio",
+        "threading",
+        "_thread",
+        "time",
+        "datetime",
+        "os",
+    ),
+    *(
+        "posix",
+        "io",
+        "pathlib",
+        "subprocess",
+        "multiprocessing",
+        "signal",
+        "ctypes",
+        "mmap",
+        "logging",
+        "concurrent",
+    ),
+    *("pyverbs", "etcd3", "grpc", "shiftverbs._core", "shiftverbs._nic", "shiftverbs.driver"),
+)
+
+
+def imports(path: Path) -> tuple[set[str], set[str]]:
+    """What a file imports: (modules of this package, top-level names from outside)."""
+    inside, outside = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                inside |= {node.module} if node.module else {alias.name for alias in node.names}
+            elif node.module is not None and node.module.split(".")[0] == "shiftverbs":
+                inside |= (
+                    {node.module.partition(".")[2]} if "." in node.module else {a.name for a in node.names}
+                )
+            elif node.module is not None:
+                outside.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                top, _, rest = alias.name.partition(".")
+                (inside if top == "shiftverbs" else outside).add(rest if top == "shiftverbs" else top)
+    return inside, outside
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_imports_are_pure(module: str) -> None:
+    todo, seen = [module], set()
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        inside, outside = imports(PACKAGE / f"{name}.py")
+        assert outside <= ALLOWED, f"{name} imports {outside - ALLOWED}"
+        todo += inside - seen
+    assert seen <= set(PURE), f"{module} reaches {seen - set(PURE)}"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_no_way_around_the_imports(module: str) -> None:
+    """No open(), no __import__, no exec: what an import list does not show."""
+    names = {
+        n.id for n in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())) if isinstance(n, ast.Name)
+    }
+    assert not names & {"open", "__import__", "exec", "eval", "compile", "input", "globals"}
+    assert module == "state_machine" or "print" not in names
+
+
+def test_the_core_runs_where_nothing_impure_can_be_imported() -> None:
+    """A whole SWITCH setup in a child interpreter in which impure modules raise when imported."""
+    program = f"""
+        import sys, types, random, dataclasses, enum, struct, collections, heapq
+        class Wall:
+            def find_spec(self, name, path=None, target=None):
+                for bad in {FORBIDDEN!r}:
+                    if name == bad or name.startswith(bad + "."):
+                        raise ImportError("impure: " + name)
+        for bad in {FORBIDDEN!r}:
+            for name in [n for n in sys.modules if n == bad or n.startswith(bad + ".")]:
+                del sys.modules[name]
+        sys.meta_path.insert(0, Wall())
+        package = types.ModuleType("shiftverbs")
+        package.__path__ = [{str(PACKAGE)!r}]
+        sys.modules["shiftverbs"] = package
+        from shiftverbs import control, events, messages, pair_protocol, path_health, state_machine
+        try:
+            import socket
+        except ImportError:
+            pass
+        else:
+            raise SystemExit("the wall has a hole")
+        locals_ = [pair_protocol.LocalPair(b"g" * 16, 0, 10 + k, 3) for k in range(2)]
+        a = pair_protocol.PairProtocol(pair_protocol.ProtocolConfig(), locals_, True, random.Random(1), 0)
+        assert any(isinstance(x, events.ResetPair) for x in a.start(0))
+        out = a.handle(events.PathFailed(0, "gone"), 1)
+        sync = next(x.message for x in out if isinstance(x, events.SendMessage))
+        data = list(control.encode([control.Entry(1, 2, sync)]))
+        assert control.decode(data[0])[0].message == sync
+        assert path_health.PingState(10).poll_ping(0) == 1
+        assert "stateDiagram" in state_machine.mermaid()
+        print("pure")
+    """
+    command = [sys.executable, "-I", "-c", textwrap.dedent(program)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert child.stdout == "pure\n", child.stderr
+
+
+def test_time_and_chance_come_from_outside() -> None:
+    """`random` is there for its type only: nothing calls the module's own, unseeded functions."""
+    used = {
+        node.attr
+        for module in PURE
+        for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+    }
+    assert used == {"Random"}

@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The data path in plain Python: what `shiftverbs/_core` promises about a QP's journal and its completions.
+
+Names and rules are those of `_core.pyi` and `_journal.pxd`; nothing of the C code is used. What the application sees is
+`WC`s in `Cq.buffer`; what the driver sees is events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from simulator.rnic import TWO_SIDED, HwQp, Wqe
+
+APP, MARKER, ARM, FENCE = "APP", "MARKER", "ARM", "FENCE"
+PATH_ERRORS = frozenset({"RETRY_EXC_ERR", "WR_FLUSH_ERR"})
+
+
+class Wr:
+    """A send WR of the application. buf: its memory, one number; data: what it held when it was posted."""
+
+    __slots__ = (
+        "buf",
+        "data",
+        "fence",
+        "index",
+        "inline",
+        "opcode",
+        "posted_ns",
+        "remote",
+        "side",
+        "signaled",
+        "wr_id",
+    )
+
+    def __init__(
+        self,
+        side: str,
+        index: int,
+        opcode: str,
+        remote: int,
+        data: int,
+        signaled: bool,
+        fence: bool,
+        inline: bool,
+    ) -> None:
+        self.side = side
+        self.index = index
+        self.opcode = opcode
+        self.remote = remote
+        self.data = data
+        self.buf: list[Any] = [data]
+        self.signaled = signaled
+        self.fence = fence
+        self.inline = inline
+        self.wr_id = index
+        self.posted_ns = 0
+
+    def __repr__(self) -> str:
+        return f"{self.side}{self.index} {self.opcode}"
+
+
+class Record:
+    """One outstanding send WR in the journal."""
+
+    __slots__ = ("buf", "hw_signaled", "proven", "two_sided", "wr")
+
+    def __init__(self, wr: Wr, buf: list[Any], two_sided: int, hw_signaled: bool) -> None:
+        self.wr = wr
+        self.buf = buf
+        self.two_sided = two_sided
+        self.hw_signaled = hw_signaled
+        self.proven = False
+
+
+class RecvRecord:
+    """One outstanding receive."""
+
+    __slots__ = ("buf", "done", "wr_id")
+
+    def __init__(self, wr_id: int, buf: list[Any]) -> None:
+        self.wr_id = wr_id
+        self.buf = buf
+        self.done = False
+
+
+class PairState:
+    """What the data path knows of one pair."""
+
+    def __init__(self, qp: HwQp) -> None:
+        self.qp = qp
+        self.generation = -1
+        self.renew()
+
+    def renew(self) -> None:
+        self.generation += 1
+        self.fencing = self.sq_fenced = self.rq_fenced = False
+        self.forgotten = self.recv_stale = self.error_raised = False
+        self.sq_error_seen = self.rq_error_seen = False
+        self.rq_out = 0
+        self.recv_upto = 0
+        self.first_status: str | None = None
+
+
+class Journal:
+    """One application QP over its pairs. emit(kind, k, value) tells the driver; deliver(wc) the application."""
+
+    def __init__(
+        self,
+        qps: list[HwQp],
+        capacity: int,
+        recv_capacity: int,
+        emit: Callable[[str, int, Any], None],
+        deliver: Callable[[tuple[Any, ...]], None],
+    ) -> None:
+        self.pairs = [PairState(qp) for qp in qps]
+        self.capacity = capacity
+        self.recv_capacity = recv_capacity
+        self.emit = emit
+        self.deliver = deliver
+        self.sends: deque[Record] = deque()
+        self.head = self.wired = self.tail = 0
+        self.proven_end = 0
+        self.posted_ts = self.wired_ts = self.acked_ts = 0
+        self.last_signaled = 0
+        self.recvs: deque[RecvRecord] = deque()
+        self.rhead = self.rwired = self.rtail = 0
+        self.rx = 0
+        self.rx_target: int | None = None
+        self.send_pair = self.recv_pair = 0
+        self.send_open = self.recv_open = True
+        self.guarded = False
+        self.fence_seq: int | None = None
+        self.fence_wanted = False
+
+    def rec(self, seq: int) -> Record:
+        return self.sends[seq - self.head]
+
+    # ---- the application
+
+    def post_send(self, wr: Wr) -> int:
+        """0, or ENOMEM (12) with a full journal."""
+        if self.tail - self.head >= self.capacity:
+            return 12
+        if wr.opcode in TWO_SIDED:
+            self.posted_ts += 1
+        signaled = wr.signaled
+        if not signaled and self.tail + 1 - self.last_signaled >= max(1, self.capacity // 2):
+            signaled = True
+        if self.fence_wanted and self.send_open:
+            signaled = True
+        if signaled:
+            self.last_signaled = self.tail + 1
+        # The application may reuse inline memory at once: the journal keeps the bytes.
+        self.sends.append(Record(wr, self.keep(wr), self.posted_ts, signaled))
+        self.tail += 1
+        self.pump()
+        if self.fence_wanted and self.send_open and self.wired == self.tail:
+            self.start_fence(self.tail - 1)
+            self.emit("FENCE_POSTED", self.send_pair, 0)
+        return 0
+
+    def keep(self, wr: Wr) -> list[Any]:
+        """The memory that the hardware will read."""
+        return [wr.buf[0]] if wr.inline else wr.buf
+
+    def post_recv(self, wr_id: int, buf: list[Any]) -> int:
+        """0, or ENOMEM (12)."""
+        if self.rtail - self.rhead >= self.recv_capacity:
+            return 12
+        self.recvs.append(RecvRecord(wr_id, buf))
+        self.rtail += 1
+        if self.recv_open:
+            self.pump_recv()
+        return 0
+
+    # ---- handing over
+
+    def hw_id(self, recv: bool, kind: str, k: int, seq: int) -> tuple[bool, str, int, int]:
+        return (recv, kind, self.pairs[k].generation, seq)
+
+    def pump(self) -> None:
+        """Hand over [wired, tail) to the hardware of the send pair."""
+        k = self.send_pair
+        while self.send_open and self.wired < self.tail:
+            rec = self.rec(self.wired)
+            if not rec.proven:
+                wr = rec.wr
+                wqe = Wqe(
+                    self.hw_id(False, APP, k, self.wired),
+                    wr.opcode,
+                    rec.buf,
+                    wr.remote,
+                    rec.hw_signaled,
+                    wr.fence,
+                    wr,
+                )
+                rc = self.pairs[k].qp.post_send(wqe)
+                if rc:
+                    self.send_open = False
+                    self.emit("POST_FAILED", k, rc)
+                    return
+            self.wired += 1
+            self.wired_ts = max(self.wired_ts, rec.two_sided)
+
+    def pump_recv(self) -> None:
+        """Hand over the receives that the receive pair does not have yet."""
+        k = self.recv_pair
+        pair = self.pairs[k]
+        pair.recv_upto = max(pair.recv_upto, self.rhead)
+        self.rwired = pair.recv_upto
+        while self.rwired < self.rtail:
+            rec = self.recvs[self.rwired - self.rhead]
+            if not rec.done:
+                rc = pair.qp.post_recv(self.hw_id(True, APP, k, self.rwired), rec.buf)
+                if rc:
+                    self.recv_open = False
+                    self.emit("POST_FAILED", k, rc)
+                    return
+                pair.rq_out += 1
+            self.rwired += 1
+            pair.recv_upto = self.rwired
+
+    # ---- completions
+
+    def dispatch(self, k: int, cqe: tuple[Any, ...]) -> None:
+        """Take one completion of pair k."""
+        queue, (recv, kind, generation, seq), status = cqe
+        pair = self.pairs[k]
+        if generation != pair.generation or pair.forgotten:
+            return
+        if recv and pair.rq_out:
+            pair.rq_out -= 1
+        if kind != APP:
+            self.own_wc(k, kind, recv, seq, status)
+        elif recv:
+            self.recv_wc(k, seq, status)
+        else:
+            self.send_wc(k, seq, status)
+
+    def own_wc(self, k: int, kind: str, recv: bool, seq: int, status: str) -> None:
+        pair = self.pairs[k]
+        if kind == ARM:
+            self.emit("ARM_WC", k, (recv, status == "SUCCESS"))
+        if status != "SUCCESS":
+            if pair.fencing:
+                self.note_error(pair, recv, status)
+                self.fenced(k, recv)
+            elif kind == FENCE and self.guarded:
+                self.note_error(pair, recv, status)
+                self.raise_error(k, status)
+        elif kind == FENCE and seq <= self.wired:
+            self.retire_below(seq)
+            self.after_retire()
+            if self.fence_seq == seq:
+                self.fence_seq = None
+                self.emit("FENCE_DONE", k, 0)
+
+    def raise_error(self, k: int, status: str) -> None:
+        if not self.pairs[k].error_raised:
+            self.pairs[k].error_raised = True
+            self.emit("ERROR", k, status)
+
+    def note_error(self, pair: PairState, recv: bool, status: str) -> None:
+        if recv:
+            pair.rq_error_seen = True
+        else:
+            pair.sq_error_seen = True
+        if pair.first_status in (None, "WR_FLUSH_ERR"):
+            pair.first_status = status
+
+    def withhold(self, k: int, recv: bool, status: str) -> bool:
+        pair = self.pairs[k]
+        self.note_error(pair, recv, status)
+        if pair.fencing:
+            self.fenced(k, recv)
+            return True
+        if not self.guarded:
+            if not pair.error_raised:
+                pair.error_raised = True
+                self.emit("APP_ERROR", k, status)
+            return False
+        self.raise_error(k, status)
+        return True
+
+    def fenced(self, k: int, recv: bool) -> None:
+        pair = self.pairs[k]
+        if recv and not pair.rq_fenced:
+            pair.rq_fenced = True
+            self.emit("RQ_FENCED", k, 0)
+        elif not recv and not pair.sq_fenced:
+            pair.sq_fenced = True
+            self.emit("SQ_FENCED", k, 0)
+
+    def send_wc(self, k: int, seq: int, status: str) -> None:
+        if status != "SUCCESS" and self.withhold(k, False, status):
+            return
+        if not self.head <= seq < self.wired:
+            return
+        self.retire_below(seq)
+        rec = self.sends.popleft()
+        self.head = seq + 1
+        if status != "SUCCESS":
+            self.deliver(("send", rec.wr, status))
+        else:
+            self.acked_ts = max(self.acked_ts, rec.two_sided)
+            if rec.wr.signaled:
+                self.deliver(("send", rec.wr, "SUCCESS"))
+        self.after_retire()
+
+    def recv_wc(self, k: int, seq: int, status: str) -> None:
+        pair = self.pairs[k]
+        if status != "SUCCESS" and self.withhold(k, True, status):
+            return
+        if pair.recv_stale or not self.rhead <= seq < self.rwired:
+            return
+        self.take_recv(seq, status)
+
+    def take_recv(self, seq: int, status: str) -> None:
+        rec = self.recvs[seq - self.rhead]
+        if rec.done:
+            return
+        rec.done = True
+        while self.recvs and self.recvs[0].done:
+            self.recvs.popleft()
+            self.rhead += 1
+        self.rwired = max(self.rwired, self.rhead)
+        self.deliver(("recv", rec, status))
+        if status == "SUCCESS":
+            self.rx += 1
+            if self.rx_target is not None and self.rx >= self.rx_target:
+                self.rx_target = None
+                self.emit("RX_REACHED", self.recv_pair, self.rx)
+
+    def retire_below(self, seq: int) -> None:
+        """RC completes in order: what lies before `seq` is complete."""
+        while self.head < seq:
+            rec = self.sends.popleft()
+            self.head += 1
+            if rec.wr.signaled:
+                self.deliver(("send", rec.wr, "SUCCESS"))
+            self.acked_ts = max(self.acked_ts, rec.two_sided)
+
+    def after_retire(self) -> None:
+        while self.head < self.proven_end and self.sends and self.sends[0].proven:
+            rec = self.sends.popleft()
+            self.head += 1
+            if rec.wr.signaled:
+                self.deliver(("send", rec.wr, "SUCCESS"))
+        self.wired = max(self.wired, self.head)
+        if self.fence_seq is not None and self.head > self.fence_seq:
+            self.fence_seq = None
+            self.emit("FENCE_DONE", self.send_pair, 0)
+
+    # ---- the driver's primitives
+
+    def counters(self) -> tuple[int, int, int]:
+        return self.rx, self.acked_ts, self.wired_ts
+
+    def close_send(self) -> None:
+        self.send_open = False
+
+    def open_send(self, k: int) -> None:
+        self.send_pair = k
+        self.send_open = True
+        self.pump()
+
+    def open_recv(self, k: int) -> None:
+        self.pairs[k].recv_stale = False
+        self.recv_pair = k
+        self.recv_open = True
+        self.pump_recv()
+
+    def begin_fence(self, k: int) -> None:
+        pair = self.pairs[k]
+        if pair.fencing:
+            return
+        pair.fencing = True
+        pair.sq_fenced = pair.rq_fenced = False
+        if pair.sq_error_seen:
+            self.fenced(k, False)
+        if pair.rq_error_seen or pair.rq_out == 0:
+            self.fenced(k, True)
+
+    def fence_state(self, k: int) -> tuple[bool, bool]:
+        pair = self.pairs[k]
+        if pair.fencing and not pair.rq_fenced and pair.rq_out == 0:
+            self.fenced(k, True)
+        return pair.sq_fenced, pair.rq_fenced
+
+    def post_marker(self, k: int) -> None:
+        """Behind everything on a QP in ERR: an acknowledged unsignaled tail never flushes."""
+        pair = self.pairs[k]
+        pair.qp.post_send(Wqe(self.hw_id(False, MARKER, k, self.tail), "SEND", [0], 0, True, False, None))
+        if pair.qp.post_recv(self.hw_id(True, MARKER, k, self.rtail), [0]) == 0:
+            pair.rq_out += 1
+
+    def post_arm_recv(self, k: int) -> int:
+        rc = self.pairs[k].qp.post_recv(self.hw_id(True, ARM, k, self.rtail), [0])
+        self.pairs[k].rq_out += rc == 0
+        return rc
+
+    def post_arm_send(self, k: int) -> int:
+        return self.pairs[k].qp.post_send(
+            Wqe(self.hw_id(False, ARM, k, self.tail), "SEND", [0], 0, True, False, None)
+        )
+
+    def unsafe_reason(self) -> str | None:
+        """What hardware has, is not proven, and must not run twice."""
+        read_seen = False
+        for i in range(self.wired - self.head):
+            rec = self.sends[i]
+            if rec.proven:
+                continue
+            if rec.wr.opcode == "FADD":
+                return "an atomic is outstanding"
+            if rec.wr.opcode == "READ":
+                # A signaled READ shows its completion before what waits for it runs, unless the NIC died in between.
+                read_seen = read_seen or not rec.wr.signaled or self.pairs[self.send_pair].qp.nic.dead
+            elif read_seen and rec.wr.fence and rec.wr.opcode in ("WRITE", "WRITE_IMM"):
+                return "a fenced WRITE is outstanding behind an unsignaled READ"
+        return None
+
+    def trim(self, peer_rx: int) -> None:
+        """Everything up to the peer_rx-th two-sided WR is executed; READs among them are replayed all the same."""
+        if not self.acked_ts <= peer_rx <= self.wired_ts:
+            raise ValueError(
+                f"peer has received {peer_rx}: {self.acked_ts} acknowledged, {self.wired_ts} sent"
+            )
+        end = self.head
+        for i in range(self.tail - self.head):
+            rec = self.sends[i]
+            if rec.two_sided > peer_rx:
+                break
+            if rec.wr.opcode in TWO_SIDED:
+                end = self.head + i + 1
+        end = max(end, self.proven_end)
+        first = end
+        # What carries FENCE and was executed had waited for the responses of all READs before it.
+        fence = max((seq for seq in range(self.head, end) if self.rec(seq).wr.fence), default=-1)
+        for seq in range(self.head, end):
+            rec = self.rec(seq)
+            if self.is_proven(rec) or seq < fence:
+                rec.proven = True
+            else:
+                rec.hw_signaled = True
+                first = min(first, seq)
+        self.proven_end = end
+        self.wired = first
+        self.wired_ts = self.acked_ts = peer_rx
+        self.fence_seq = None
+        self.fence_wanted = False
+        self.after_retire()
+
+    def is_proven(self, rec: Record) -> bool:
+        """The counter proves the request, not the response."""
+        return rec.wr.opcode not in ("READ", "FADD")
+
+    def abort(self, status: str) -> None:
+        """Error WCs for everything outstanding; the application has its default QP back, bare."""
+        status = self.pairs[self.send_pair].first_status or status
+        if status == "WR_FLUSH_ERR":
+            status = "RETRY_EXC_ERR"
+        failed = False
+        while self.sends:
+            rec = self.sends.popleft()
+            self.head += 1
+            if rec.proven and not failed:  # no success behind an error: RC shows none
+                if rec.wr.signaled:
+                    self.deliver(("send", rec.wr, "SUCCESS"))
+            else:
+                self.deliver(("send", rec.wr, status))
+                status = "WR_FLUSH_ERR"
+                failed = True
+        self.wired = max(self.wired, self.head)
+        while self.recvs:
+            recv = self.recvs.popleft()
+            self.rhead += 1
+            if not recv.done:
+                self.deliver(("recv", recv, "WR_FLUSH_ERR"))
+        self.rwired = max(self.rwired, self.rhead)
+        self.guarded = False
+        self.fence_seq = None
+        self.fence_wanted = False
+        self.rx_target = None
+        self.send_pair = self.recv_pair = 0
+        self.send_open = self.recv_open = True
+        for pair in self.pairs[1:]:
+            pair.forgotten = True
+        self.pairs[0].fencing = self.pairs[0].recv_stale = False
+        self.pairs[0].recv_upto = self.rtail
+
+    # ---- MOVE
+
+    def start_fence(self, seq: int) -> None:
+        self.fence_wanted = False
+        self.fence_seq = seq
+        self.send_open = False
+
+    def move_begin(self) -> str:
+        self.fence_seq = None
+        self.fence_wanted = False
+        if self.tail == self.head:
+            self.send_open = False
+            return "idle"
+        if self.wired == self.tail and self.rec(self.tail - 1).hw_signaled:
+            self.start_fence(self.tail - 1)
+            return "posted"
+        self.fence_wanted = True
+        return "wanted"
+
+    def post_fence_write(self) -> None:
+        self.pump()
+        if self.wired != self.tail or self.fence_seq is not None or not self.fence_wanted:
+            return
+        k = self.send_pair
+        wqe = Wqe(self.hw_id(False, FENCE, k, self.tail), "WRITE", [0], -1, True, False, None)
+        if self.pairs[k].qp.post_send(wqe) == 0:
+            self.start_fence(self.tail)
+            self.emit("FENCE_POSTED", k, 0)
+
+    def move_cancel(self) -> None:
+        self.fence_seq = None
+        self.fence_wanted = False
+        self.send_open = True
+        self.pump()
+
+    def set_rx_target(self, n: int | None) -> None:
+        self.rx_target = None
+        if n is None:
+            return
+        if self.rx >= n:
+            self.emit("RX_REACHED", self.recv_pair, self.rx)
+        else:
+            self.rx_target = n
+
+    def move_recv(self, k: int) -> None:
+        if k != self.recv_pair:
+            self.pairs[self.recv_pair].recv_stale = True
+        self.open_recv(k)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bugs to put in on purpose: each must be found by the checkers, or they prove nothing.
+
+A mutation is a context manager that patches the protocol, the journal's model or the driver's model, for as long as it
+is open. `MUTATIONS` maps a name to (what it breaks, the patch).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from simulator.hosts import Side
+from simulator.journal import Journal
+from simulator.rnic import TWO_SIDED
+
+from shiftverbs import events as ev
+from shiftverbs.messages import Move, Phase, Sync
+from shiftverbs.pair_protocol import PairProtocol
+
+Patch = Callable[[], contextlib.AbstractContextManager[None]]
+MUTATIONS: dict[str, tuple[str, Patch]] = {}
+
+
+def mutation(what: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+    """Register a mutation; `what` says which duty it drops."""
+
+    def register(generator: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        MUTATIONS[generator.__name__] = (what, contextlib.contextmanager(generator))
+        return generator
+
+    return register
+
+
+@contextlib.contextmanager
+def handler(action: type, replacement: Callable[[Side, Any], None]) -> Iterator[None]:
+    with mock.patch.dict(Side.HANDLERS, {action: replacement}):
+        yield
+
+
+@mutation("the peer of a failure fences too: late packets must not consume receives")
+def skip_the_peers_fence() -> Iterator[None]:
+    original = Side.do_fence
+
+    def fence(side: Side, action: ev.Fence) -> None:
+        if side.name == "b":
+            rx, acked, wired = side.journal.counters()
+            side.events.append(
+                ev.FenceCompleted(action.number, rx, acked, wired, side.journal.unsafe_reason())
+            )
+        else:
+            original(side, action)
+
+    with handler(ev.Fence, fence):
+        yield
+
+
+@mutation("rx is final only when both queues are drained")
+def read_the_counter_before_draining() -> Iterator[None]:
+    original = Side.do_fence
+
+    def fence(side: Side, action: ev.Fence) -> None:
+        side.early = side.journal.counters()  # type: ignore[attr-defined]
+        original(side, action)
+
+    feed = Side.feed
+
+    def early(side: Side, event: ev.Event) -> None:
+        if isinstance(event, ev.FenceCompleted):
+            rx, acked, wired = side.early  # type: ignore[attr-defined]
+            event = replace(event, rx=rx, acked=acked, wired=wired)
+        feed(side, event)
+
+    with handler(ev.Fence, fence), mock.patch.object(Side, "feed", early):
+        yield
+
+
+@mutation("what the peer received is not sent again")
+def do_not_trim() -> Iterator[None]:
+    def trim(journal: Journal, peer_rx: int) -> None:
+        journal.wired = journal.head
+        journal.wired_ts = journal.acked_ts
+
+    with mock.patch.object(Journal, "trim", trim):
+        yield
+
+
+@mutation("what the peer did not receive is sent again")
+def trim_one_too_many() -> Iterator[None]:
+    original = Journal.trim
+
+    def trim(journal: Journal, peer_rx: int) -> None:
+        original(journal, min(peer_rx + 1, journal.wired_ts))
+
+    with mock.patch.object(Journal, "trim", trim):
+        yield
+
+
+@mutation("a READ is never proven by the counter")
+def prove_a_read_by_the_counter() -> Iterator[None]:
+    with mock.patch.object(Journal, "is_proven", lambda journal, rec: True):
+        yield
+
+
+@mutation("withheld WRs wait for the fence's completion")
+def release_before_the_drain() -> Iterator[None]:
+    original = PairProtocol._on_fence_posted
+
+    def posted(p: PairProtocol) -> None:
+        original(p)
+        if p._move is not None and p._move.tx is None:
+            p._on_fence_done(p.early_tx())  # type: ignore[attr-defined]
+
+    feed = Side.feed
+
+    def remember(side: Side, event: ev.Event) -> None:
+        side.protocol.early_tx = lambda: side.journal.acked_ts  # type: ignore[attr-defined]
+        feed(side, event)
+
+    with (
+        mock.patch.object(PairProtocol, "_on_fence_posted", posted),
+        mock.patch.object(Side, "feed", remember),
+    ):
+        yield
+
+
+@mutation("MOVED is answered when the last message was polled, not before")
+def moved_before_the_last_message() -> Iterator[None]:
+    def await_rx(side: Side, action: ev.AwaitRx) -> None:
+        if action.rx is not None:
+            side.events.append(ev.RxReached())
+
+    with handler(ev.AwaitRx, await_rx):
+        yield
+
+
+@mutation("a message of an older SWITCH does not count for the present one")
+def ignore_epochs() -> Iterator[None]:
+    original = PairProtocol._on_message
+
+    def on_message(p: PairProtocol, message: Any, unsafe: str | None) -> None:
+        s = p._switch
+        if isinstance(message, Move):
+            message = replace(message, epoch=p.epoch)
+        elif isinstance(message, Sync) and s is not None and message.phase is Phase.READY:
+            message = replace(message, epoch=s.epoch, target=s.target, arm=p.pairs[s.target].arm)
+        original(p, message, unsafe)
+
+    with mock.patch.object(PairProtocol, "_on_message", on_message):
+        yield
+
+
+@mutation("READY counts only for the life of the pair that it names")
+def accept_a_stale_ready() -> Iterator[None]:
+    original = PairProtocol._advance
+
+    def advance(p: PairProtocol) -> None:
+        s = p._switch
+        if s is not None and s.peer is not None and s.peer.phase is not Phase.ASK:
+            s.peer = replace(s.peer, phase=Phase.READY, arm=max(s.peer.arm, p.pairs[s.target].arm))
+        original(p)
+
+    with mock.patch.object(PairProtocol, "_advance", advance):
+        yield
+
+
+@mutation("what MOVE withheld is still there after a second failure")
+def lose_the_withheld_queue() -> Iterator[None]:
+    original = Journal.close_send
+
+    def close(journal: Journal) -> None:
+        withheld = journal.fence_seq is not None and not journal.send_open
+        original(journal)
+        while withheld and journal.tail > journal.wired:
+            journal.sends.pop()
+            journal.tail -= 1
+        journal.posted_ts = (
+            journal.sends[-1].two_sided if journal.sends else max(journal.acked_ts, journal.wired_ts)
+        )
+
+    with mock.patch.object(Journal, "close_send", close):
+        yield
+
+
+@mutation("a trimmed WR completes once")
+def complete_a_trimmed_wr_twice() -> Iterator[None]:
+    original = Journal.trim
+
+    def trim(journal: Journal, peer_rx: int) -> None:
+        before = list(journal.sends)
+        original(journal, peer_rx)
+        for rec in before:
+            if rec.proven and rec.wr.signaled:
+                journal.deliver(("send", rec.wr, "SUCCESS"))
+
+    with mock.patch.object(Journal, "trim", trim):
+        yield
+
+
+@mutation("a trimmed WR completes at all")
+def swallow_completions_of_trimmed_wrs() -> Iterator[None]:
+    original = Journal.trim
+
+    def trim(journal: Journal, peer_rx: int) -> None:
+        deliver, journal.deliver = journal.deliver, lambda wc: None
+        original(journal, peer_rx)
+        journal.deliver = deliver
+
+    with mock.patch.object(Journal, "trim", trim):
+        yield
+
+
+@mutation("inline bytes are the journal's own")
+def forget_inline_copies() -> Iterator[None]:
+    with mock.patch.object(Journal, "keep", lambda journal, wr: wr.buf):
+        yield
+
+
+@mutation("completions taken ahead of the application wait for it")
+def drop_the_wc_buffer() -> Iterator[None]:
+    original = Side.do_open_send
+
+    def open_send(side: Side, action: ev.OpenSend) -> None:
+        side.app.inbox.clear()
+        original(side, action)
+
+    with handler(ev.OpenSend, open_send):
+        yield
+
+
+@mutation("receives that MOVE left behind take no message")
+def reuse_stale_receives() -> Iterator[None]:
+    original = PairProtocol._on_move
+
+    def on_move(p: PairProtocol, m: Move) -> None:
+        for pair in p.pairs:
+            pair.stale = False
+        original(p, m)
+
+    with mock.patch.object(PairProtocol, "_on_move", on_move):
+        yield
+
+
+@mutation("a doubled REQ resets once")
+def arm_resets_twice() -> Iterator[None]:
+    original = PairProtocol._on_arm_req
+
+    def on_req(p: PairProtocol, k: int, pair: Any, m: Any) -> None:
+        if m.arm == pair.arm and not p._switching() and p._idle(k):
+            pair.arm -= 1
+        original(p, k, pair, m)
+
+    with mock.patch.object(PairProtocol, "_on_arm_req", on_req):
+        yield
+
+
+@mutation("a new life's PSNs are out of the old one's reach")
+def psns_start_over() -> Iterator[None]:
+    with mock.patch.object(PairProtocol, "_new_psn", lambda p, old: 0):
+        yield
+
+
+@mutation("a mere port event fences nothing unsafe")
+def fence_an_unsafe_qp_on_a_port_event() -> Iterator[None]:
+    original = PairProtocol.handle
+
+    def handle(p: PairProtocol, event: ev.Event, now_ns: int) -> list[ev.Action]:
+        if isinstance(event, ev.PathFailed | ev.MessageReceived):
+            event = replace(event, unsafe=None)
+        return original(p, event, now_ns)
+
+    with mock.patch.object(PairProtocol, "handle", handle):
+        yield
+
+
+@mutation("READY is said after the receives are posted")
+def forget_the_outstanding_receives() -> Iterator[None]:
+    def post_receives(side: Side, action: ev.PostReceives) -> None:
+        side.active.add(action.pair)
+        side.journal.pairs[action.pair].recv_upto = side.journal.rtail
+        side.journal.open_recv(action.pair)
+
+    with handler(ev.PostReceives, post_receives):
+        yield
+
+
+@mutation("an atomic that hardware has is never replayed")
+def replay_atomics() -> Iterator[None]:
+    with mock.patch.object(Journal, "unsafe_reason", lambda journal: None):
+        yield
+
+
+@mutation("a message that was acknowledged and lost is reported")
+def hide_a_lost_message() -> Iterator[None]:
+    original = PairProtocol._complete
+
+    def complete(p: PairProtocol, s: Any, peer: Sync) -> None:
+        if peer.rx < s.final.acked:
+            peer = replace(peer, rx=s.final.acked)
+        original(p, s, peer)
+
+    with mock.patch.object(PairProtocol, "_complete", complete):
+        yield
+
+
+@mutation("an acknowledged unsignaled tail never flushes: the marker does")
+def forget_the_marker() -> Iterator[None]:
+    with mock.patch.object(Journal, "post_marker", lambda journal, k: None):
+        yield
+
+
+@mutation("both sides learn of an ABORT")
+def abort_in_silence() -> Iterator[None]:
+    original = PairProtocol._say
+
+    def say(p: PairProtocol, message: Any, pair: int, spread: bool = False) -> None:
+        if not (isinstance(message, Sync) and message.phase is Phase.ABORT):
+            original(p, message, pair, spread)
+
+    with mock.patch.object(PairProtocol, "_say", say):
+        yield
+
+
+@mutation("replay starts behind the last proven message, not at the last completed WR")
+def replay_proven_writes() -> Iterator[None]:
+    with mock.patch.object(Journal, "is_proven", lambda journal, rec: rec.wr.opcode in TWO_SIDED):
+        yield
