@@ -1,6 +1,6 @@
-"""ib_write_bw and ib_send_bw: the client keeps the send queue full, the server takes what comes.
+"""ib_write_bw, ib_read_bw and ib_send_bw: the client keeps the send queues full, the server takes what comes.
 
-The server's side costs nothing in a plain RDMA WRITE test: it waits on TCP and prints the client's figures.
+The server's side costs nothing in a plain RDMA WRITE or READ test: it waits on TCP and prints the client's figures.
 Where messages consume receives (SEND, WRITE with immediate) it counts them and prints its own.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from . import report
 from .exchange import Exchange
-from .options import Options
+from .options import PEAK_LIMIT, Options
 from .verbs import CompletionError, Endpoint
 
 POLL_BATCH = 16
@@ -54,35 +54,29 @@ class Sender:
     def __init__(self, endpoint: Endpoint, size: int) -> None:
         e = endpoint.verbs.enums
         options = endpoint.options
-        if options.test.verb == "send":
-            opcode = e.IBV_WR_SEND
-        else:
-            opcode = e.IBV_WR_RDMA_WRITE_WITH_IMM if options.use_imm else e.IBV_WR_RDMA_WRITE
+        opcode = {
+            "send": e.IBV_WR_SEND,
+            "read": e.IBV_WR_RDMA_READ,
+            "write": e.IBV_WR_RDMA_WRITE_WITH_IMM if options.use_imm else e.IBV_WR_RDMA_WRITE,
+        }[options.test.verb]
         self.endpoint, self.size = endpoint, size
         self.moderation = options.moderation(size)
-        self.plain = endpoint.send_wr(size, opcode, signaled=False)
-        self.signaled = endpoint.send_wr(size, opcode, signaled=True)
+        indexes = range(len(endpoint.qps))
+        self.plain = [endpoint.send_wr(size, opcode, signaled=False, index=index) for index in indexes]
+        self.signaled = [endpoint.send_wr(size, opcode, signaled=True, index=index) for index in indexes]
 
     def run_count(self, iters: int, look_for_peak: bool) -> report.Bandwidth:
-        """Send this many messages.
+        """Send this many messages on each QP.
 
         :raises CompletionError: one failed
         """
-        posted_ns: list[int] = []
-        completed_ns: list[int] = []
+        times: tuple[list[int], list[int]] | None = ([], []) if look_for_peak else None
         clock = time.perf_counter_ns
         start = clock()
-        if look_for_peak:
-            self._loop(lambda posted: posted < iters, iters, posted_ns, completed_ns)
-        else:
-            self._loop(lambda posted: posted < iters, iters, None, None)
+        total = self._loop(lambda posted: posted < iters, iters, times)
         elapsed = clock() - start
-        return report.Bandwidth(
-            self.size,
-            iters,
-            elapsed / 1e9,
-            report.peak_time(posted_ns, completed_ns) if look_for_peak else 0.0,
-        )
+        peak_s = report.peak_time(*times) if times is not None else 0.0
+        return report.Bandwidth(self.size, total, elapsed / 1e9, peak_s)
 
     def run_time(self, duration_s: float, margin_s: float) -> tuple[report.Bandwidth, int]:
         """Send for a time; what completes within the margins at both ends is not counted.
@@ -92,82 +86,87 @@ class Sender:
         """
         window = Window(duration_s, margin_s)
         clock = time.perf_counter
-        total = self._loop(lambda posted: clock() < window.stop, None, None, None, window.look)
+        total = self._loop(lambda posted: clock() < window.stop, None, None, window.look)
         return window.figures(self.size, total), total
 
     def _loop(
         self,
         more: Callable[[int], bool],
         final: int | None,
-        posted_ns: list[int] | None,
-        completed_ns: list[int] | None,
+        times: tuple[list[int], list[int]] | None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Post while `more` says so and the queue has room, and poll; return how many were sent.
+        """Post while `more` says so and the queues have room, and poll; return how many were sent.
 
-        :param final: how many there will be, if known: the last one is signaled
-        :param posted_ns: gets the time of each post
-        :param completed_ns: gets the time each completion was seen, once for each message it stands for
+        :param more: told how many were posted on a QP, says whether that QP takes another
+        :param final: how many each QP will get, if known: the last one is signaled
+        :param times: get the time of each post, and the time each completion was seen, once for each message it
+            stands for
         :param progress: called with the number completed after each successful poll
         """
         endpoint, moderation = self.endpoint, self.moderation
-        qp, cq, depth = endpoint.qp, endpoint.send_cq, endpoint.options.tx_depth
+        cq, depth = endpoint.send_cq, endpoint.options.tx_depth
+        posts = [qp.post_send for qp in endpoint.qps]
         plain, signaled = self.plain, self.signaled
         clock = time.perf_counter_ns
-        posted = completed = 0
-        waiting: deque[int] = deque()  # the number of messages that each outstanding completion stands for
-        since_signal = 0
-        stopped = False
+        sending = list(range(len(posts)))
+        posted, completed, since_signal = [0] * len(posts), [0] * len(posts), [0] * len(posts)
+        # The number of messages that each outstanding completion stands for.
+        waiting: list[deque[int]] = [deque() for _ in posts]
+        done = 0
         while True:
-            while not stopped and posted - completed < depth:
-                if not more(posted):
-                    stopped = True
-                    break
-                since_signal += 1
-                posted += 1
-                if posted_ns is not None:
-                    posted_ns.append(clock())
-                if since_signal == moderation or posted == final:
-                    qp.post_send(signaled)
-                    waiting.append(since_signal)
-                    since_signal = 0
-                else:
-                    qp.post_send(plain)
-            if stopped and since_signal and final is None:
-                # A timed run ends in the middle of a batch: one more message flushes it out.
-                if posted - completed < depth:
-                    since_signal += 1
-                    posted += 1
-                    qp.post_send(signaled)
-                    waiting.append(since_signal)
-                    since_signal = 0
-            if stopped and completed == posted:
-                return posted
+            for i in sending:
+                stopped = False
+                while posted[i] - completed[i] < depth:
+                    stopped = not more(posted[i])
+                    # A timed run ends in the middle of a batch: one more message flushes it out.
+                    if stopped and (final is not None or not since_signal[i]):
+                        break
+                    since_signal[i] += 1
+                    posted[i] += 1
+                    if times is not None:
+                        times[0].append(clock())
+                    if since_signal[i] == moderation or posted[i] == final or stopped:
+                        posts[i](signaled[i])
+                        waiting[i].append(since_signal[i])
+                        since_signal[i] = 0
+                    else:
+                        posts[i](plain[i])
+                    if stopped:
+                        break
+                if stopped:
+                    sending = [other for other in sending if other != i]
+            if not sending and completed == posted:
+                return done
             count, completions = cq.poll(POLL_BATCH)
             if not count:
                 continue
             for wc in completions:
                 if wc.status:
-                    raise CompletionError(wc, "client", posted, completed)
-                stands_for = waiting.popleft()
-                completed += stands_for
-                if completed_ns is not None:
-                    completed_ns.extend([clock()] * stands_for)
+                    raise CompletionError(wc, "client", sum(posted), done)
+                i = wc.wr_id
+                stands_for = waiting[i].popleft()
+                completed[i] += stands_for
+                done += stands_for
+                if times is not None:
+                    times[1].extend([clock()] * stands_for)
             if progress is not None:
-                progress(completed)
+                progress(done)
 
 
 class Receiver:
     """The server's loop for messages that consume receives.
 
-    The queue is filled once, for the largest size, and every receive is posted again as it completes.
+    The queues are filled once, for the largest size, and every receive is posted again as it completes.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.wr = endpoint.recv_wr(max(endpoint.options.sizes))
-        for _ in range(endpoint.rx_depth):
-            endpoint.qp.post_recv(self.wr)
+        size = max(endpoint.options.sizes)
+        self.wrs = [endpoint.recv_wr(size, index) for index in range(len(endpoint.qps))]
+        for qp, wr in zip(endpoint.qps, self.wrs, strict=True):
+            for _ in range(endpoint.rx_depth):
+                qp.post_recv(wr)
 
     def run(self, size: int, told: Callable[[], int | None]) -> report.Bandwidth:
         """Count messages, the first one starting the clock, until all have come.
@@ -176,7 +175,8 @@ class Receiver:
         :param told: returns how many will come, once that is known
         :raises CompletionError: one failed
         """
-        qp, cq, wr, options = self.endpoint.qp, self.endpoint.recv_cq, self.wr, self.endpoint.options
+        cq, wrs, options = self.endpoint.recv_cq, self.wrs, self.endpoint.options
+        posts = [qp.post_recv for qp in self.endpoint.qps]
         clock = time.perf_counter
         seen = idle = 0
         start = last = 0.0
@@ -198,7 +198,7 @@ class Receiver:
                 if wc.status:
                     raise CompletionError(wc, "server", 0, seen)
                 seen += 1
-                qp.post_recv(wr)
+                posts[wc.wr_id](wrs[wc.wr_id])
             if window is not None:
                 window.look(seen)
         if window is not None:
@@ -223,8 +223,9 @@ def _drive(endpoint: Endpoint, exchange: Exchange, options: Options, size: int) 
     sender = Sender(endpoint, size)
     exchange.barrier(f"start {size}")
     if options.duration_s is None:
-        look = not options.no_peak and options.iters <= 20000
-        figures, total = sender.run_count(options.iters, look), options.iters
+        look = not options.no_peak and options.iters <= PEAK_LIMIT
+        figures = sender.run_count(options.iters, look)
+        total = figures.iters
     else:
         figures, total = sender.run_time(options.duration_s, options.margin_s)
     exchange.send(f"sent {total}")
@@ -240,7 +241,7 @@ def _serve(receiver: Receiver | None, exchange: Exchange, options: Options, size
     def told() -> int | None:
         nonlocal total
         if options.duration_s is None:
-            return options.iters
+            return options.iters * options.num_qps
         if total is None and exchange.pending():
             total = _total(exchange)
         return total

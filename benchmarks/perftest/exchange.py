@@ -24,7 +24,7 @@ class ExchangeError(Exception):
 
 @dataclass(frozen=True)
 class Destination:
-    """How one side's QP and buffer are reached."""
+    """How one side's QP and buffer are reached, and how many READs and atomics it can have outstanding."""
 
     lid: int
     qpn: int
@@ -33,12 +33,13 @@ class Destination:
     vaddr: int
     gid: bytes
     mtu: int
+    outs: int = 1
 
     def encode(self) -> str:
         """Return the line for the other side."""
         return (
             f"{self.lid:04x}:{self.qpn:06x}:{self.psn:06x}:{self.rkey:08x}:{self.vaddr:016x}"
-            f":{self.gid.hex()}:{self.mtu:x}"
+            f":{self.gid.hex()}:{self.mtu:x}:{self.outs:x}"
         )
 
     @classmethod
@@ -48,12 +49,19 @@ class Destination:
         :raises ExchangeError: it is malformed
         """
         try:
-            lid, qpn, psn, rkey, vaddr, gid, mtu = line.split(":")
+            lid, qpn, psn, rkey, vaddr, gid, mtu, outs = line.split(":")
             raw = bytes.fromhex(gid)
             if len(raw) != 16:
                 raise ValueError("a GID has 16 bytes")
             return cls(
-                int(lid, 16), int(qpn, 16), int(psn, 16), int(rkey, 16), int(vaddr, 16), raw, int(mtu, 16)
+                int(lid, 16),
+                int(qpn, 16),
+                int(psn, 16),
+                int(rkey, 16),
+                int(vaddr, 16),
+                raw,
+                int(mtu, 16),
+                int(outs, 16),
             )
         except ValueError as error:
             raise ExchangeError(f"malformed address {line!r}: {error}") from None

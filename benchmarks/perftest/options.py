@@ -11,6 +11,9 @@ DEFAULT_PORT = 18515
 PEAK_LIMIT = 20000
 #: Sizes above this get a completion each unless -Q says otherwise; below, one in 100.
 SMALL_SIZE = 8192
+ATOMIC_TYPES = ("FETCH_AND_ADD", "CMP_AND_SWAP")
+#: Atomics work on 64 bits.
+ATOMIC_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Test:
 
     :param name: the program, for example ib_write_bw
     :param title: its headline
-    :param verb: write or send
+    :param verb: write, send, read or atomic
     :param latency: measures latency, not bandwidth
     """
 
@@ -27,6 +30,11 @@ class Test:
     title: str
     verb: str
     latency: bool = False
+
+    @property
+    def one_sided(self) -> bool:
+        """True if the server only waits: READ and atomics, whose figures are whole round trips."""
+        return self.verb in ("read", "atomic")
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,10 @@ class Options:
     duration_s: float | None
     margin_s: float
     tx_depth: int
+    num_qps: int
+    idle_qps: int
+    outs: int | None
+    atomic: str
     rx_depth: int
     cq_mod: int | None
     inline_size: int
@@ -68,6 +80,11 @@ class Options:
     def uses_receives(self) -> bool:
         """True if each message consumes a receive at the other side."""
         return self.test.verb == "send" or self.use_imm
+
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return self.test.title.format(atomic=self.atomic)
 
     @property
     def sizes(self) -> list[int]:
@@ -111,14 +128,24 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
         metavar="INDEX",
         help="GID index (default: none on InfiniBand, 0 on Ethernet)",
     )
-    add(
-        "-s",
-        "--size",
-        type=int,
-        default=2 if test.latency else 65536,
-        help="message size in bytes (default %(default)s)",
-    )
-    add("-a", "--all", dest="all_sizes", action="store_true", help="run sizes from 2 to 2^23")
+    if test.verb != "atomic":
+        add(
+            "-s",
+            "--size",
+            type=int,
+            default=2 if test.latency else 65536,
+            help="message size in bytes (default %(default)s)",
+        )
+        add("-a", "--all", dest="all_sizes", action="store_true", help="run sizes from 2 to 2^23")
+    else:
+        add(
+            "-A",
+            "--atomic_type",
+            dest="atomic",
+            choices=ATOMIC_TYPES,
+            default=ATOMIC_TYPES[0],
+            help="which one (default %(default)s)",
+        )
     add(
         "-n",
         "--iters",
@@ -147,7 +174,22 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
         default=1 if test.latency else 128,
         help="send queue depth (default %(default)s)",
     )
-    if not test.latency or test.verb == "send":
+    add(
+        "--idle-qps",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="further connected QPs without traffic (default %(default)s)",
+    )
+    if test.one_sided:
+        add(
+            "-o",
+            "--outs",
+            type=int,
+            metavar="COUNT",
+            help="READs and atomics outstanding at once (default: what the device can)",
+        )
+    if test.verb in ("send", "write") and (test.verb == "send" or not test.latency):
         add(
             "-r",
             "--rx-depth",
@@ -156,6 +198,7 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
             help="receive queue depth where receives are used (default %(default)s)",
         )
     if not test.latency:
+        add("-q", "--qp", dest="num_qps", type=int, default=1, help="QPs (default %(default)s)")
         add("-Q", "--cq-mod", type=int, help="one completion for so many sends (default 100, 1 above 8 KiB)")
         add("-N", "--noPeak", dest="no_peak", action="store_true", help="do not look for the peak")
         add(
@@ -185,13 +228,14 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
             action="store_true",
             help="print every result in order",
         )
-    add(
-        "-I",
-        "--inline_size",
-        type=int,
-        default=0,
-        help="largest message sent inline, in bytes (default %(default)s)",
-    )
+    if not test.one_sided:
+        add(
+            "-I",
+            "--inline_size",
+            type=int,
+            default=0,
+            help="largest message sent inline, in bytes (default %(default)s)",
+        )
     add("-m", "--mtu", type=int, choices=(256, 512, 1024, 2048, 4096), help="path MTU (default: the port's)")
     add(
         "-u", "--qp-timeout", type=int, default=14, help="ACK timeout: 4.096 usec * 2^n (default %(default)s)"
@@ -211,6 +255,15 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
     )
     values = vars(parser.parse_args(argv))
     del values["CPU_freq"]
+    values.setdefault("size", ATOMIC_SIZE)
+    for name in ("no_peak", "gbits", "use_imm", "histogram", "unsorted_out", "all_sizes"):
+        values.setdefault(name, False)
+    for name in ("rx_depth", "num_qps"):
+        values.setdefault(name, 1)
+    for name in ("cq_mod", "outs"):
+        values.setdefault(name, None)
+    values.setdefault("inline_size", 0)
+    values.setdefault("atomic", ATOMIC_TYPES[0])
 
     def require(condition: bool, complaint: str) -> None:
         if not condition:
@@ -220,7 +273,10 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
     require(1 <= values["size"] <= 2**30, "-s: a size is 1 to 2^30")
     require(values["iters"] >= 5, "-n: at least 5")
     require(1 <= values["tx_depth"] <= 32768, "-t: a depth is 1 to 32768")
-    require(1 <= values.get("rx_depth", 1) <= 32768, "-r: a depth is 1 to 32768")
+    require(1 <= values["rx_depth"] <= 32768, "-r: a depth is 1 to 32768")
+    require(1 <= values["num_qps"] <= 16384, "-q: 1 to 16384 QPs")
+    require(0 <= values["idle_qps"] <= 65536, "--idle-qps: 0 to 65536")
+    require(values["outs"] is None or 1 <= values["outs"] <= 255, "-o: 1 to 255")
     require(0 < values["port"] < 65536, "-p: a TCP port is 1 to 65535")
     require(0 <= values["qp_timeout"] <= 31, "-u: a timeout is 0 to 31")
     require(0 <= values["retry_count"] <= 7, "--retry_count: 0 to 7")
@@ -238,9 +294,6 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
     require(
         not values["protected"] or values["module"] == "shiftverbs", "--protected needs --module shiftverbs"
     )
-    moderation = values.setdefault("cq_mod", None)
+    moderation = values["cq_mod"]
     require(moderation is None or 1 <= moderation <= values["tx_depth"], "-Q: 1 to the depth of -t")
-    for name in ("no_peak", "gbits", "use_imm", "histogram", "unsorted_out"):
-        values.setdefault(name, False)
-    values.setdefault("rx_depth", 1)
     return Options(test=test, duration_s=duration, margin_s=margin, **values)

@@ -30,8 +30,8 @@ def main(test: Test, argv: Sequence[str] | None = None) -> int:
         else:
             exchange = Exchange.connect(options.host, options.port)
         report.print_header(endpoint, options.moderation(options.sizes[0]))
-        peer = endpoint.connect(exchange)
-        report.print_addresses(endpoint.local, peer, with_buffer=test.verb != "send")
+        endpoint.connect(exchange)
+        report.print_addresses(endpoint.locals, endpoint.peers, test)
         if options.protected:
             endpoint.wait_protected()
         (latency if test.latency else bandwidth).run(endpoint, exchange, options)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .exchange import Destination
-from .options import Options
+from .options import Options, Test
 from .verbs import Endpoint
 
 LINE = "-" * 87
@@ -25,9 +25,9 @@ def header(endpoint: Endpoint, moderation: int) -> str:
     options = endpoint.options
     lines = [
         LINE,
-        f"{'':20}{options.test.title}",
+        f"{'':20}{options.title}",
         f" Dual-port       : OFF\t\tDevice         : {endpoint.device_name}",
-        " Number of qps   : 1\t\tTransport type : IB",
+        f" Number of qps   : {options.num_qps}\t\tTransport type : IB",
         " Connection type : RC\t\tUsing SRQ      : OFF",
         " PCIe relax order: OFF",
         " ibv_wr* API     : OFF",
@@ -41,8 +41,13 @@ def header(endpoint: Endpoint, moderation: int) -> str:
     lines += [f" Mtu             : {endpoint.mtu}[B]", f" Link type       : {endpoint.link}"]
     if endpoint.gid_index is not None:
         lines.append(f" GID index       : {endpoint.gid_index}")
+    if options.test.one_sided:
+        lines.append(f" Outstand reads  : {endpoint.outs}")
+    else:
+        lines.append(f" Max inline data : {options.inline_size}[B]")
+    if options.idle_qps:
+        lines.append(f" Idle qps        : {options.idle_qps}")
     lines += [
-        f" Max inline data : {options.inline_size}[B]",
         " rdma_cm QPs\t : OFF",
         " Data ex. method : Ethernet",
         f" Module          : {options.module}",
@@ -56,10 +61,12 @@ def c_hex(value: int, width: int) -> str:
     return f"{value:#0{width}x}" if value else "0" * width
 
 
-def address(who: str, side: Destination, with_buffer: bool) -> str:
-    """Return the line (two with a GID) that describes one side; with_buffer: rkey and address too."""
+def address(who: str, side: Destination, test: Test) -> str:
+    """Return the line (two with a GID) that describes one side, as far as it matters to this test."""
     text = f" {who} address: LID {c_hex(side.lid, 4)} QPN {c_hex(side.qpn, 6)} PSN {c_hex(side.psn, 6)}"
-    if with_buffer:
+    if test.verb == "read":
+        text += f" OUT {c_hex(side.outs, 4)}"
+    if test.verb not in ("send", "atomic"):
         text += f" RKey {c_hex(side.rkey, 8)} VAddr {c_hex(side.vaddr, 16)}"
     if any(side.gid):
         text += "\n GID: " + ":".join(f"{byte:02d}" for byte in side.gid)
@@ -135,11 +142,13 @@ class Latency:
     """One row of a latency table.
 
     :param size: message size in bytes
-    :param trips_us: the half round trips in microseconds, in order
+    :param trips_us: the half (READ, atomic: whole) round trips in microseconds, in order
+    :param whole: they are whole ones
     """
 
     size: int
     trips_us: Sequence[float]
+    whole: bool = False
 
     def row(self) -> str:
         """Return the row as perftest prints it."""
@@ -158,7 +167,7 @@ class Latency:
     def duration_row(self) -> str:
         """Return the row of a run by time, as perftest prints it."""
         average = statistics.fmean(self.trips_us)
-        rate = 1e6 / (2 * average)
+        rate = 1e6 / (average if self.whole else 2 * average)
         return f" {self.size:<7}       {len(self.trips_us)}            {average:<7.2f}        {rate:<7.2f}"
 
 
@@ -167,10 +176,12 @@ def print_header(endpoint: Endpoint, moderation: int) -> None:
     print(header(endpoint, moderation), flush=True)
 
 
-def print_addresses(local: Destination, remote: Destination, with_buffer: bool) -> None:
-    """Print both sides' addresses; with_buffer: rkeys and addresses of the buffers too."""
-    print(address("local", local, with_buffer))
-    print(address("remote", remote, with_buffer))
+def print_addresses(locals_: Sequence[Destination], remotes: Sequence[Destination], test: Test) -> None:
+    """Print both sides' addresses, one for each QP."""
+    for side in locals_:
+        print(address("local", side, test))
+    for side in remotes:
+        print(address("remote", side, test))
     print(LINE, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The package that is measured, loaded by name, and one RC endpoint built with it.
+"""The package that is measured, loaded by name, and one endpoint with RC QPs built with it.
 
 Only names that both packages share are used, so the same lines run over pyverbs and over shiftverbs.
 """
@@ -62,7 +62,7 @@ class Verbs:
 
 
 class Endpoint:
-    """Context, PD, buffer, CQs and one RC QP of one side.
+    """Context, PD, buffer, CQs and RC QPs of one side.
 
     :param verbs: the package to use
     :param options: the command line
@@ -82,6 +82,7 @@ class Endpoint:
                 f" IB device {self.device_name or '(any)'} not found; there are: {', '.join(names) or 'none'}"
             )
         self.ctx = verbs.device.Context(name=self.device_name)
+        self.outs = options.outs or min(self.ctx.query_device().max_qp_rd_atom, 255)
         port = self.ctx.query_port(options.ib_port)
         self.lid: int = port.lid
         self.link: str = LINK_NAMES.get(port.link_layer, "Unknown")
@@ -102,39 +103,73 @@ class Endpoint:
         pointer = (ctypes.c_char * (2 * self.half)).from_buffer(self.buffer)
         self.vaddr = ctypes.addressof(pointer)
         del pointer
-        access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
-        self.mr = verbs.mr.MR(self.pd, 2 * self.half, access, address=self.vaddr)
+        self.access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
+        if options.test.verb == "read":
+            self.access |= e.IBV_ACCESS_REMOTE_READ
+        elif options.test.verb == "atomic":
+            self.access |= e.IBV_ACCESS_REMOTE_ATOMIC
+        self.mr = verbs.mr.MR(self.pd, 2 * self.half, self.access, address=self.vaddr)
         # Both sides may send and receive, so each CQ has room for all its queue can complete.
         self.rx_depth = options.rx_depth if options.uses_receives else 1
-        self.send_cq = verbs.cq.CQ(self.ctx, options.tx_depth)
-        self.recv_cq = verbs.cq.CQ(self.ctx, self.rx_depth)
+        self.send_cq = verbs.cq.CQ(self.ctx, options.tx_depth * options.num_qps)
+        self.recv_cq = verbs.cq.CQ(self.ctx, self.rx_depth * options.num_qps)
+        self.qps = [
+            self._make_qp(self.send_cq, self.recv_cq, options.tx_depth, self.rx_depth)
+            for _ in range(options.num_qps)
+        ]
+        self.qp = self.qps[0]
+        self.idle_cq = verbs.cq.CQ(self.ctx, 2 * options.idle_qps) if options.idle_qps else None
+        self.idle_qps = [self._make_qp(self.idle_cq, self.idle_cq, 1, 1) for _ in range(options.idle_qps)]
+        self.psns = {qp.qp_num: random.SystemRandom().getrandbits(24) for qp in self.qps + self.idle_qps}
+        #: the other side of each QP in `qps`, once connected
+        self.peers: list[Destination] = []
+
+    def _make_qp(self, send_cq: Any, recv_cq: Any, tx_depth: int, rx_depth: int) -> Any:
+        verbs = self.verbs
         cap = verbs.qp.QPCap(
-            max_send_wr=options.tx_depth,
-            max_recv_wr=self.rx_depth,
+            max_send_wr=tx_depth,
+            max_recv_wr=rx_depth,
             max_send_sge=1,
             max_recv_sge=1,
-            max_inline_data=options.inline_size,
+            max_inline_data=self.options.inline_size,
         )
         init = verbs.qp.QPInitAttr(
-            qp_type=e.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq, cap=cap, sq_sig_all=0
+            qp_type=verbs.enums.IBV_QPT_RC, scq=send_cq, rcq=recv_cq, cap=cap, sq_sig_all=0
         )
-        self.qp = verbs.qp.QP(self.pd, init)
-        self.psn = random.SystemRandom().getrandbits(24)
-        self.peer: Destination | None = None
+        return verbs.qp.QP(self.pd, init)
+
+    def local(self, qp: Any) -> Destination:
+        """What the other side must know about one QP."""
+        return Destination(
+            self.lid,
+            qp.qp_num,
+            self.psns[qp.qp_num],
+            self.mr.rkey,
+            self.vaddr + self.half,
+            self.gid,
+            self.mtu,
+            self.outs,
+        )
 
     @property
-    def local(self) -> Destination:
-        """What the other side must know."""
-        return Destination(
-            self.lid, self.qp.qp_num, self.psn, self.mr.rkey, self.vaddr + self.half, self.gid, self.mtu
-        )
+    def locals(self) -> list[Destination]:
+        """What the other side must know about each QP that carries traffic."""
+        return [self.local(qp) for qp in self.qps]
 
-    def connect(self, exchange: Exchange) -> Destination:
-        """Swap addresses with the other side and bring the QP to RTS."""
-        options, verbs, e = self.options, self.verbs, self.verbs.enums
-        peer = Destination.decode(exchange.swap(self.local.encode()))
-        if options.mtu is None:
-            self.mtu = min(self.mtu, peer.mtu)
+    def connect(self, exchange: Exchange) -> None:
+        """Swap addresses with the other side and bring every QP to RTS."""
+        mine = {qp: self.local(qp) for qp in self.qps + self.idle_qps}
+        peers = {qp: Destination.decode(exchange.swap(side.encode())) for qp, side in mine.items()}
+        first = peers[self.qp]
+        if self.options.mtu is None:
+            self.mtu = min(self.mtu, first.mtu)
+        self.outs = min(self.outs, first.outs)
+        for qp, peer in peers.items():
+            self._connect(qp, peer)
+        self.peers = [peers[qp] for qp in self.qps]
+
+    def _connect(self, qp: Any, peer: Destination) -> None:
+        options, verbs = self.options, self.verbs
         if self.gid_index is None:
             ah = verbs.addr.AHAttr(dlid=peer.lid, is_global=0, port_num=options.ib_port)
         else:
@@ -142,54 +177,60 @@ class Endpoint:
             route = verbs.addr.GlobalRoute(dgid=dgid, sgid_index=self.gid_index, hop_limit=64)
             ah = verbs.addr.AHAttr(dlid=peer.lid, is_global=1, gr=route, port_num=options.ib_port)
         attr = verbs.qp.QPAttr(port_num=options.ib_port)
-        attr.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
+        attr.qp_access_flags = self.access
         attr.ah_attr = ah
         attr.path_mtu = MTU_CODE[self.mtu]
         attr.dest_qp_num = peer.qpn
         attr.rq_psn = peer.psn
-        attr.sq_psn = self.psn
-        attr.max_rd_atomic = 1
-        attr.max_dest_rd_atomic = 1
+        attr.sq_psn = self.psns[qp.qp_num]
+        attr.max_rd_atomic = self.outs
+        attr.max_dest_rd_atomic = self.outs
         attr.min_rnr_timer = 12
         attr.timeout = options.qp_timeout
         attr.retry_cnt = options.retry_count
         attr.rnr_retry = 7
-        self.qp.to_rts(attr)
-        self.peer = peer
-        return peer
+        qp.to_rts(attr)
 
-    def send_wr(self, size: int, opcode: int, signaled: bool, wr_id: int = 0) -> Any:
-        """Return a work request for one message from the sending half to the other side's buffer."""
-        assert self.peer is not None
-        verbs, e = self.verbs, self.verbs.enums
+    def send_wr(self, size: int, opcode: int, signaled: bool, index: int = 0) -> Any:
+        """Return a work request for one message from the sending half to the other side's buffer.
+
+        :param size: of the message in bytes
+        :param index: of the QP it is for; also its wr_id
+        """
+        verbs, e, peer = self.verbs, self.verbs.enums, self.peers[index]
         flags = e.IBV_SEND_SIGNALED if signaled else 0
         if size <= self.options.inline_size:
             flags |= e.IBV_SEND_INLINE
         sge = verbs.wr.SGE(self.vaddr, size, self.mr.lkey)
-        wr = verbs.wr.SendWR(wr_id=wr_id, num_sge=1, sg=[sge], opcode=opcode, send_flags=flags)
-        if opcode in (e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_WRITE_WITH_IMM):
-            wr.set_wr_rdma(self.peer.rkey, self.peer.vaddr)
+        wr = verbs.wr.SendWR(wr_id=index, num_sge=1, sg=[sge], opcode=opcode, send_flags=flags)
+        if opcode in (e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_WRITE_WITH_IMM, e.IBV_WR_RDMA_READ):
+            wr.set_wr_rdma(peer.rkey, peer.vaddr)
+        if opcode in (e.IBV_WR_ATOMIC_FETCH_AND_ADD, e.IBV_WR_ATOMIC_CMP_AND_SWP):
+            # perftest adds 0 and swaps 0 for 1: only time is of interest.
+            wr.set_wr_atomic(peer.rkey, peer.vaddr, 0, 1)
         if opcode in (e.IBV_WR_RDMA_WRITE_WITH_IMM, e.IBV_WR_SEND_WITH_IMM):
             wr.imm_data = 0
         return wr
 
-    def recv_wr(self, size: int) -> Any:
-        """Return a receive for one message of this size into the receiving half."""
+    def recv_wr(self, size: int, index: int = 0) -> Any:
+        """Return a receive for one message of this size into the receiving half; its wr_id is the QP's index."""
         verbs = self.verbs
         sge = verbs.wr.SGE(self.vaddr + self.half, size, self.mr.lkey)
-        return verbs.wr.RecvWR(num_sge=1, sg=[sge])
+        return verbs.wr.RecvWR(wr_id=index, num_sge=1, sg=[sge])
 
     def wait_protected(self, timeout_s: float = 30.0) -> None:
-        """Wait until the QP is protected.
+        """Wait until every QP is protected.
 
-        :raises RuntimeError: it is not, and why
+        :raises RuntimeError: one is not, and why
         """
-        if not self.qp.shift.wait_protected(timeout_s):
-            raise RuntimeError(f"not protected: {self.qp.shift}")
+        for qp in self.qps + self.idle_qps:
+            if not qp.shift.wait_protected(timeout_s):
+                raise RuntimeError(f"not protected: {qp.shift}")
 
     def close(self) -> None:
         """Release everything."""
-        for resource in (self.qp, self.send_cq, self.recv_cq, self.mr, self.pd, self.ctx):
+        cqs = [cq for cq in (self.send_cq, self.recv_cq, self.idle_cq) if cq is not None]
+        for resource in (*self.qps, *self.idle_qps, *cqs, self.mr, self.pd, self.ctx):
             resource.close()
         self.buffer.close()
 

@@ -49,13 +49,64 @@ def test_send_bw_counts_at_the_receiver(spawn: Spawn, module: str) -> None:
     assert [row[:2] for row in BANDWIDTH_ROW.findall(client)] == [("1024", "600")]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_write_lat_goes_there_and_back(spawn: Spawn, module: str) -> None:
-    _, client = run(spawn, "ib_write_lat", module, "-s", "8", "-n", "200")
-    (row,) = LATENCY_ROW.findall(client)
+def check_latency(row: tuple[str, ...], size: int, count: int) -> None:
     least, most, typical, average = (float(field) for field in row[2:6])
-    assert row[:2] == ("8", "200")
+    assert row[:2] == (str(size), str(count))
     assert 0 < least <= typical <= most and least <= average <= most
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("program", ["ib_write_lat", "ib_send_lat"])
+def test_messages_go_there_and_back(spawn: Spawn, program: str, module: str) -> None:
+    server, client = run(spawn, program, module, "-s", "8", "-n", "200")
+    (row,) = LATENCY_ROW.findall(client)
+    check_latency(row, 8, 200)
+    # The server's first message starts its clock.
+    (row,) = LATENCY_ROW.findall(server)
+    check_latency(row, 8, 199)
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    "program, options, size, title",
+    [
+        ("ib_read_lat", ("-s", "64"), 64, "RDMA_Read Latency Test"),
+        ("ib_atomic_lat", (), 8, "Atomic FETCH_AND_ADD Latency Test"),
+        ("ib_atomic_lat", ("-A", "CMP_AND_SWAP"), 8, "Atomic CMP_AND_SWAP Latency Test"),
+    ],
+)
+def test_the_client_alone_measures_reads_and_atomics(
+    spawn: Spawn, program: str, module: str, options: tuple[str, ...], size: int, title: str
+) -> None:
+    server, client = run(spawn, program, module, "-n", "100", "-o", "4", *options)
+    assert title in client and " Outstand reads  : 4" in client
+    (row,) = LATENCY_ROW.findall(client)
+    check_latency(row, size, 100)
+    assert not LATENCY_ROW.search(server)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_read_bw_on_several_qps(spawn: Spawn, module: str) -> None:
+    server, client = run(spawn, "ib_read_bw", module, "-s", "2048", "-n", "100", "-q", "3", "-t", "8")
+    (row,) = BANDWIDTH_ROW.findall(client)
+    assert BANDWIDTH_ROW.findall(server) == [row]
+    assert row[:2] == ("2048", "300")
+    assert client.count("local address") == client.count("remote address") == 3
+
+
+def test_a_timed_run_on_several_qps_counts_every_message(spawn: Spawn) -> None:
+    options = ("-q", "4", "-D", "0.3", "-f", "0", "-s", "512", "-Q", "7", "-t", "16", "-r", "32")
+    server, client = run(spawn, "ib_send_bw", "shiftverbs", *options)
+    (sent,) = BANDWIDTH_ROW.findall(client)
+    (received,) = BANDWIDTH_ROW.findall(server)
+    assert int(sent[1]) > 0 and int(received[1]) > 0
+
+
+def test_idle_qps_are_connected_and_stay_idle(spawn: Spawn) -> None:
+    _, client = run(spawn, "ib_write_lat", "shiftverbs", "-n", "50", "--idle-qps", "20")
+    assert "Idle qps        : 20" in client
+    (row,) = LATENCY_ROW.findall(client)
+    check_latency(row, 2, 50)
 
 
 def test_a_timed_run_with_immediates_on_the_second_rail(spawn: Spawn) -> None:

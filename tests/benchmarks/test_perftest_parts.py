@@ -12,6 +12,7 @@ from benchmarks.perftest.options import parse
 from benchmarks.perftest.report import Bandwidth, Latency, peak_time
 
 WRITE_BW = Program("ib_write_bw", "RDMA_Write BW Test", "write")
+ATOMIC_LAT = Program("ib_atomic_lat", "Atomic {atomic} Latency Test", "atomic", latency=True)
 WRITE_LAT = Program("ib_write_lat", "RDMA_Write Latency Test", "write", latency=True)
 
 
@@ -46,6 +47,8 @@ def test_rows_have_perftests_columns() -> None:
     ]
     fields = Latency(2, [float(i) for i in range(1, 1001)]).row().split()
     assert fields == ["2", "1000", "1.00", "1000.00", "500.50", "500.50", "288.67", "990.00", "999.00"]
+    assert Latency(8, [50.0, 50.0]).duration_row().split() == ["8", "2", "50.00", "10000.00"]
+    assert Latency(8, [50.0, 50.0], whole=True).duration_row().split() == ["8", "2", "50.00", "20000.00"]
 
 
 @given(
@@ -55,11 +58,11 @@ def test_rows_have_perftests_columns() -> None:
     st.binary(min_size=16, max_size=16),
 )
 def test_an_address_survives_the_wire(lid: int, qpn: int, rkey: int, gid: bytes) -> None:
-    side = Destination(lid, qpn, qpn ^ 1, rkey, rkey << 20, gid, 1024)
+    side = Destination(lid, qpn, qpn ^ 1, rkey, rkey << 20, gid, 1024, lid & 0xFF)
     assert Destination.decode(side.encode()) == side
 
 
-@pytest.mark.parametrize("line", ["", "1:2:3", "x:1:1:1:1:" + "00" * 16 + ":400", "1:1:1:1:1:00:400"])
+@pytest.mark.parametrize("line", ["", "1:2:3", "x:1:1:1:1:" + "00" * 16 + ":400:1", "1:1:1:1:1:00:400:1"])
 def test_a_malformed_address_is_named(line: str) -> None:
     with pytest.raises(ExchangeError, match="malformed"):
         Destination.decode(line)
@@ -71,6 +74,9 @@ def test_defaults_are_perftests() -> None:
     assert (options.moderation(65536), options.moderation(8192)) == (1, 100)
     options = parse(WRITE_LAT, ["host", "-D", "4"])
     assert (options.size, options.iters, options.host, options.margin_s) == (2, 1000, "host", 1.0)
+    options = parse(ATOMIC_LAT, [])
+    assert (options.size, options.sizes, options.title) == (8, [8], "Atomic FETCH_AND_ADD Latency Test")
+    assert (options.outs, options.inline_size, options.num_qps) == (None, 0, 1)
     assert parse(WRITE_BW, ["--gid-index", "3"]).gid_index == parse(WRITE_BW, ["-x", "3"]).gid_index == 3
 
 
@@ -82,6 +88,8 @@ def test_defaults_are_perftests() -> None:
         ["-D", "0"],
         ["-D", "3", "-f", "2"],
         ["-Q", "200"],
+        ["-q", "0"],
+        ["--idle-qps", "-1"],
         ["-D", "2", "-a"],
         ["-m", "1500"],
     ],

@@ -1,0 +1,16 @@
+#!/usr/bin/env python3
+"""Latency of SEND: perftest's ib_send_lat for pyverbs and shiftverbs."""
+
+import sys
+from pathlib import Path
+
+# Behind everything else: an installed shiftverbs comes before the one next to this file.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.perftest.options import Test
+from benchmarks.perftest.program import main
+
+TEST = Test("ib_send_lat", "Send Latency Test", "send", latency=True)
+
+if __name__ == "__main__":
+    sys.exit(main(TEST))
