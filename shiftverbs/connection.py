@@ -770,6 +770,8 @@ class Connection:
 
     def _let_go(self, _: ev.LetGo) -> None:
         self.core.guarded = False
+        if self.status is Status.PAIRING:
+            self.pairing.peer_left()
 
     def _begin_fence(self, _: ev.BeginFence) -> None:
         how = self.core.move_begin()

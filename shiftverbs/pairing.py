@@ -1,7 +1,7 @@
 """Finding the peer of one QP: what is published, what is wanted, and when two entries name each other (design 5).
 
-A pairing counts only if it is mutual: each side's entry names the other's default route and instance, so that a QPN
-reused after a crash never pairs with a ghost. Memory keys of the peer are asked for as soon as they are seen in posted
+A pairing counts only if it is mutual: each side's entry names the other's default route and secret, which is another
+one each time a QP is connected, so that nobody pairs with a ghost: a QPN reused after a crash, a peer's QP before RESET. Memory keys of the peer are asked for as soon as they are seen in posted
 WRs, so that the failure path never waits for the exchanger.
 """
 
@@ -135,7 +135,7 @@ class Pairing:
             instance=self.driver.instance,
             default=own,
             peer=peer,
-            peer_instance=None,
+            peer_secret=None,
             shadows=shadows,
             control=control,
             secret=f"{self.secret:016x}",
@@ -219,34 +219,34 @@ class Pairing:
         if theirs.peer is None or not theirs.peer.matches(self._mine.default):
             c.set_why("the peer's entry names another QP as its peer")
             return
-        if self._mine.peer_instance != theirs.instance:
-            self._mine = QpRecord(**{**_fields(self._mine), "peer_instance": theirs.instance})
+        if self._mine.peer_secret != theirs.secret:
+            self._mine = QpRecord(**{**_fields(self._mine), "peer_secret": theirs.secret})
             self._put()
         if not records.mutual(self._mine, theirs):
-            c.set_why("the peer's entry does not name this process yet")
+            c.set_why("the peer's entry does not name this connection yet")
             return
         self._theirs = theirs
         self._open_keys(theirs.default.gid or "")
         self._open_paths()
 
     def _superseded(self, theirs: QpRecord) -> bool:
-        """Whether we paired with what the peer's QP was before it was reset: only its new life will ever answer.
-
-        So it goes where both sides connect their QPs anew and we are the first.
-        """
+        """Whether we paired with what the peer's QP was before it was reset: only its new life will ever answer."""
         c, before = self.connection, self._theirs
-        if c.was_protected or before is None:
+        if c.was_protected or before is None or theirs.secret == before.secret:
             return False
-        if (theirs.instance, theirs.secret) == (before.instance, before.secret):
-            return False
-        c.unpair()
-        self._close_paths()
+        self.peer_left()
         return True
+
+    def peer_left(self) -> None:
+        """The peer's QP was closed or reset before we were protected: wait for its new life."""
+        self._theirs = None
+        self._close_paths()
+        self.connection.unpair()
 
     def _peer_moved(self, theirs: QpRecord) -> None:
         """Paired already: a GID of the peer's can be another one now. A newer life of it needs a newer life of ours."""
         c, before = self.connection, self._theirs
-        if before is None or (theirs.instance, theirs.secret) != (before.instance, before.secret):
+        if before is None or theirs.secret != before.secret:
             return
         for k, path in enumerate(self._paths):
             if k < len(theirs.control) and theirs.control[k] != path.endpoint:

@@ -422,7 +422,8 @@ class SwitchProcedure(PairState):
             self._cancel_move()
         self._end(Phase.BYE, tell=False)
         self._do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP"))
-        self._set_status(Status.UNPROTECTED, "the peer closed its QP")
+        if self.status is not Status.PAIRING:  # else: the pairing ends, and another may follow
+            self._set_status(Status.UNPROTECTED, "the peer closed its QP")
 
     def _on_quit(self) -> None:
         if not self.over:

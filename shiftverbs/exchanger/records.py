@@ -234,17 +234,17 @@ class QpRecord:
     """What a process publishes about one of its QPs.
 
     job: the namespace it belongs to; instance: the process, 16 hex digits drawn at its start; default: the QP's
-    own default route; peer: the route it is connected to, None before RTR; peer_instance: the instance of the
-    process found there, None until it was read; shadows: pair k is entry k-1, in the order of the publisher's
+    own default route; peer: the route it is connected to, None before RTR; peer_secret: the secret of the entry
+    found there, None until it was read; shadows: pair k is entry k-1, in the order of the publisher's
     backups; control: one UD QP per NIC, entry 0 on the default NIC, entry k on backup k; secret: this QP's half
-    of the pair's token, 16 hex digits; qp_access_flags: the remote rights of the QP (IBV_ACCESS_* bits).
+    of the pair's token, 16 hex digits, another one each time the application connects it; qp_access_flags: the remote rights of the QP (IBV_ACCESS_* bits).
     """
 
     job: str
     instance: str
     default: Route
     peer: Route | None
-    peer_instance: str | None
+    peer_secret: str | None
     shadows: tuple[ShadowRoute, ...]
     control: tuple[ControlEndpoint, ...]
     secret: str
@@ -259,7 +259,7 @@ class QpRecord:
             "instance": self.instance,
             "default": self.default.to_json(),
             "peer": None if self.peer is None else self.peer.to_json(),
-            "peer_instance": self.peer_instance,
+            "peer_secret": self.peer_secret,
             "shadows": [shadow.to_json() for shadow in self.shadows],
             "control": [endpoint.to_json() for endpoint in self.control],
             "secret": self.secret,
@@ -276,7 +276,7 @@ class QpRecord:
             instance=fields.hex64("instance"),
             default=Route.from_json(fields.take("default"), key, "default"),
             peer=fields.optional("peer", lambda peer: Route.from_json(peer, key, "peer")),
-            peer_instance=fields.hex64("peer_instance", optional=True),
+            peer_secret=fields.hex64("peer_secret", optional=True),
             shadows=tuple(
                 ShadowRoute.from_json(entry, key, f"shadows[{i}]") for i, entry in fields.entries("shadows")
             ),
@@ -288,12 +288,12 @@ class QpRecord:
         )
 
     def names(self, other: QpRecord) -> bool:
-        """Whether this entry names `other` as its peer: by default route and by instance."""
+        """Whether this entry names `other` as its peer: by default route, and by the secret of its present life."""
         return (
             self.job == other.job
             and self.peer is not None
             and self.peer.matches(other.default)
-            and self.peer_instance == other.instance
+            and self.peer_secret == other.secret
         )
 
 
@@ -339,7 +339,7 @@ class MrRecord:
 
 
 def mutual(mine: QpRecord, theirs: QpRecord) -> bool:
-    """Whether two entries pair: each names the other's default route and instance."""
+    """Whether two entries pair: each names the other's default route and secret."""
     return mine.names(theirs) and theirs.names(mine)
 
 

@@ -167,7 +167,7 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
         ({"version": "1"}, "version"),
         ({"kind": "mr"}, "kind is 'mr'"),
         ({"instance": "A" * 16}, "instance is not 16 lower-case hex digits"),
-        ({"peer_instance": 5}, "peer_instance is a number, not a string"),
+        ({"peer_secret": 5}, "peer_secret is a number, not a string"),
         ({"default": None}, "default is null, not an object"),
         ({"peer": {"gid": None, "lid": 0}}, "peer.qpn is missing"),
         ({"peer": {"gid": "x", "lid": 0, "qpn": 1}}, "peer.gid is not a GID"),
@@ -208,14 +208,14 @@ def test_a_full_record_fits() -> None:
 
 
 def test_pairing_is_mutual_or_not_at_all() -> None:
-    a = qp_record("j", 1, default=Route("fe80::a", 3, 1), peer=Route("fe80::b", 4, 2), instance="a" * 16)
-    b = qp_record("j", 2, default=Route("fe80::b", 4, 2), peer=Route("fe80::a", 3, 1), instance="b" * 16)
-    a, b = dataclasses.replace(a, peer_instance=b.instance), dataclasses.replace(b, peer_instance=a.instance)
+    a = qp_record("j", 1, default=Route("fe80::a", 3, 1), peer=Route("fe80::b", 4, 2), secret="a" * 16)
+    b = qp_record("j", 2, default=Route("fe80::b", 4, 2), peer=Route("fe80::a", 3, 1), secret="b" * 16)
+    a, b = dataclasses.replace(a, peer_secret=b.secret), dataclasses.replace(b, peer_secret=a.secret)
     assert mutual(a, b)
     assert mutual(b, a)
-    # A ghost's entry, from before a crash: same routes, another process.
-    assert not mutual(a, dataclasses.replace(b, peer_instance="0" * 16))
-    assert not mutual(a, dataclasses.replace(b, instance="0" * 16))
+    # A ghost's entry, from before a crash or a RESET: same routes, another life.
+    assert not mutual(a, dataclasses.replace(b, peer_secret="0" * 16))
+    assert not mutual(a, dataclasses.replace(b, secret="0" * 16))
     assert not mutual(a, dataclasses.replace(b, peer=Route("fe80::a", 3, 7)))
     assert not mutual(a, dataclasses.replace(b, peer=None))
     assert not mutual(a, dataclasses.replace(b, job="k"))

@@ -53,8 +53,7 @@ def through_a_failure(spawn, a, b, pattern, victim):
 @pytest.mark.parametrize("victim", ["a", "b"])
 @pytest.mark.parametrize(
     "program",
-    # short_connections.py waits for a known defect: docs/protocol.md, "What stays unproven", reconnecting.
-    ["pingpong_events.py", "threads_busy.py", "many_reads.py", "ring_credits.py"],
+    ["pingpong_events.py", "threads_busy.py", "many_reads.py", "ring_credits.py", "short_connections.py"],
 )
 def test_program(spawn, hosts, program, victim):
     port = str(free_port())
