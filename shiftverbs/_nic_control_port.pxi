@@ -277,6 +277,10 @@ cdef class ControlPort:
     Blocks: the constructor, create_ah, destroy_ah, revive, close (NIC commands, without the GIL). Call these
     on the NIC's worker.
 
+    `ctx` and `gid_index` are the arguments; `max_message` is the most bytes of one message. Counted since the
+    start: `sent` and `received` datagrams, those `dropped` unsent, `send_errors` and `recv_errors`
+    (completions in error), `malformed` ones (of an impossible length), and how often it was `revived`.
+
     :param ctx: ibv_context pointer; stays the caller's
     :param port_num: port, from 1
     :param gid_index: GID table index that address handles use by default

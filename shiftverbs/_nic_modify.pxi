@@ -172,7 +172,7 @@ cdef class ModifySteps:
     """Transitions for one QP, to be carried out in order: a C array of (ibv_qp_attr, mask).
 
     Made in advance, or at the moment of failure; submitting copies it, so one object serves many QPs and may
-    be changed afterwards. It holds no pointer to anything.
+    be changed afterwards. It holds no pointer to anything. `count` is the number of transitions.
     """
 
     def __cinit__(self):

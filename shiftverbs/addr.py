@@ -14,7 +14,10 @@ class AH(lifetime.Tracked, _base.AH):
     """An address handle, as with pyverbs."""
 
     def __init__(self, pd: Any, **kwargs: Any) -> None:
-        """As pyverbs' (attr=, or wc=, grh=, port_num=): verb ibv_create_ah."""
+        """As pyverbs' (pd: PD; attr=AHAttr, or wc=, grh= and port_num= of a message): verb ibv_create_ah.
+
+        Raises PyverbsRDMAError as the verb does; a route that must be resolved may take a second.
+        """
         super().__init__(pd, **kwargs)
         self._node = lifetime.Node(self, pd)
 

@@ -24,7 +24,7 @@ class CompChannel(_base.CompChannel):
     _core: Any = None
 
     def __init__(self, context: Any) -> None:
-        """As pyverbs': verb ibv_create_comp_channel."""
+        """As pyverbs' (context: Context): verb ibv_create_comp_channel. Raises PyverbsRDMAError as the verb does."""
         super().__init__(context)
         self._node = lifetime.Node(self, context)
         domain, _ = protection.domain_of(context)
@@ -93,7 +93,12 @@ class CQ(_base.CQ):
     def __init__(
         self, context: Any, cqe: int, cq_context: Any = None, channel: Any = None, comp_vector: int = 0
     ) -> None:
-        """As pyverbs': verb ibv_create_cq."""
+        """As pyverbs': verb ibv_create_cq.
+
+        context: Context; cqe: capacity in completions, at least 1; cq_context: any object, given back as it is;
+        channel: CompChannel that tells of its completions, or None; comp_vector: which interrupt, from 0.
+        Raises PyverbsRDMAError as the verb does.
+        """
         super().__init__(context, cqe, cq_context, channel, comp_vector)
         self._node = lifetime.Node(self, context, channel)
         self._qps: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -109,13 +114,21 @@ class CQ(_base.CQ):
         protection.shortcut(self, CQ, "poll", "req_notify")
 
     def poll(self, num_entries: int = 1) -> tuple[int, list[Any]]:
-        """Verb ibv_poll_cq: (number of completions, WCs), from whichever NIC carries the traffic."""
+        """Verb ibv_poll_cq, over whichever NICs carry the traffic.
+
+        num_entries: how many completions to take at most.
+        Returns (number of completions, list of WCs), oldest first, (0, []) where there is none.
+        Raises PyverbsRDMAError as the verb does.
+        """
         if self._core is None:
             return _poll(self, num_entries)
         return self._core.poll(num_entries)
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Verb ibv_req_notify_cq."""
+        """Verb ibv_req_notify_cq: one event on the CompChannel with the next completion, of either NIC.
+
+        solicited_only: only a solicited message or an error counts. Raises PyverbsRDMAError as the verb does.
+        """
         if self._core is None:
             _req_notify(self, solicited_only)
         else:
@@ -127,14 +140,20 @@ class CQ(_base.CQ):
         return super().cqe if self._shadow is None else self._shadow.application_cqe
 
     def resize(self, cqe: int) -> None:
-        """Verb ibv_resize_cq; the hardware's CQ stays as deep as its protected QPs need."""
+        """Verb ibv_resize_cq; the hardware's CQ stays as deep as its protected QPs need.
+
+        cqe: new capacity in completions. Raises PyverbsRDMAError as the verb does.
+        """
         if self._shadow is None:
             super().resize(cqe)
         else:
             self._shadow.resize(cqe, super().resize, lambda: super(CQ, self).cqe)
 
     def ack_events(self, num_events: int) -> None:
-        """Verb ibv_ack_cq_events. The hardware's events are acknowledged when taken: this only counts."""
+        """Verb ibv_ack_cq_events. The hardware's events are acknowledged when taken: this only counts.
+
+        num_events: how many of the events that get_cq_event() returned.
+        """
         if self._core is None:
             super().ack_events(num_events)
         else:
@@ -178,7 +197,10 @@ class CQEX(lifetime.Tracked, _base.CQEX):
     """An extended completion queue: as with pyverbs, not shadowed."""
 
     def __init__(self, context: Any, init_attr: Any = None) -> None:
-        """As pyverbs': verb ibv_create_cq_ex."""
+        """As pyverbs' (context: Context; init_attr: CqInitAttrEx): verb ibv_create_cq_ex.
+
+        Raises PyverbsRDMAError as the verb does.
+        """
         super().__init__(context, init_attr)
         channel = getattr(init_attr, "comp_channel", None)
         self._node = lifetime.Node(self, context, channel, getattr(init_attr, "parent_domain", None))

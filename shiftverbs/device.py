@@ -23,7 +23,10 @@ class Context(_base.Context):
     _domain_known = False
 
     def __init__(self, **kwargs: Any) -> None:
-        """As pyverbs' (name=, cmd_fd=, attr=, cmid=): verb ibv_open_device."""
+        """As pyverbs' (name=, cmd_fd=, attr=, cmid=): verb ibv_open_device, or ibv_import_device with cmd_fd=.
+
+        Raises PyverbsUserError for an unknown name and PyverbsRDMAError as the verb does.
+        """
         super().__init__(**kwargs)
         self._node = lifetime.Node(self)
         self._why = "its context belongs to a CMID" if kwargs.get("cmid") is not None else ""
@@ -31,7 +34,11 @@ class Context(_base.Context):
             self._why = "its context was imported"
 
     def get_async_event(self) -> _base.AsyncEvent:
-        """Verb ibv_get_async_event: waits for the next event of this device without holding the GIL."""
+        """Verb ibv_get_async_event: waits for the next event of this device without holding the GIL.
+
+        Returns an AsyncEvent, to be acknowledged with its ack(). What failover causes by itself is left out.
+        Raises PyverbsRDMAError as the verb does.
+        """
         events = getattr(self._domain, "async_events", None)
         return async_events.get_directly(self) if events is None else events.get()
 

@@ -28,7 +28,12 @@ class MR(_base.MR):
         implicit: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As pyverbs' (creator: PD or CMID; length in bytes): verb ibv_reg_mr, or ibv_import_mr with handle=."""
+        """As pyverbs': verb ibv_reg_mr (ibv_reg_mr_iova2 with iova=), or ibv_import_mr with handle=.
+
+        creator: PD or CMID; length: bytes; access: IBV_ACCESS_* flags; address: of memory of the caller's, None to
+        have it allocated; implicit: the whole address space, on demand. Raises PyverbsRDMAError as the verb does.
+        The backups' registrations are made by their NICs' threads, later.
+        """
         super().__init__(creator, length, access, address, implicit, **kwargs)
         why = ""
         if kwargs.get("handle") is not None:
@@ -59,7 +64,11 @@ class MR(_base.MR):
             )
 
     def rereg(self, flags: int, pd: Any = None, addr: int = 0, length: int = 0, access: int = 0) -> None:
-        """Verb ibv_rereg_mr. The backups' registrations are taken back before and made anew after it."""
+        """Verb ibv_rereg_mr. The backups' registrations are taken back before and made anew after it.
+
+        flags: IBV_REREG_MR_CHANGE_* for what changes; pd: new PD; addr, length: new memory, address and bytes;
+        access: new IBV_ACCESS_* flags. Raises PyverbsRDMAError as the verb does.
+        """
         old = self._shadow
         if old is None:
             super().rereg(flags, pd, addr, length, access)
@@ -108,7 +117,11 @@ class DMMR(MR, _base.DMMR):
     """A region of device memory: only its own NIC can reach that."""
 
     def __init__(self, pd: Any, length: int, access: int, dm: Any, offset: int) -> None:
-        """As pyverbs': verb ibv_reg_dm_mr."""
+        """As pyverbs': verb ibv_reg_dm_mr.
+
+        pd: PD; length, offset: bytes, within dm (DM); access: IBV_ACCESS_* flags.
+        Raises PyverbsRDMAError as the verb does.
+        """
         _base.DMMR.__init__(self, pd, length, access, dm, offset)
         self._record(pd, access, "device memory")
 
@@ -127,7 +140,11 @@ class DmaBufMR(MR, _base.DmaBufMR):
         gtt: int = 0,
         **kwargs: Any,
     ) -> None:
-        """As pyverbs': verb ibv_reg_dmabuf_mr."""
+        """As pyverbs': verb ibv_reg_dmabuf_mr.
+
+        pd: PD; length, offset: bytes, within dmabuf (DmaBuf, or its descriptor; None: one is made on the GPU number
+        gpu, in its system memory if gtt); access: IBV_ACCESS_* flags. Raises PyverbsRDMAError as the verb does.
+        """
         _base.DmaBufMR.__init__(self, pd, length, access, dmabuf, offset, gpu, gtt, **kwargs)
         self._record(pd, access, "a dma-buf")
 
@@ -136,12 +153,15 @@ class MW(lifetime.Tracked, _base.MW):
     """A memory window, as with pyverbs: not shadowed."""
 
     def __init__(self, pd: Any, mw_type: int) -> None:
-        """As pyverbs': verb ibv_alloc_mw."""
+        """As pyverbs' (pd: PD; mw_type: IBV_MW_TYPE_1 or _2): verb ibv_alloc_mw.
+
+        Raises PyverbsRDMAError as the verb does.
+        """
         super().__init__(pd, mw_type)
         self._node = lifetime.Node(self, pd)
 
     def close(self, _is_open: Any = lifetime.is_open_mw) -> None:
-        """Verb ibv_dealloc_mw."""
+        """Verb ibv_dealloc_mw. Raises PyverbsRDMAError as the verb does."""
         super().close(_is_open)
 
     def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mw) -> None:

@@ -162,6 +162,7 @@ class Subscription:
     """One callback's registration; call `cancel()` (or leave the `with` block) to end it.
 
     After cancel() has returned the callback is not started again; one that is running is not waited for.
+    Made by `subscribe`, whose arguments callback and kinds it has.
     """
 
     def __init__(self, callback: Callback, kinds: tuple[type[Event], ...]) -> None:
@@ -262,6 +263,7 @@ def publish(event: Event) -> None:
 def flush(timeout_s: float = 5.0) -> bool:
     """Wait until everything published before this call was delivered. False when the time ran out.
 
+    timeout_s: how long to wait, in seconds.
     From within a callback it would wait for itself: there it returns False at once.
     """
     if _thread is None or not _thread.is_alive():

@@ -56,6 +56,8 @@ class ProtocolConfig:
 
 
 class ArmState(enum.Enum):
+    """How far ARM has come with one pair."""
+
     IDLE = 0
     RESETTING = 1
     WAIT_PEER = 2  # requester: REQ is out; responder: REP is out
@@ -147,6 +149,8 @@ class Counts:
 
 @dataclass(slots=True)
 class Preference:
+    """Which pair the traffic should be on (protocol.md, "MOVE"): the greatest (number, target) holds on both sides."""
+
     number: int = 0
     target: int = 0
     resend_ns: int | None = None

@@ -18,7 +18,10 @@ class PD(_base.PD):
     _why = ""
 
     def __init__(self, creator: Any, **kwargs: Any) -> None:
-        """As pyverbs' (creator: Context or CMID): verb ibv_alloc_pd, or ibv_import_pd with handle=."""
+        """As pyverbs' (creator: Context or CMID): verb ibv_alloc_pd, or ibv_import_pd with handle=.
+
+        Raises PyverbsRDMAError as the verb does. The backups' PDs are made by their NICs' threads.
+        """
         super().__init__(creator, **kwargs)
         self._record(creator, "its PD was imported" if kwargs.get("handle") is not None else "")
 
@@ -47,7 +50,10 @@ class ParentDomain(PD, _base.ParentDomain):
     """A parent domain: not shadowed, because its allocators and thread domains belong to one NIC."""
 
     def __init__(self, context: Any, attr: Any) -> None:
-        """As pyverbs': verb ibv_alloc_parent_domain."""
+        """As pyverbs' (context: Context; attr: ParentDomainInitAttr): verb ibv_alloc_parent_domain.
+
+        Raises PyverbsRDMAError as the verb does.
+        """
         _base.ParentDomain.__init__(self, context, attr)
         self._record(context, "its PD is a parent domain")
 

@@ -49,9 +49,12 @@ class QP(_base.QP):
     _counted: list[Any] = []
 
     def __init__(self, creator: Any, init_attr: Any, qp_attr: Any = None) -> None:
-        """As pyverbs' (creator: PD, or Context with a QPInitAttrEx): verb ibv_create_qp(_ex).
+        """As pyverbs': verb ibv_create_qp(_ex).
 
-        Raises ShiftError where the QP cannot be protected and SHIFTVERBS_REQUIRE=1.
+        creator: PD, or Context with a QPInitAttrEx; init_attr: QPInitAttr or QPInitAttrEx; qp_attr: QPAttr of the
+        first transitions (RC and UC to INIT, UD to RTS), or None.
+        Raises PyverbsRDMAError as the verb does, and ShiftError where the QP cannot be protected and
+        SHIFTVERBS_REQUIRE=1.
         """
         if qp_attr is not None and not isinstance(qp_attr, _base.QPAttr):
             super().__init__(creator, init_attr, qp_attr)  # raises
@@ -113,17 +116,26 @@ class QP(_base.QP):
         return super().qp_state if held is None or not held.hides_state() else held.app_state
 
     def to_init(self, qp_attr: Any) -> None:
-        """As pyverbs': verb ibv_modify_qp to INIT."""
+        """As pyverbs': verb ibv_modify_qp to INIT.
+
+        qp_attr: QPAttr with what INIT needs. Raises PyverbsRDMAError as the verb does.
+        """
         super().to_init(qp_attr)
         self._remember(qp_attr, "INIT")
 
     def to_rtr(self, qp_attr: Any) -> None:
-        """As pyverbs': verb ibv_modify_qp to RTR, from RESET through INIT. Never waits for the peer."""
+        """As pyverbs': verb ibv_modify_qp to RTR, from RESET through INIT. Never waits for the peer.
+
+        qp_attr: QPAttr with what these states need. Raises PyverbsRDMAError as the verb does.
+        """
         super().to_rtr(qp_attr)
         self._remember(qp_attr, "RTR")
 
     def to_rts(self, qp_attr: Any) -> None:
-        """As pyverbs': verb ibv_modify_qp to RTS, from RESET through INIT and RTR. Never waits for the peer."""
+        """As pyverbs': verb ibv_modify_qp to RTS, from RESET through INIT and RTR. Never waits for the peer.
+
+        qp_attr: QPAttr with what these states need. Raises PyverbsRDMAError as the verb does.
+        """
         super().to_rts(qp_attr)
         self._remember(qp_attr, "RTS")
 
@@ -132,7 +144,11 @@ class QP(_base.QP):
             self._shadow.modified(pyverbs_objects.qp_attr(qp_attr), self._get_comp_mask(name))
 
     def modify(self, qp_attr: Any, comp_mask: int) -> None:
-        """As pyverbs': verb ibv_modify_qp."""
+        """As pyverbs': verb ibv_modify_qp.
+
+        qp_attr: QPAttr with the new attributes; comp_mask: IBV_QP_* flags for those that count.
+        Raises PyverbsRDMAError as the verb does.
+        """
         held = self._shadow
         if held is None or not isinstance(qp_attr, _base.QPAttr):
             super().modify(qp_attr, comp_mask)
@@ -145,7 +161,11 @@ class QP(_base.QP):
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
 
     def query(self, attr_mask: int) -> tuple[Any, Any]:
-        """Verb ibv_query_qp: (QPAttr, QPInitAttr), with the application's own capacities and state."""
+        """Verb ibv_query_qp, with the application's own capacities and state.
+
+        attr_mask: IBV_QP_* flags for what is asked (a device may tell more).
+        Returns (QPAttr, QPInitAttr). Raises PyverbsRDMAError as the verb does.
+        """
         held = self._shadow
         try:
             attr, init_attr = super().query(attr_mask)
@@ -162,14 +182,24 @@ class QP(_base.QP):
         return attr, ours
 
     def post_send(self, wr: Any, bad_wr: Any = None) -> None:
-        """Verb ibv_post_send: through the journal where the QP is protected."""
+        """Verb ibv_post_send: through the journal where the QP is protected.
+
+        wr: SendWR, the first of a chain (next_wr); bad_wr: SendWR that becomes a copy of the first one not posted.
+        The WRs and inline data may be changed at once. Raises PyverbsRDMAError: ENOMEM where the queue is full,
+        EINVAL for a bad WR or state; WRs ahead of bad_wr are posted.
+        """
         if self._core is None:
             _post_send(self, wr, bad_wr)
         else:
             self._core.post_send(wr, bad_wr)
 
     def post_recv(self, wr: Any, bad_wr: Any = None) -> None:
-        """Verb ibv_post_recv: through the journal where the QP is protected."""
+        """Verb ibv_post_recv: through the journal where the QP is protected.
+
+        wr: RecvWR, the first of a chain (next_wr); bad_wr: RecvWR that becomes a copy of the first one not posted.
+        Raises PyverbsRDMAError: ENOMEM where the queue is full, EINVAL for a bad WR or state; WRs ahead of bad_wr
+        are posted.
+        """
         if self._core is None:
             _post_recv(self, wr, bad_wr)
         else:
@@ -178,6 +208,7 @@ class QP(_base.QP):
     def bind_mw(self, mw: Any, mw_bind: Any) -> None:
         """Verb ibv_bind_mw. It posts past the journal, and a window cannot be moved: the QP's protection ends.
 
+        mw: MW of type 1; mw_bind: MWBind.
         Raises PyverbsRDMAError (EBUSY) where a protected QP has WRs outstanding or is away from its default NIC.
         """
         held = self._shadow

@@ -54,7 +54,12 @@ class QPInitAttr(_base.QPInitAttr):
         cap: Any = None,
         sq_sig_all: int = 1,
     ) -> None:
-        """As pyverbs'."""
+        """As pyverbs': struct ibv_qp_init_attr.
+
+        qp_type: IBV_QPT_*; qp_context: any object; scq, rcq: CQ or CQEX of sends and of receives; srq: SRQ or None;
+        cap: QPCap; sq_sig_all: 1 if every send WR completes with a WC.
+        Raises PyverbsUserError where scq or rcq is no CQ.
+        """
         for cq in (scq, rcq):
             if cq is not None and _cq_pointer(cq) is None:
                 _refuse(_base.QPInitAttr, scq=cq)
@@ -68,7 +73,7 @@ class QPInitAttr(_base.QPInitAttr):
 
     @property
     def send_cq(self) -> Any:
-        """The CQ of the send queue."""
+        """The CQ of the send queue. Set to a CQ or CQEX (value)."""
         return super().send_cq
 
     @send_cq.setter
@@ -80,7 +85,7 @@ class QPInitAttr(_base.QPInitAttr):
 
     @property
     def recv_cq(self) -> Any:
-        """The CQ of the receive queue."""
+        """The CQ of the receive queue. Set to a CQ or CQEX (value)."""
         return super().recv_cq
 
     @recv_cq.setter
@@ -92,7 +97,7 @@ class QPInitAttr(_base.QPInitAttr):
 
     @property
     def cap(self) -> Any:
-        """The capacities, as a QPCap of its own."""
+        """The capacities, as a QPCap of its own. Set from a QPCap (value)."""
         return super().cap
 
     @cap.setter
@@ -115,7 +120,12 @@ class QPInitAttrEx(_base.QPInitAttrEx):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """As pyverbs' (further arguments: comp_mask, pd, xrcd, create_flags, … as pyverbs has them)."""
+        """As pyverbs' (further arguments: comp_mask, pd, xrcd, create_flags, … as pyverbs has them).
+
+        qp_type: IBV_QPT_*; qp_context: any object; scq, rcq: CQ or CQEX of sends and of receives; srq: SRQ or None;
+        cap: QPCap; sq_sig_all: 1 if every send WR completes with a WC.
+        Raises PyverbsUserError where scq or rcq is no CQ.
+        """
         for cq in (scq, rcq):
             if cq is not None and _cq_pointer(cq) is None:
                 _refuse(_base.QPInitAttrEx, scq=cq)
@@ -129,7 +139,7 @@ class QPInitAttrEx(_base.QPInitAttrEx):
 
     @property
     def send_cq(self) -> Any:
-        """The CQ of the send queue."""
+        """The CQ of the send queue. Set to a CQ or CQEX (value)."""
         return super().send_cq
 
     @send_cq.setter
@@ -141,7 +151,7 @@ class QPInitAttrEx(_base.QPInitAttrEx):
 
     @property
     def recv_cq(self) -> Any:
-        """The CQ of the receive queue."""
+        """The CQ of the receive queue. Set to a CQ or CQEX (value)."""
         return super().recv_cq
 
     @recv_cq.setter
@@ -153,7 +163,7 @@ class QPInitAttrEx(_base.QPInitAttrEx):
 
     @property
     def cap(self) -> Any:
-        """The capacities, as a QPCap of its own."""
+        """The capacities, as a QPCap of its own. Set from a QPCap (value)."""
         return super().cap
 
     @cap.setter

@@ -84,7 +84,10 @@ class ShiftStatus:
         return self._connection.wait_protected(timeout)
 
     def wait_state(self, state: str, timeout: float | None = None) -> bool:
-        """Wait until the send queue is in `state`, and the receive queue too for DEFAULT; return whether it is."""
+        """Wait until the send queue is in `state`, and the receive queue too for DEFAULT; return whether it is.
+
+        state: DEFAULT, FALLBACK, WAIT_SIGNALED or WAIT_DRAINED; timeout: seconds; None waits without end.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         connection = self._connection
         if connection is None:

@@ -19,7 +19,7 @@ class SrqInitAttrEx(_base.SrqInitAttrEx):
 
     @property
     def cq(self) -> Any:
-        """The CQ of an XRC or tag matching SRQ."""
+        """The CQ of an XRC or tag matching SRQ. Set to a CQ or CQEX (value); pyverbs' TypeError for another."""
         return super().cq
 
     @cq.setter
@@ -35,7 +35,10 @@ class SRQ(lifetime.Tracked, _base.SRQ):
     """A shared receive queue: as with pyverbs. QPs attached to one are not protected."""
 
     def __init__(self, creator: Any, attr: Any) -> None:
-        """As pyverbs' (creator: PD with SrqInitAttr, or Context with SrqInitAttrEx): verb ibv_create_srq(_ex)."""
+        """As pyverbs' (creator: PD with attr a SrqInitAttr, or Context with a SrqInitAttrEx): ibv_create_srq(_ex).
+
+        Raises PyverbsRDMAError as the verb does.
+        """
         try:
             super().__init__(creator, attr)
         except PyverbsRDMAError as error:

@@ -14,7 +14,10 @@ class XRCD(lifetime.Tracked, _base.XRCD):
     """An XRC domain, as with pyverbs."""
 
     def __init__(self, context: Any, init_attr: Any) -> None:
-        """As pyverbs': verb ibv_open_xrcd."""
+        """As pyverbs' (context: Context; init_attr: XRCDInitAttr): verb ibv_open_xrcd.
+
+        Raises PyverbsRDMAError as the verb does.
+        """
         super().__init__(context, init_attr)
         self._node = lifetime.Node(self, context)
 
