@@ -8,6 +8,7 @@ layer, in the order of `ibv_get_device_list`. With it, exactly those that it nam
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import threading
@@ -77,11 +78,18 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """What choosing needs to know of a port: its number, whether it is active, its link layer."""
+    """A port as it was when last looked at.
+
+    number: from 1; active: its state; ethernet: its link layer (RoCE), else InfiniBand; mtu: active MTU (enum
+    ibv_mtu); lid: 0 on RoCE; gids: its GID table without the empty entries.
+    """
 
     number: int
     active: bool
     ethernet: bool
+    mtu: int = 5
+    lid: int = 0
+    gids: tuple[Gid, ...] = ()
 
 
 def best_gid(gids: Iterable[Gid], like: Gid | None = None) -> Gid | None:
@@ -146,6 +154,9 @@ class Nic:
     Nothing of it belongs to the application: its async events are ours alone. `port` and `gid_index` are what our
     control channel uses on it; shadow QPs use what `route()` finds for the application's.
 
+    A sick NIC lets whoever asks it something hang. So only its own thread asks: it leaves what it saw in `ports`, and
+    everybody else goes by that. `look_again` has it look anew.
+
     name: the device; worker: its command thread (a NicWorker); verbs: the module of raw verbs (`_nic`).
     """
 
@@ -167,6 +178,8 @@ class Nic:
         self.dead = False
         self._pid = os.getpid()
         self._thread = 0
+        self._looks: list[Callable[[], None]] = []
+        self._looks_lock = threading.Lock()
         self._opened = worker.call(self._open)
         _live.add(self)
 
@@ -177,7 +190,7 @@ class Nic:
             self.ctx = self.verbs.open_device(self.name)
             self.pd = self.verbs.alloc_pd(self.ctx)
             self.limits = self.verbs.query_device(self.ctx)
-            self.ports = tuple(map(self.query_port, range(1, self.limits["phys_port_cnt"] + 1)))
+            self.ports = self._read_ports()
             active = [port for port in self.ports if port.active]
             self.port = (active or list(self.ports))[0].number
             gid = best_gid(self.gids(self.port))
@@ -216,30 +229,79 @@ class Nic:
         since_ns = self.worker.busy_since_ns
         return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
 
-    def query_port(self, number: int) -> Port:
-        """Ask the device for one port. Raises OSError."""
-        seen = self.verbs.query_port(self.ctx, number)
-        return Port(number, seen["state"] == PORT_ACTIVE, seen["link_layer"] == LINK_LAYER_ETHERNET)
+    def _read_ports(self) -> tuple[Port, ...]:
+        """On the worker: ask the device for its ports and their GID tables. Raises OSError."""
+        ports = []
+        for number in range(1, self.limits["phys_port_cnt"] + 1):
+            seen = self.verbs.query_port(self.ctx, number)
+            gids = [self._read_gid(number, index) for index in range(min(MAX_GIDS, seen["gid_tbl_len"]))]
+            ports.append(
+                Port(
+                    number,
+                    seen["state"] == PORT_ACTIVE,
+                    seen["link_layer"] == LINK_LAYER_ETHERNET,
+                    seen["active_mtu"],
+                    seen["lid"],
+                    tuple(gid for gid in gids if gid is not None and any(gid.raw[8:])),
+                )
+            )
+        return tuple(ports)
 
-    def gids(self, port: int) -> list[Gid]:
-        """The GID table of a port as it is now, without its empty entries."""
-        found = []
-        for index in range(min(MAX_GIDS, self.verbs.query_port(self.ctx, port)["gid_tbl_len"])):
-            gid = self.gid(port, index)
-            if gid is not None and any(gid.raw[8:]):
-                found.append(gid)
-        return found
-
-    def gid(self, port: int, index: int) -> Gid | None:
-        """One entry of a port's GID table as it is now; None where it is empty."""
+    def _read_gid(self, port: int, index: int) -> Gid | None:
         try:
             return Gid(
                 index,
                 self.verbs.query_gid_type(self.ctx, port, index),
                 self.verbs.query_gid(self.ctx, port, index),
             )
-        except OSError:
+        except OSError:  # an empty entry
             return None
+
+    @property
+    def own_gid(self) -> bytes:
+        """The GID of our control port, as last seen. Raises OSError where it has none."""
+        gid = self.gid(self.port, self.gid_index)
+        if gid is None:
+            raise OSError(errno.ENODATA, f"{self.name} has no GID at index {self.gid_index}")
+        return gid.raw
+
+    def look_again(self, then: Callable[[], None]) -> None:
+        """Read `ports` anew, and call then() on the NIC's thread afterwards, whether the device answered or not.
+
+        Never waits: where the device hangs, then() is not called before it answers. Who asks before a look has begun
+        shares it.
+        """
+        with self._looks_lock:
+            self._looks.append(then)
+            if len(self._looks) > 1:
+                return
+        self.worker.call(self._look)
+
+    def _look(self) -> None:
+        with self._looks_lock:
+            waiting, self._looks = self._looks, []
+        try:
+            if self.ctx and not self.dead:
+                self.ports = self._read_ports()
+        except OSError as error:
+            logger.debug("%s: %s", self.name, error)
+        for then in waiting:
+            then()
+
+    def port_seen(self, number: int) -> Port:
+        """A port as it was when last looked at. Raises OSError where it does not exist or was never seen."""
+        for port in self.ports:
+            if port.number == number:
+                return port
+        raise OSError(errno.ENODEV, f"{self.name} has no port {number}")
+
+    def gids(self, port: int) -> tuple[Gid, ...]:
+        """The GID table of a port without its empty entries. Raises OSError."""
+        return self.port_seen(port).gids
+
+    def gid(self, port: int, index: int) -> Gid | None:
+        """One entry of a port's GID table; None where it is empty. Raises OSError."""
+        return next((gid for gid in self.gids(port) if gid.index == index), None)
 
     def current_gid(self, port: int, index: int, before: Gid | None) -> Gid | None:
         """What to use now for a GID that was at `index` of a port: the same one, wherever it is, before any other.
@@ -248,7 +310,7 @@ class Nic:
         a link-local address, whatever else is in the table.
         """
         at_index = self.gid(port, index)
-        if at_index is not None and any(at_index.raw[8:]) and (before is None or at_index == before):
+        if at_index is not None and (before is None or at_index == before):
             return at_index
         table = self.gids(port)
         if before is None:
@@ -266,13 +328,14 @@ class Nic:
         return changed and gid is not None
 
     def route(self, port: int, like: Gid | None) -> tuple[int, Gid | None]:
-        """The port and GID to use for an application's QP; read anew, for a GID can change over a flap.
+        """The port and GID to use for an application's QP.
 
         port: the application's port number on its own NIC; like: its GID there. The same number where this NIC has
         it and it is active, else any active one. Raises OSError.
         """
-        ports = [self.query_port(known.number) for known in self.ports]
-        usable = [seen.number for seen in ports if seen.active] or [seen.number for seen in ports]
+        usable = [seen.number for seen in self.ports if seen.active] or [seen.number for seen in self.ports]
+        if not usable:
+            raise OSError(errno.ENODEV, f"{self.name} has no port")
         number = port if port in usable else usable[0]
         return number, best_gid(self.gids(number), like)
 

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,6 @@ class Connection:
         self._home_ns: int | None = None
         self._aging = False
         self.was_protected = False
-        self._routes: dict[int, Route] = {}
         self._resets: collections.Counter[int] = collections.Counter()
 
     # ---- what qp.shift shows ----------------------------------------------------------------------------------------
@@ -282,29 +281,10 @@ class Connection:
         domain = self.shadow.domain
         return nic is domain.nic or nic in domain.backups
 
-    def route(self, k: int, fresh: bool = False, seen: dict[Hashable, Any] | None = None) -> Route:
-        """Where our QP of pair k is reached; read again from the device when fresh (a GID can change over a flap).
-
-        seen: what other QPs found at the same moment, and what this one does.
-        Raises OSError where the device was never read and does not answer.
-        """
-        known = self._routes.get(k)
-        if known is None or fresh:
-            key = (self.device(0), self.device(k), *self.shadow.way())
-            try:
-                found = (seen.get(key) if seen is not None else None) or self._read_route(k)
-                known = self._routes[k] = found
-                if seen is not None:
-                    seen[key] = found
-            except OSError as error:
-                if known is None:
-                    raise
-                logger.debug("%s: %s", self.device(k), error)
-        return known
-
-    def _read_route(self, k: int) -> Route:
+    def route(self, k: int) -> Route:
+        """Where our QP of pair k is reached, as its NIC was when last looked at. Raises OSError."""
         port, index, gid, mtu = self.shadow.route(k)
-        return Route(port, index, gid, mtu, int(_nic.query_port(self.nic(k).ctx, port)["lid"]))
+        return Route(port, index, gid, mtu, self.nic(k).port_seen(port).lid)
 
     # ---- events in --------------------------------------------------------------------------------------------------
 
@@ -613,30 +593,21 @@ class Connection:
         self._drain(k)
         self.core.forget_pair(k)
         if dummy:
-            self._reread_route(k, lambda: self._reset(k, arm, dummy))
+            self._look_again(k, lambda: self._reset(k, arm, dummy))
         else:
             self._reset(k, arm, dummy)
 
-    def _reread_route(self, k: int, then: Callable[[], None]) -> None:
-        """Ask the device where pair k is reached now, on the NIC's own thread, for it may hang; then go on."""
+    def _look_again(self, k: int, then: Callable[[], None]) -> None:
+        """Have pair k's NIC looked at anew, where this QP is reached may have changed; then go on."""
         life = self.protocol
 
-        def read() -> None:
-            with contextlib.suppress(OSError):
-                route = self._read_route(k)
-                self.driver.post(lambda: go_on(route))
-                return
-            self.driver.post(lambda: go_on(None))
-
-        def go_on(route: Route | None) -> None:
+        def go_on() -> None:
             if self.closed or self.protocol is not life:
                 return  # the QP is the application's again, or in another pairing
-            if route is not None:
-                self._routes[k] = route
             self.driver.safely(self, then)
             self._run_inbox()
 
-        self.nic(k).worker.call(read)
+        self.nic(k).look_again(lambda: self.driver.post(go_on))
 
     def _reset(self, k: int, arm: int, dummy: bool) -> None:
         try:

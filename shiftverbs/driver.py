@@ -17,7 +17,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _nic
@@ -349,8 +349,8 @@ class Driver:
             self._port_bad.discard(nic.name)
             self.channel.port_changed(nic, up=True)
             self._watch_ns = now
-            if self.on_gids_changed is not None:
-                self.on_gids_changed(nic)
+            # It may be up with other GIDs.
+            nic.look_again(lambda: self.post(lambda: self._tell_gids(nic)))
         elif kind == EVENT_DEVICE_FATAL:
             nic.dead = True
             self._port_bad.add(nic.name)
@@ -358,7 +358,7 @@ class Driver:
             for connection in list(self.connections.values()):
                 self.safely(connection, connection.nic_dead, nic, now)
         elif kind in (EVENT_GID_CHANGE, EVENT_LID_CHANGE):
-            self._gids_changed(nic)
+            nic.look_again(lambda: self.post(lambda: self._gids_changed(nic)))
 
     def _gids_changed(self, nic: Nic) -> None:
         """The control channel goes by the new GID, and peers must learn it: they answer pings from known ones alone."""
@@ -367,11 +367,12 @@ class Driver:
         except OSError as error:
             logger.debug("%s: %s", nic.name, error)
         self.channel.renew(nic)
-        # A thousand QPs are reached at a handful of addresses: each is read once.
-        seen: dict[Hashable, Any] = {}
         for connection in list(self.connections.values()):
             if connection.stands_on(nic):
-                self.safely(connection, connection.pairing.gids_changed, seen)
+                self.safely(connection, connection.pairing.gids_changed)
+        self._tell_gids(nic)
+
+    def _tell_gids(self, nic: Nic) -> None:
         if self.on_gids_changed is not None:
             self.on_gids_changed(nic)
 
@@ -384,17 +385,6 @@ class Driver:
     def port_ok(self, nic: Nic) -> bool:
         """Whether the port of `nic` is, as far as events told, active."""
         return nic.name not in self._port_bad
-
-    @staticmethod
-    def nic_gid(nic: Nic) -> bytes:
-        """GID of our control port on `nic`."""
-        gid: bytes = _nic.query_gid(nic.ctx, nic.port, nic.gid_index)
-        return gid
-
-    @staticmethod
-    def nic_lid(nic: Nic) -> int:
-        """LID of the port of `nic` we use; 0 on RoCE."""
-        return int(_nic.query_port(nic.ctx, nic.port)["lid"])
 
     def activate(self, cq: Any, k: int) -> None:
         """One more connection carries work on pair k of this CQ: the application's polls look there too."""

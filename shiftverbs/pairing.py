@@ -1,21 +1,23 @@
 """Finding the peer of one QP: what is published, what is wanted, and when two entries name each other (design 5).
 
-A pairing counts only if it is mutual: each side's entry names the other's default route and secret, which is another
-one each time a QP is connected, so that nobody pairs with a ghost: a QPN reused after a crash, a peer's QP before RESET. Memory keys of the peer are asked for as soon as they are seen in posted
-WRs, so that the failure path never waits for the exchanger.
+A pairing counts only if it is mutual: each side's entry names the other's default route and secret. That is another one
+each time a QP is connected, so that nobody pairs with a ghost: a QPN reused after a crash, or a peer's QP before RESET.
+Memory keys of the peer are asked for as soon as they are seen in posted WRs, so that the failure path never waits for
+the exchanger.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from .exchanger import records
 from .exchanger.records import ControlEndpoint, MrRecord, QpRecord, Route, ShadowRoute
 
 if TYPE_CHECKING:
+    from .backup import Nic
     from .connection import Connection
     from .control_channel import Path
     from .driver import Driver
@@ -77,6 +79,7 @@ class Pairing:
         self._paths: list[Path] = []
         self._early_rkeys: set[int] = set()
         self._theirs: QpRecord | None = None
+        self._looks: dict[Nic, bool] = {}  # whether the look at it is over
 
     # ---- our side ---------------------------------------------------------------------------------------------------
 
@@ -113,16 +116,40 @@ class Pairing:
         if usable == 0 or error is not None:
             c.set_status(c.status.UNPROTECTED, error or channel.port_error(c.nic(1)))
             return
+        if not self._looked_at(usable):
+            return
         try:
             self._publish(usable)
         except (OSError, ValueError) as failure:
             c.set_status(c.status.UNPROTECTED, f"the QP cannot be published: {failure}")
 
+    def _looked_at(self, usable: int) -> bool:
+        """Whether the NICs were looked at since the application connected the QP; else that is under way.
+
+        A GID may have come a moment ago: the application uses it, so its peer will look under it.
+        """
+        c = self.connection
+        nics = [c.nic(k) for k in range(usable + 1)]
+        missing = [nic.name for nic in nics if not self._looks.get(nic)]
+        for nic in nics:
+            if nic not in self._looks:
+                self._looks[nic] = False
+                over = functools.partial(self._looked, self._looks, nic)
+                nic.look_again(functools.partial(self.driver.post, over))
+        if missing:
+            c.set_why(f"{', '.join(missing)} is asked for its addresses")
+        return not missing
+
+    def _looked(self, looks: dict[Nic, bool], nic: Nic) -> None:
+        looks[nic] = True
+        if looks is self._looks:
+            self.advance()
+
     def _publish(self, usable: int) -> None:
         c = self.connection
         shadow, attrs = c.shadow, c.shadow.attrs
         job = self.driver.config.job
-        route = c.route(0, fresh=True)
+        route = c.route(0)
         ah = attrs.get("ah_attr") or {}
         dgid = ah.get("dgid")
         own = Route(gid_text(route.gid), route.lid, shadow.qp_num)
@@ -155,40 +182,32 @@ class Pairing:
         if peer.gid is not None:
             self._open_keys(peer.gid)
 
-    def _reached_at(
-        self, usable: int, seen: dict[Hashable, Any] | None = None
-    ) -> tuple[tuple[ControlEndpoint, ...], tuple[ShadowRoute, ...]]:
+    def _reached_at(self, usable: int) -> tuple[tuple[ControlEndpoint, ...], tuple[ShadowRoute, ...]]:
         """Our control ports, and our shadow QPs, on the default NIC and the first `usable` backups as they are now."""
         c = self.connection
-        seen = {} if seen is None else seen
         control, shadows = [], []
         for k in range(usable + 1):
             nic = c.nic(k)
             port = self.driver.channel.port(nic)
             if port is None:
                 raise ValueError(self.driver.channel.port_error(nic) or f"{nic.name} has no control port")
-            if nic.name not in seen:
-                seen[nic.name] = ControlEndpoint(
-                    nic.name, gid_text(self.driver.nic_gid(nic)), self.driver.nic_lid(nic), 5, port.qpn, port.qkey
-                )
-            control.append(seen[nic.name])
+            control.append(
+                ControlEndpoint(nic.name, gid_text(nic.own_gid), nic.port_seen(nic.port).lid, 5, port.qpn, port.qkey)
+            )
             if k:
-                found = c.route(k, fresh=True, seen=seen)
+                found = c.route(k)
                 shadows.append(
                     ShadowRoute(nic.name, gid_text(found.gid), found.lid, found.mtu, c.shadow.qpn(k))
                 )
         return tuple(control), tuple(shadows)
 
-    def gids_changed(self, seen: dict[Hashable, Any]) -> None:
-        """The GID table of a NIC changed: publish anew where we are reached, under the keys by which peers know us.
-
-        seen: what the QPs before this one found (see `Connection.route`).
-        """
+    def gids_changed(self) -> None:
+        """The GID table of a NIC changed: publish anew where we are reached, under the keys by which peers know us."""
         if self._mine is None:
             return
         try:
-            self.connection.route(0, fresh=True, seen=seen)
-            control, shadows = self._reached_at(len(self._mine.shadows), seen)
+            self.connection.route(0)
+            control, shadows = self._reached_at(len(self._mine.shadows))
         except (OSError, ValueError) as error:
             logger.debug("QP %#x: %s", self.connection.shadow.qp_num, error)
             return
@@ -342,6 +361,7 @@ class Pairing:
         self._close_paths()
         self._mine = None
         self._theirs = None
+        self._looks = {}
 
 
 def _fields(record: QpRecord) -> dict[str, Any]:

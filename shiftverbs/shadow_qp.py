@@ -131,14 +131,8 @@ class ShadowQP(Shadow):
         """The QP's number on NIC k; 0 unless READY."""
         return self.qp_num if k == 0 else self.slots[k - 1].number
 
-    def way(self) -> tuple[Any, ...]:
-        """What `route` goes by: QPs with the same way are reached at the same port and GID of each NIC."""
-        vector = self.attrs.get("ah_attr", {})
-        index = vector.get("sgid_index") if vector.get("is_global") else None
-        return vector.get("port_num") or self.attrs.get("port_num"), index, self._own_gid
-
     def route(self, k: int) -> tuple[int, int, bytes, int]:
-        """(port, GID index, GID, active MTU as enum ibv_mtu) for this QP on NIC k, read anew from the device.
+        """(port, GID index, GID, active MTU as enum ibv_mtu) for this QP on NIC k, as the NIC was when last looked at.
 
         On the default NIC what the application chose, at whatever index it is now, or what took its place where it is
         gone (a table can change over a flap); on a backup the same port number, and a GID of the same type and family,
@@ -150,14 +144,13 @@ class ShadowQP(Shadow):
         index = vector.get("sgid_index") if vector.get("is_global") else None
         own = None
         if index is not None and (k == 0 or self._own_gid is None):
-            # Not for a backup's sake once it is known: the default NIC may be dying, and hang.
             own = self.domain.nic.current_gid(port, index, self._own_gid)
             self._own_gid = own or self._own_gid
         if k == 0:
             gid = own if index is not None else self.domain.nic.gid(port, 0)
         else:
             port, gid = nic.route(port, self._own_gid)
-        mtu = int(nic.verbs.query_port(nic.ctx, port)["active_mtu"])
+        mtu = nic.port_seen(port).mtu
         return port, gid.index if gid is not None else 0, gid.raw if gid is not None else b"", mtu
 
     def _tell(self, what: str, *args: Any) -> None:

@@ -235,9 +235,10 @@ class QpRecord:
 
     job: the namespace it belongs to; instance: the process, 16 hex digits drawn at its start; default: the QP's
     own default route; peer: the route it is connected to, None before RTR; peer_secret: the secret of the entry
-    found there, None until it was read; shadows: pair k is entry k-1, in the order of the publisher's
-    backups; control: one UD QP per NIC, entry 0 on the default NIC, entry k on backup k; secret: this QP's half
-    of the pair's token, 16 hex digits, another one each time the application connects it; qp_access_flags: the remote rights of the QP (IBV_ACCESS_* bits).
+    found there, None until it was read; shadows: pair k is entry k-1, in the order of the publisher's backups;
+    control: one UD QP per NIC, entry 0 on the default NIC, entry k on backup k; secret: this QP's half of the pair's
+    token, 16 hex digits, another one each time the application connects it; qp_access_flags: the remote rights of
+    the QP (IBV_ACCESS_* bits).
     """
 
     job: str

@@ -213,3 +213,33 @@ def test_posts_while_moving_stay_in_order(network: Network) -> None:
     got += a(f"ep.poll({16 - len(got)})")
     assert [wc[0] for wc in got] == list(range(0, 48, 3))
     assert [wc[0] for wc in b("ep.poll(48)")] == list(range(48))
+
+
+def test_default_nic_that_is_back_but_hangs_does_not_hang_the_application(network: Network, faults: Any) -> None:
+    """Its port is active and its pings are answered, but no command returns: who asks it anything waits for ever."""
+    a, b = network.protected()
+    faults.down("a/soft0")
+    messages(a, b)
+    for h in (a, b):
+        h(f"ep.wait({AWAY!r})")
+    arms = a("ep.shift()['counters']['arm_failures']")
+    faults.hang("a/soft0")
+    faults.up("a/soft0")
+    messages(a, b)
+    # Bringing it home was tried, and given up for now.
+    a(f"ep.wait('s.counters[\"arm_failures\"] > {arms}', poll=True)")
+    messages(a, b)
+    assert a("ep.shift()['path']") == "soft1" and a("ep.shift()['status']") == "PROTECTED"
+    faults.unhang("a/soft0")
+    for h in (a, b):
+        h(f"ep.wait({HOME!r}, 30)")
+    messages(a, b)
+
+
+def messages(a: Any, b: Any) -> None:
+    """One message each way, whichever NIC carries it."""
+    for x, y in ((a, b), (b, a)):
+        y("ep.recv(1)")
+        x("ep.post('SEND', wr_id=3)")
+        assert x("ep.poll(1)", timeout_s=20)[0][:2] == [3, "SUCCESS"], x("ep.shift()")
+        assert y("ep.poll(1)", timeout_s=20)[0][:2] == [1, "SUCCESS"]

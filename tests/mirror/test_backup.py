@@ -142,7 +142,7 @@ class Verbs:
         return {"phys_port_cnt": 2}
 
     def query_port(self, ctx: int, number: int) -> dict[str, int]:
-        return {"state": 4 if number == 2 else 1, "link_layer": 2, "gid_tbl_len": 6, "active_mtu": 3}
+        return {"state": 4 if number == 2 else 1, "link_layer": 2, "gid_tbl_len": 6, "active_mtu": 3, "lid": 0}
 
     def query_gid(self, ctx: int, port: int, index: int) -> bytes:
         table = {3: b"\xfe\x80" + bytes(13) + b"\x01", 5: V4 + bytes([10, 0, 0, ctx])}
