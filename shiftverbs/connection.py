@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import logging
 import os
 import random
@@ -24,11 +23,13 @@ from . import _nic, observe
 from . import events as ev
 from .control import Entry
 from .control_channel import Path
-from .events import Action, Stage, Status
+from .events import Action, Status
 from .exchanger.records import QpRecord
+from .fence import Fence
 from .messages import Message, Sync
 from .pair_protocol import LocalPair, PairProtocol
 from .pairing import Pairing
+from .rebuild import Rebuild
 from .state_machine import RecvState, SendState
 
 if TYPE_CHECKING:
@@ -38,12 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shiftverbs.driver")
 
 WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 5, 12
-QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS, QPS_ERR = 0, 1, 2, 3, 6
+QPS_RESET, QPS_ERR = 0, 6
 ACCESS_REMOTE_WRITE = 2
-# What a NIC that is gone answers to a command.
-GONE = (errno.EIO, errno.ENODEV, errno.ENXIO)
 BUSY_TICK_NS = 500_000
-FENCE_KICK_NS = 20_000_000
 # Bits of EV_KEY_MISSING.
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
 # Work this old is looked at: is its path alive? (design 7.1)
@@ -59,17 +57,6 @@ class Route:
     gid: bytes
     mtu: int
     lid: int
-
-
-class _FenceWork:
-    """A Fence action under way: which pairs still have to show their flush."""
-
-    def __init__(self, number: int, pairs: tuple[int, ...], deadline_ns: int) -> None:
-        self.number = number
-        self.deadline_ns = deadline_ns
-        self.commanded = set(pairs)  # ERR not confirmed yet
-        self.flushing: set[int] = set()
-        self.kicked_ns: dict[int, int] = {}
 
 
 class Connection:
@@ -103,7 +90,8 @@ class Connection:
         self.paths: list[Path] = []
         self.n_pairs = 1
         self._inbox.clear()
-        self._fence: _FenceWork | None = None
+        self.fence: Fence | None = None
+        self.rebuild = Rebuild(self)
         self._rx_target: int | None = None
         self._keys_since_ns: int | None = None
         self._recv_waits: int | None = None
@@ -115,7 +103,6 @@ class Connection:
         self._home_ns: int | None = None
         self._aging = False
         self.was_protected = False
-        self._resets: collections.Counter[int] = collections.Counter()
 
     # ---- what qp.shift shows ----------------------------------------------------------------------------------------
 
@@ -296,6 +283,16 @@ class Connection:
         if not self._feeding:
             self._run_inbox()
 
+    def later(self, event: ev.Event) -> None:
+        """Give one event to the protocol when the actions under way are carried out."""
+        self._inbox.append(event)
+
+    def carry_on(self, call: Callable[[], None]) -> None:
+        """Go on with an action after something was awaited."""
+        if not self.closed:
+            self.driver.safely(self, call)
+            self._run_inbox()
+
     def _run_inbox(self) -> None:
         if self.protocol is None:
             return
@@ -313,12 +310,13 @@ class Connection:
         self.timer_ns = None
         if self.protocol is None or self.closed:
             return
-        self._fence_tick(now_ns)
+        if self.fence is not None:
+            self.fence.tick(now_ns)
         if self._rx_target is not None:
-            self._drain(self.protocol.recv_pair, recv_only=True)
+            self.drain(self.protocol.recv_pair, recv_only=True)
         elif self._busy():
             for k in range(self.n_pairs):
-                self._drain(k)
+                self.drain(k)
         self._keys_tick(now_ns)
         due = self.protocol.next_timeout_ns
         if due is not None and due <= now_ns:
@@ -330,7 +328,7 @@ class Connection:
     def _busy(self) -> bool:
         """Whether completions matter that the application may not be polling for."""
         p = self.protocol
-        return p is not None and not p.over and (p.busy or self._fence is not None)
+        return p is not None and not p.over and (p.busy or self.fence is not None)
 
     def _schedule(self) -> None:
         p = self.protocol
@@ -379,7 +377,8 @@ class Connection:
         elif kind == core.EV_POST_FAILED:
             self.path_failed(k, f"post on {self.device(k)} failed: {os.strerror(abs(a))}", t_ns)
         elif kind in (core.EV_SQ_FENCED, core.EV_RQ_FENCED):
-            self._fence_progress(k)
+            if self.fence is not None:
+                self.fence.progress(k)
         elif kind == core.EV_ARM_WC:
             self.feed(ev.ArmCompletion(k, receive=bool(a), ok=b == 0))
         elif kind == core.EV_FENCE_POSTED:
@@ -494,91 +493,21 @@ class Connection:
     def _do_fence(self, action: ev.Fence) -> None:
         self._rx_target = None
         self._keys_since_ns = None
-        work = _FenceWork(action.number, action.pairs, action.deadline_ns)
-        self._fence = work
-        for k in action.pairs:
-            self.core.begin_fence(k)
-        for k in action.pairs:
-            if self.nic(k).dead:
-                self._fence_erred(work, k, errno.EIO)
-                continue
-            steps = _nic.ModifySteps().add(state=QPS_ERR)
-            self.driver.command(
-                self, k, steps, lambda err, step, k=k, work=work: self._fence_erred(work, k, err)  # type: ignore[misc]
-            )
-        self._fence_check()
+        self.fence = Fence(self, action)
+        self.fence.begin()
 
-    def _fence_erred(self, work: _FenceWork, k: int, err: int) -> None:
-        """The command that brings pair k to ERR came back."""
-        if work is not self._fence:
-            return
-        work.commanded.discard(k)
-        if self.nic(k).dead or err in GONE:
-            # The context is dead: nothing of it can reach the peer any more, and no flush will ever come.
-            self._drain(k)
-        elif err != 0:
-            self._fence = None
-            self.feed(ev.FenceHung(work.number, f"{self.device(k)}: modify to ERR: {os.strerror(err)}"))
-            return
-        else:
-            self.core.post_marker(k)
-            work.flushing.add(k)
-            self._drain(k)
-            self._fence_kick(work, k)
-        self._fence_progress(k)
+    def fence_over(self, event: ev.FenceCompleted | ev.FenceHung) -> None:
+        """The fence under way came to this end."""
+        self.fence = None
+        self.feed(event)
 
-    def _fence_kick(self, work: _FenceWork, k: int) -> None:
-        """Ask pair k's NIC to flush what stands in its queues now.
+    def _reset_pair(self, action: ev.ResetPair) -> None:
+        self.rebuild.reset(action)
 
-        A NIC may flush what it finds when the QP goes to ERR and not look again: soft-RoCE is never told of a receive
-        that is posted later, the marker. ERR to ERR is a transition that changes nothing and makes it look.
-        """
-        if work is not self._fence or k not in work.flushing or all(self.core.fence_state(k)):
-            return
-        work.kicked_ns[k] = self.driver.now_ns()
-        self.driver.command(self, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self._fence_progress(k))
+    def _connect_pair(self, action: ev.ConnectPair) -> None:
+        self.rebuild.connect(action)
 
-    def _fence_progress(self, k: int) -> None:
-        work = self._fence
-        if work is None:
-            return
-        if k in work.flushing:
-            sq, rq = self.core.fence_state(k)
-            if sq and rq:
-                work.flushing.discard(k)
-        self._fence_check()
-
-    def _fence_check(self) -> None:
-        work = self._fence
-        if work is None or work.commanded or work.flushing:
-            return
-        self._fence = None
-        rx, acked, wired = self.core.counters()
-        unsafe = self.core.unsafe_reason(cqes_lost=any(self.nic(k).dead for k in range(self.n_pairs)))
-        self.feed(ev.FenceCompleted(work.number, rx, acked, wired, unsafe))
-
-    def _fence_tick(self, now_ns: int) -> None:
-        work = self._fence
-        if work is None:
-            return
-        for k in sorted(work.flushing):
-            self._drain(k)
-            self._fence_progress(k)
-            if now_ns >= work.kicked_ns.get(k, 0) + FENCE_KICK_NS:
-                self._fence_kick(work, k)
-        for k in sorted(work.commanded):
-            if self.nic(k).dead:
-                self._fence_erred(work, k, errno.EIO)
-        if self._fence is work and now_ns >= work.deadline_ns:
-            self._fence = None
-            hung = [f"{self.device(k)} did not bring the QP to ERR" for k in sorted(work.commanded)]
-            for k in sorted(work.flushing):
-                queues = zip(("send queue", "receive queue"), self.core.fence_state(k), strict=True)
-                missing = " and the ".join(name for name, seen in queues if not seen)
-                hung.append(f"{self.device(k)} did not flush the {missing}")
-            self.feed(ev.FenceHung(work.number, f"{'; '.join(hung)} in time"))
-
-    def _drain(self, k: int, recv_only: bool = False) -> None:
+    def drain(self, k: int, recv_only: bool = False) -> None:
         """Take what pair k's CQs hold; the application gets its part at its next poll."""
         recv_cq, send_cq = self.core.recv_cq, self.core.send_cq
         for cq in (recv_cq,) if recv_only or send_cq is recv_cq else (recv_cq, send_cq):
@@ -586,117 +515,6 @@ class Connection:
                 cq.drain(k)
             except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing any more
                 logger.debug("%s: %s", self.device(k), error)
-
-    def _reset_pair(self, action: ev.ResetPair) -> None:
-        k, arm, dummy = action.pair, action.arm, action.dummy
-        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
-        self._drain(k)
-        self.core.forget_pair(k)
-        if dummy:
-            self._look_again(k, lambda: self._reset(k, arm, dummy))
-        else:
-            self._reset(k, arm, dummy)
-
-    def _look_again(self, k: int, then: Callable[[], None]) -> None:
-        """Have pair k's NIC looked at anew, where this QP is reached may have changed; then go on."""
-        life = self.protocol
-
-        def go_on() -> None:
-            if self.closed or self.protocol is not life:
-                return  # the QP is the application's again, or in another pairing
-            self.driver.safely(self, then)
-            self._run_inbox()
-
-        self.nic(k).look_again(lambda: self.driver.post(go_on))
-
-    def _reset(self, k: int, arm: int, dummy: bool) -> None:
-        try:
-            route = self.route(k)
-        except OSError as error:
-            self._inbox.append(ev.PairReset(k, arm, error=str(error)))
-            return
-        attrs = self.shadow.attrs
-        steps = _nic.ModifySteps()
-        steps.add(state=QPS_RESET)
-        steps.add(
-            state=QPS_INIT,
-            pkey_index=attrs.get("pkey_index", 0) if k == 0 else 0,
-            port_num=route.port,
-            qp_access_flags=attrs.get("qp_access_flags", 0),
-        )
-
-        self._resets[k] += 1
-        mine = self._resets[k]
-
-        def done(err: int, step: int) -> None:
-            if mine != self._resets[k]:
-                return  # a newer RESET is on its way already; a dummy posted now would be its life's first receive
-            if err:
-                self.feed(ev.PairReset(k, arm, error=f"step {step} on {self.device(k)}: {os.strerror(err)}"))
-                return
-            self._drain(k)
-            self.core.pair_reset(k)
-            if dummy:
-                err = self.core.post_arm_recv(k)
-                if err:
-                    self.feed(ev.PairReset(k, arm, error=f"post_recv on {self.device(k)}: {os.strerror(err)}"))
-                    return
-            self.feed(ev.PairReset(k, arm, route.gid, route.mtu))
-
-        self.driver.command(self, k, steps, done)
-
-    def _connect_pair(self, action: ev.ConnectPair) -> None:
-        k = action.pair
-        attrs = self.shadow.attrs
-        try:
-            route = self.route(k)
-        except OSError as error:
-            self._inbox.append(ev.PairConnected(k, action.arm, action.stage, str(error)))
-            return
-        steps = _nic.ModifySteps()
-        if action.stage is not Stage.RTS:
-            remote = action.remote
-            app_ah = attrs.get("ah_attr") or {}
-            ah: dict[str, Any] = {
-                "port_num": route.port,
-                "dlid": remote.lid,
-                "sl": app_ah.get("sl", 0),
-                "src_path_bits": 0,
-                "static_rate": app_ah.get("static_rate", 0),
-            }
-            if self.nic(k).uses_grh or remote.lid == 0:
-                ah.update(
-                    is_global=1,
-                    dgid=remote.gid,
-                    sgid_index=route.gid_index,
-                    hop_limit=app_ah.get("hop_limit") or 64,
-                    traffic_class=app_ah.get("traffic_class", 0),
-                    flow_label=app_ah.get("flow_label", 0),
-                )
-            steps.add(
-                state=QPS_RTR,
-                path_mtu=min(attrs.get("path_mtu", route.mtu), route.mtu, remote.mtu),
-                dest_qp_num=remote.qpn,
-                rq_psn=remote.psn,
-                max_dest_rd_atomic=attrs.get("max_dest_rd_atomic", 0),
-                min_rnr_timer=attrs.get("min_rnr_timer", 0),
-                ah_attr=ah,
-            )
-        if action.stage is not Stage.RTR:
-            steps.add(
-                state=QPS_RTS,
-                sq_psn=action.psn,
-                timeout=attrs.get("timeout", 14),
-                retry_cnt=attrs.get("retry_cnt", 7),
-                rnr_retry=attrs.get("rnr_retry", 7),
-                max_rd_atomic=attrs.get("max_rd_atomic", 0),
-            )
-
-        def done(err: int, step: int) -> None:
-            error = f"step {step} on {self.device(k)}: {os.strerror(err)}" if err else None
-            self.feed(ev.PairConnected(k, action.arm, action.stage, error))
-
-        self.driver.command(self, k, steps, done)
 
     def _post_arm_send(self, action: ev.PostArmSend) -> None:
         if self.core.post_arm_send(action.pair):
@@ -724,7 +542,7 @@ class Connection:
         self.core.open_send(action.pair)
 
     def _deliver_errors(self, action: ev.DeliverErrors) -> None:
-        self._fence = None
+        self.fence = None
         self._keys_since_ns = None
         self._rx_target = None
         logger.warning(
@@ -764,7 +582,7 @@ class Connection:
         self._rx_target = action.rx
         self.core.set_rx_target(action.rx)
         if self._rx_target is not None:
-            self._drain(self.recv_pair, recv_only=True)
+            self.drain(self.recv_pair, recv_only=True)
 
     def _move_receives(self, action: ev.MoveReceives) -> None:
         self._activate(action.pair)
@@ -877,7 +695,7 @@ class Connection:
         sends, _receives = self.core.outstanding
         polled = self.core.send_cq.polled
         if sends and polled == self._last_polled:
-            self._drain(p.send_pair)
+            self.drain(p.send_pair)
         self._last_polled = polled
         if p.switching:
             return
@@ -946,7 +764,7 @@ class Connection:
         self.disconnect(reason)
         self.set_status(Status.PAIRING, reason)
         for k in used:
-            self._drain(k)
+            self.drain(k)
             if not self.nic(k).dead:
                 steps = _nic.ModifySteps().add(state=QPS_RESET if reset else QPS_ERR)
                 self.driver.command(self, k, steps, lambda err, step: None)
@@ -960,11 +778,11 @@ class Connection:
         if self.closed:
             return
         for k in used:
-            self._drain(k)
+            self.drain(k)
         core = self.core
         away = core.send_pair or core.recv_pair or not core.send_is_open or not core.recv_is_open
         if flush and (away or core.first_error(0) is not None):
-            self._drain(0)
+            self.drain(0)
             core.abort(WC_WR_FLUSH_ERR, 0)
         self.driver.settle(self)
 

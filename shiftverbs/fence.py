@@ -1,0 +1,117 @@
+"""A fence on the hardware: the QPs of some pairs to ERR, and every completion out of their queues (design 7.2).
+
+Runs under the driver's lock, for one connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from . import _nic
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+QPS_ERR = 6
+# What a NIC that is gone answers to a command.
+GONE = (errno.EIO, errno.ENODEV, errno.ENXIO)
+KICK_NS = 20_000_000
+
+
+class Fence:
+    """One Fence action under way; its end is told to `connection.fence_over`."""
+
+    def __init__(self, connection: Connection, action: ev.Fence) -> None:
+        self._c = connection
+        self._number = action.number
+        self._deadline_ns = action.deadline_ns
+        self._commanded = set(action.pairs)  # ERR not confirmed yet
+        self._flushing: set[int] = set()
+        self._kicked_ns: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Give the commands."""
+        c = self._c
+        pairs = sorted(self._commanded)
+        for k in pairs:
+            c.core.begin_fence(k)
+        for k in pairs:
+            if c.nic(k).dead:
+                self._erred(k, errno.EIO, 0)
+            else:
+                c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), functools.partial(self._erred, k))
+        self._check()
+
+    def _over(self) -> bool:
+        return self._c.fence is not self
+
+    def _erred(self, k: int, err: int, _step: int) -> None:
+        """The command that brings pair k to ERR came back."""
+        if self._over():
+            return
+        c = self._c
+        self._commanded.discard(k)
+        if c.nic(k).dead or err in GONE:
+            # The context is dead: nothing of it can reach the peer any more, and no flush will ever come.
+            c.drain(k)
+        elif err != 0:
+            c.fence_over(ev.FenceHung(self._number, f"{c.device(k)}: modify to ERR: {os.strerror(err)}"))
+            return
+        else:
+            c.core.post_marker(k)
+            self._flushing.add(k)
+            c.drain(k)
+            self._kick(k)
+        self.progress(k)
+
+    def _kick(self, k: int) -> None:
+        """Ask pair k's NIC to flush what stands in its queues now.
+
+        A NIC may flush what it finds when the QP goes to ERR and not look again: soft-RoCE is never told of a receive
+        that is posted later, the marker. ERR to ERR is a transition that changes nothing and makes it look.
+        """
+        c = self._c
+        if self._over() or k not in self._flushing or all(c.core.fence_state(k)):
+            return
+        self._kicked_ns[k] = c.driver.now_ns()
+        c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self.progress(k))
+
+    def progress(self, k: int) -> None:
+        """Look whether pair k's queues have shown their flush."""
+        if self._over():
+            return
+        if k in self._flushing and all(self._c.core.fence_state(k)):
+            self._flushing.discard(k)
+        self._check()
+
+    def _check(self) -> None:
+        c = self._c
+        if self._over() or self._commanded or self._flushing:
+            return
+        rx, acked, wired = c.core.counters()
+        unsafe = c.core.unsafe_reason(cqes_lost=any(c.nic(k).dead for k in range(c.n_pairs)))
+        c.fence_over(ev.FenceCompleted(self._number, rx, acked, wired, unsafe))
+
+    def tick(self, now_ns: int) -> None:
+        """Time passes: take what the CQs hold, ask again, give up at the deadline."""
+        c = self._c
+        for k in sorted(self._flushing):
+            c.drain(k)
+            self.progress(k)
+            if now_ns >= self._kicked_ns.get(k, 0) + KICK_NS:
+                self._kick(k)
+        for k in sorted(self._commanded):
+            if c.nic(k).dead:
+                self._erred(k, errno.EIO, 0)
+        if self._over() or now_ns < self._deadline_ns:
+            return
+        hung = [f"{c.device(k)} did not bring the QP to ERR" for k in sorted(self._commanded)]
+        for k in sorted(self._flushing):
+            queues = zip(("send queue", "receive queue"), c.core.fence_state(k), strict=True)
+            missing = " and the ".join(name for name, seen in queues if not seen)
+            hung.append(f"{c.device(k)} did not flush the {missing}")
+        c.fence_over(ev.FenceHung(self._number, f"{'; '.join(hung)} in time"))

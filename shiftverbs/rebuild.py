@@ -1,0 +1,141 @@
+"""Making a pair's QP anew on the hardware: RESET, INIT, RTR, RTS, with the application's attributes (design 7.4).
+
+Runs under the driver's lock, for one connection.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import _nic
+from . import events as ev
+from .events import Stage
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS = 0, 1, 2, 3
+
+
+class Rebuild:
+    """What ResetPair and ConnectPair ask for, during one pairing of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._c = connection
+        self._resets: collections.Counter[int] = collections.Counter()
+
+    def reset(self, action: ev.ResetPair) -> None:
+        """RESET and INIT; with a receive for the peer's zero-length SEND where that is wanted."""
+        c = self._c
+        k, arm, dummy = action.pair, action.arm, action.dummy
+        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
+        c.drain(k)
+        c.core.forget_pair(k)
+        if dummy:
+            self._look_again(k, lambda: self._reset(k, arm, dummy))
+        else:
+            self._reset(k, arm, dummy)
+
+    def _look_again(self, k: int, then: Callable[[], None]) -> None:
+        """Have pair k's NIC looked at anew, for where this QP is reached may have changed; then go on."""
+        c = self._c
+
+        def go_on() -> None:
+            if c.rebuild is self:  # else the QP is the application's again, or in another pairing
+                c.carry_on(then)
+
+        c.nic(k).look_again(lambda: c.driver.post(go_on))
+
+    def _reset(self, k: int, arm: int, dummy: bool) -> None:
+        c = self._c
+        try:
+            route = c.route(k)
+        except OSError as error:
+            c.later(ev.PairReset(k, arm, error=str(error)))
+            return
+        attrs = c.shadow.attrs
+        steps = _nic.ModifySteps()
+        steps.add(state=QPS_RESET)
+        steps.add(
+            state=QPS_INIT,
+            pkey_index=attrs.get("pkey_index", 0) if k == 0 else 0,
+            port_num=route.port,
+            qp_access_flags=attrs.get("qp_access_flags", 0),
+        )
+
+        self._resets[k] += 1
+        mine = self._resets[k]
+
+        def done(err: int, step: int) -> None:
+            if mine != self._resets[k]:
+                return  # a newer RESET is on its way already; a dummy posted now would be its life's first receive
+            if err:
+                c.feed(ev.PairReset(k, arm, error=f"step {step} on {c.device(k)}: {os.strerror(err)}"))
+                return
+            c.drain(k)
+            c.core.pair_reset(k)
+            if dummy:
+                err = c.core.post_arm_recv(k)
+                if err:
+                    c.feed(ev.PairReset(k, arm, error=f"post_recv on {c.device(k)}: {os.strerror(err)}"))
+                    return
+            c.feed(ev.PairReset(k, arm, route.gid, route.mtu))
+
+        c.driver.command(c, k, steps, done)
+
+    def connect(self, action: ev.ConnectPair) -> None:
+        """To RTR, to RTS, or both."""
+        c, k = self._c, action.pair
+        attrs = c.shadow.attrs
+        try:
+            route = c.route(k)
+        except OSError as error:
+            c.later(ev.PairConnected(k, action.arm, action.stage, str(error)))
+            return
+        steps = _nic.ModifySteps()
+        if action.stage is not Stage.RTS:
+            remote = action.remote
+            app_ah = attrs.get("ah_attr") or {}
+            ah: dict[str, Any] = {
+                "port_num": route.port,
+                "dlid": remote.lid,
+                "sl": app_ah.get("sl", 0),
+                "src_path_bits": 0,
+                "static_rate": app_ah.get("static_rate", 0),
+            }
+            if c.nic(k).uses_grh or remote.lid == 0:
+                ah.update(
+                    is_global=1,
+                    dgid=remote.gid,
+                    sgid_index=route.gid_index,
+                    hop_limit=app_ah.get("hop_limit") or 64,
+                    traffic_class=app_ah.get("traffic_class", 0),
+                    flow_label=app_ah.get("flow_label", 0),
+                )
+            steps.add(
+                state=QPS_RTR,
+                path_mtu=min(attrs.get("path_mtu", route.mtu), route.mtu, remote.mtu),
+                dest_qp_num=remote.qpn,
+                rq_psn=remote.psn,
+                max_dest_rd_atomic=attrs.get("max_dest_rd_atomic", 0),
+                min_rnr_timer=attrs.get("min_rnr_timer", 0),
+                ah_attr=ah,
+            )
+        if action.stage is not Stage.RTR:
+            steps.add(
+                state=QPS_RTS,
+                sq_psn=action.psn,
+                timeout=attrs.get("timeout", 14),
+                retry_cnt=attrs.get("retry_cnt", 7),
+                rnr_retry=attrs.get("rnr_retry", 7),
+                max_rd_atomic=attrs.get("max_rd_atomic", 0),
+            )
+
+        def done(err: int, step: int) -> None:
+            error = f"step {step} on {c.device(k)}: {os.strerror(err)}" if err else None
+            c.feed(ev.PairConnected(k, action.arm, action.stage, error))
+
+        c.driver.command(c, k, steps, done)
