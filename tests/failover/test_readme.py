@@ -98,8 +98,9 @@ def test_the_readme_example_survives_and_comes_home(shell):
             continue  # this interpreter's environment is in force already
         line = re.sub(r"^sleep \d+; ", "", line)  # conditions are waited for instead
         line = line.replace("127.0.0.1:2379", shell.etcd)
-        if "rc_stream" in line and "SOFTRNIC_HOST" in line:
-            line = line.replace("rc_stream.py", f"rc_stream.py --port {shell.tcp_port}")
+        if "SOFTRNIC_HOST" in line:
+            assert '"$program"' in line
+            line = line.replace('"$program"', f'"$program" --port {shell.tcp_port}')
         shell.type(line)
         if "SOFTRNIC_HOST=a" in line:
             at = shell.expect(r"sent \d+ messages, [1-9]\d* MB/s, PROTECTED on soft0", at)
