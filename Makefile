@@ -15,12 +15,13 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo test conformance test-san test-rxe soak-rxe fuzz lint wheel clean distclean
+.PHONY: help setup build demo bench test conformance test-san test-rxe soak-rxe fuzz lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
 	@echo "build   compile in place (incremental)"
 	@echo "demo    set-up, build, and the failover demonstration"
+	@echo "bench   pyverbs and shiftverbs side by side: table, build/bench/*.png and .svg   (BENCH_ARGS=--quick)"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
@@ -47,6 +48,10 @@ build: setup
 
 demo: build
 	$(VENV)/bin/shiftverbs demo
+
+# What it measures, and how to read it: docs/performance.md.
+bench: build
+	$(PYTHON) -m benchmarks $(BENCH_ARGS)
 
 test: build
 	$(PYTHON) -m pytest $(PYTEST_ARGS)

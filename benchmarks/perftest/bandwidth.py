@@ -211,12 +211,17 @@ def run(endpoint: Endpoint, exchange: Exchange, options: Options) -> None:
     receiver = Receiver(endpoint) if options.is_server and options.uses_receives else None
     print(report.bandwidth_columns(options), flush=True)
     for size in options.sizes:
-        figures: report.Bandwidth
-        if options.is_server:
-            figures = _serve(receiver, exchange, options, size)
-        else:
-            figures = _drive(endpoint, exchange, options, size)
+        figures = measure(endpoint, exchange, options, size, receiver)
         print(figures.row(options.gbits), flush=True)
+
+
+def measure(
+    endpoint: Endpoint, exchange: Exchange, options: Options, size: int, receiver: Receiver | None
+) -> report.Bandwidth:
+    """Run one size on both sides; return the figures. receiver: the server's, where messages consume receives."""
+    if options.is_server:
+        return _serve(receiver, exchange, options, size)
+    return _drive(endpoint, exchange, options, size)
 
 
 def _drive(endpoint: Endpoint, exchange: Exchange, options: Options, size: int) -> report.Bandwidth:

@@ -151,13 +151,9 @@ def run(endpoint: Endpoint, exchange: Exchange, options: Options) -> None:
     """Run all sizes on a connected endpoint and print the table."""
     if not silent_server(options):
         print(report.latency_columns(options), flush=True)
-    if options.test.verb == "send":
-        SendPingPong(endpoint, exchange, options.sizes[0]).fill()
+    prepare(endpoint, exchange, options)
     for size in options.sizes:
-        if options.test.one_sided:
-            trips = _one_sided(endpoint, exchange, options, size)
-        else:
-            trips = _ping_pong(endpoint, exchange, options, size)
+        trips = measure(endpoint, exchange, options, size)
         if silent_server(options):
             continue
         figures = report.Latency(size, trips, options.test.one_sided)
@@ -166,6 +162,19 @@ def run(endpoint: Endpoint, exchange: Exchange, options: Options) -> None:
             for index, value in enumerate(trips if options.unsorted_out else sorted(trips), 1):
                 print(f"{index}, {value:.3f}")
         print(figures.row() if options.duration_s is None else figures.duration_row(), flush=True)
+
+
+def prepare(endpoint: Endpoint, exchange: Exchange, options: Options) -> None:
+    """Do what comes once, before the first size, on both sides."""
+    if options.test.verb == "send":
+        SendPingPong(endpoint, exchange, options.sizes[0]).fill()
+
+
+def measure(endpoint: Endpoint, exchange: Exchange, options: Options, size: int) -> list[float]:
+    """Run one size on both sides; return the trips in microseconds."""
+    if options.test.one_sided:
+        return _one_sided(endpoint, exchange, options, size)
+    return _ping_pong(endpoint, exchange, options, size)
 
 
 def _ping_pong(endpoint: Endpoint, exchange: Exchange, options: Options, size: int) -> list[float]:
