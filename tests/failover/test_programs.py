@@ -2,6 +2,7 @@
 """Programs written for pyverbs, each in its own manner, unchanged under `python -m shiftverbs run`: they survive a
 pulled cable on either host and come home."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,29 @@ def through_a_failure(spawn, a, b, pattern, victim):
     assert a.process.poll() is None and b.process.poll() is None
 
 
+def test_every_style_of_import_is_among_the_programs():
+    """Those of programs for older releases and for newer ones, whose constants have another module."""
+    text = "\n".join(path.read_text() for path in PROGRAMS.glob("*.py"))
+    for style in (
+        r"^import pyverbs\.qp$",
+        r"^import pyverbs\.\w+ as \w+$",
+        r"^from pyverbs import \w+",
+        r"^from pyverbs\.\w+ import \w+",
+        r"^import pyverbs\.enums as e$",
+        r"^from pyverbs\.enums import \*",
+        r"^import pyverbs\.libibverbs_enums as e$",
+        r"^from pyverbs\.libibverbs_enums import ibv_",
+    ):
+        assert re.search(style, text, re.MULTILINE), style
+
+
 @pytest.mark.parametrize("victim", ["a", "b"])
 @pytest.mark.parametrize(
     "program",
-    ["pingpong_events.py", "threads_busy.py", "many_reads.py", "ring_credits.py", "short_connections.py"],
+    [
+        *("pingpong_events.py", "threads_busy.py", "many_reads.py", "ring_credits.py", "short_connections.py"),
+        "write_window.py",
+    ],
 )
 def test_program(spawn, hosts, program, victim):
     port = str(free_port())
