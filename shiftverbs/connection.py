@@ -93,6 +93,7 @@ class Connection:
         self.fence: Fence | None = None
         self.rebuild = Rebuild(self)
         self._rx_target: int | None = None
+        self._abort_by_ns: int | None = None  # errors are due: when the default QP is in ERR, or then at the latest
         self._keys_since_ns: int | None = None
         self._recv_waits: int | None = None
         self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
@@ -207,7 +208,7 @@ class Connection:
         self.status, self.why = status, why
         self.was_protected |= status is Status.PROTECTED
         if not self.closed:
-            self.core.guarded = status is Status.PROTECTED
+            self.core.guarded = status is Status.PROTECTED or self._abort_by_ns is not None
         if before is not status:
             number, name = self.shadow.qp_num, self.device(0)
             if status is Status.PROTECTED:
@@ -310,6 +311,8 @@ class Connection:
         self.timer_ns = None
         if self.protocol is None or self.closed:
             return
+        if self._abort_by_ns is not None and now_ns >= self._abort_by_ns:
+            self._abort()
         if self.fence is not None:
             self.fence.tick(now_ns)
         if self._rx_target is not None:
@@ -338,6 +341,8 @@ class Connection:
         if self._busy() or self._rx_target is not None or self._keys_since_ns is not None:
             tick = self.driver.now_ns() + BUSY_TICK_NS
             due = tick if due is None else min(due, tick)
+        if self._abort_by_ns is not None:
+            due = self._abort_by_ns if due is None else min(due, self._abort_by_ns)
         if due is not None:
             self.driver.schedule(self, due)
 
@@ -551,11 +556,26 @@ class Connection:
             self.device(0),
             action.reason,
         )
-        # Where our own fence made the flush, the application never saw a first error: it gets the usual one.
-        self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
+        # What is posted from now on must fail too: nothing may reach a default QP that was rebuilt and still works.
+        self.core.close_send()
+        self.core.close_recv()
+        self._abort_by_ns = self.driver.now_ns() + self.driver.protocol_config.fence_deadline_ns
         for k in {0, *action.fence}:
             if not self.nic(k).dead:
-                self.driver.command(self, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: None)
+                done = self._default_is_err if k == 0 else _nothing
+                self.driver.command(self, k, _nic.ModifySteps().add(state=QPS_ERR), done)
+        if self.nic(0).dead:
+            self._abort()
+
+    def _default_is_err(self, _err: int, _step: int) -> None:
+        self._abort()
+
+    def _abort(self) -> None:
+        """The application gets the errors of all that is outstanding, and its default QP back."""
+        if self._abort_by_ns is not None:
+            self._abort_by_ns = None
+            # Where our own fence made the flush, the application never saw a first error: it gets the usual one.
+            self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
 
     def _let_go(self, _: ev.LetGo) -> None:
         self.core.guarded = False
@@ -810,3 +830,6 @@ class Connection:
         self.status, self.why = Status.UNPROTECTED, "it is closed"
         self._tell()
 
+
+def _nothing(_err: int, _step: int) -> None:
+    """What nobody waits for has ended."""

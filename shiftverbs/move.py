@@ -16,10 +16,16 @@ class MoveProcedure(PairState):
     # ---- MOVE -------------------------------------------------------------------------------------------------------
 
     def _wanted_pair(self) -> int:
-        """Where sends should be: on the preferred pair, unless they must leave it so that ARM can reset it."""
+        """Where sends should be: on the preferred pair, unless they must leave theirs so that ARM can reset it.
+
+        The peer cannot come where we send while our stale receives are there. So we follow it, unless both can meet on
+        the preferred pair.
+        """
         target = self._prefer.target
-        if self.pairs[target].stale and self.send_pair == target:
-            return self.recv_pair  # the peer cannot come here before our stale receives are gone
+        preferred = self.pairs[target]
+        cannot_meet = target == self.send_pair or preferred.dead or preferred.alive is False
+        if self.pairs[self.send_pair].stale and cannot_meet:
+            return self.recv_pair
         return target
 
     def _wants_move(self) -> bool:

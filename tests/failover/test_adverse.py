@@ -243,3 +243,23 @@ def messages(a: Any, b: Any) -> None:
         x("ep.post('SEND', wr_id=3)")
         assert x("ep.poll(1)", timeout_s=20)[0][:2] == [3, "SUCCESS"], x("ep.shift()")
         assert y("ep.poll(1)", timeout_s=20)[0][:2] == [1, "SUCCESS"]
+
+
+def test_after_an_abort_nothing_gets_through(network: Network, faults: Any) -> None:
+    """A side gives up while its default QP, out of use, still works: what is posted then must fail all the same."""
+    a, b = network.protected()
+    a("ep.qp.shift.migrate()")
+    for h in (a, b):
+        h(f"ep.wait({AWAY!r})")
+        h("ep.wait('ep.qp._shadow.connection.protocol.pairs[0].clean')")  # connected anew
+    b("ep.recv(1)")
+    for name in ("a", "b"):
+        faults.hang(f"{name}/soft0")  # there they stay in RTS for now
+    a("from shiftverbs import events; c = ep.qp._shadow.connection")
+    a("c.driver.post(lambda: c.feed(events.KeysMissing('the test'))); c.driver.run()")
+    a("""ep.wait("s.status == 'FAILED'")""")
+    a("ep.post('SEND', wr_id=9)")
+    assert a("ep.poll(1)", timeout_s=20)[0][:2] == [9, "RETRY_EXC_ERR"]
+    for name in ("a", "b"):
+        faults.unhang(f"{name}/soft0")
+    assert b("ep.poll(1)", timeout_s=20)[0][:2] == [1, "WR_FLUSH_ERR"]

@@ -162,6 +162,8 @@ def nothing_acknowledged_is_lost(side: Side, peer: Side) -> None:
     sure = [wr for queue, wr, status in side.app.wcs if queue == "send" and status == "SUCCESS"]
     if not sure or (ended(side) and ended(peer)):
         return
+    if ended(peer) and not side.statuses:
+        return  # not protected yet, a plain QP: as with plain verbs, the one whose NIC died hears of it
     last = sure[-1].index
     owed = sum(1 for wr in side.app.posted if wr.opcode in TWO_SIDED and wr.index <= last)
     if not peer.app.closed and len(peer.app.received) < owed:

@@ -17,7 +17,7 @@ from simulator.rnic import MS, US, Clock, HwQp, Link, Nic, Packet
 
 from shiftverbs import events as ev
 from shiftverbs.events import Stage, Status
-from shiftverbs.messages import Sync
+from shiftverbs.messages import Arm, PairAddress, Phase, Sync
 from shiftverbs.pair_protocol import LocalPair, PairProtocol, ProtocolConfig
 
 CELLS = 12  # memory of each side: the last four are for atomics
@@ -166,6 +166,7 @@ class Side:
         self.statuses: list[Status] = []
         self.trace: list[tuple[int, str, ev.Action]] = world.trace
         self.over: str | None = None
+        self.abort_due = False
         self.watch_head = (-1, 0)
         self.alive: dict[int, bool] = {}
         self.driver_lag_ns = 2 * US
@@ -245,9 +246,17 @@ class Side:
 
     def message(self, message: Any) -> None:
         if self.app.closed:
+            self._say_bye(message)
             return
         unsafe = self.journal.unsafe_reason() if isinstance(message, Sync) else None
         self.feed(ev.MessageReceived(message, unsafe))
+
+    def _say_bye(self, message: Any) -> None:
+        """As the driver answers where nobody of that name is (any more)."""
+        if not (isinstance(message, Sync) and message.phase in (Phase.BYE, Phase.ABORT)):
+            nobody = PairAddress(bytes(16), 0, 0, 0, 1)
+            pair = message.pair if isinstance(message, Arm) else message.target
+            self.do_send_message(ev.SendMessage(Sync(0, 0, Phase.BYE, 0, False, nobody, 0), pair))
 
     def feed(self, event: ev.Event) -> None:
         self.events.append(event)
@@ -442,10 +451,25 @@ class Side:
     def do_deliver_errors(self, action: ev.DeliverErrors) -> None:
         self.fence = None
         self.over = action.reason
-        self.journal.abort("RETRY_EXC_ERR")
+        self.journal.close_send()
+        self.journal.recv_open = False
+        self.abort_due = True
         for k in {0, *action.fence}:
             if not self.nics[k].dead:
-                self.nics[k].command(self.qps[k].to_error)
+                self.nics[k].command(self._erred_for_good, k)
+        if self.nics[0].dead:
+            self._abort()
+        self.clock.later(self.protocol.config.fence_deadline_ns, self._abort)
+
+    def _erred_for_good(self, k: int) -> None:
+        self.qps[k].to_error()
+        if k == 0:
+            self._abort()
+
+    def _abort(self) -> None:
+        if self.abort_due:
+            self.abort_due = False
+            self.journal.abort("RETRY_EXC_ERR")
 
     def do_let_go(self, action: ev.LetGo) -> None:
         self.over = action.reason
@@ -477,7 +501,7 @@ class Side:
 
     def do_set_status(self, action: ev.SetStatus) -> None:
         self.statuses.append(action.status)
-        self.journal.guarded = action.status is Status.PROTECTED
+        self.journal.guarded = action.status is Status.PROTECTED or self.abort_due
 
     def do_nothing(self, _: ev.Action) -> None:
         pass

@@ -37,6 +37,10 @@ FOUND_SOMETHING = {
     97: "a QP became PROTECTED although its application had seen an error",
     955: "proven WRs succeeded behind the error of a READ before them",
     1036: "the checker's own: a message executed by a NIC that died before its completion",
+    24006: "the checker's own: a side not protected yet cannot be told that its peer's NIC died",
+    38499: "the preferred NIC dead, each direction stayed on a backup of its own, and none was left to fall back to",
+    39994: "the simulator's own: a process answers for QPs that are gone",
+    44650: "after an ABORT the default QP, just rebuilt, took work before it was in ERR: a gap, then success",
 }
 
 
