@@ -38,6 +38,7 @@ class Fence:
         c = self._c
         pairs = sorted(self._commanded)
         for k in pairs:
+            c.rebuild.call_off(k)
             c.core.begin_fence(k)
         for k in pairs:
             if c.nic(k).dead:

@@ -26,14 +26,16 @@ class Rebuild:
     def __init__(self, connection: Connection) -> None:
         self._c = connection
         self._resets: collections.Counter[int] = collections.Counter()
+        self._looks: collections.Counter[int] = collections.Counter()
+
+    def call_off(self, k: int) -> None:
+        """Pair k is fenced: a RESET that still waits for its NIC's answer would take the fence's marker away."""
+        self._looks[k] += 1
 
     def reset(self, action: ev.ResetPair) -> None:
         """RESET and INIT; with a receive for the peer's zero-length SEND where that is wanted."""
-        c = self._c
         k, arm, dummy = action.pair, action.arm, action.dummy
-        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
-        c.drain(k)
-        c.core.forget_pair(k)
+        self.call_off(k)
         if dummy:
             self._look_again(k, lambda: self._reset(k, arm, dummy))
         else:
@@ -42,9 +44,11 @@ class Rebuild:
     def _look_again(self, k: int, then: Callable[[], None]) -> None:
         """Have pair k's NIC looked at anew, for where this QP is reached may have changed; then go on."""
         c = self._c
+        mine = self._looks[k]
 
         def go_on() -> None:
-            if c.rebuild is self:  # else the QP is the application's again, or in another pairing
+            # Otherwise the QP is the application's again, or in another pairing.
+            if c.rebuild is self and self._looks[k] == mine:
                 c.carry_on(then)
 
         c.nic(k).look_again(lambda: c.driver.post(go_on))
@@ -56,6 +60,9 @@ class Rebuild:
         except OSError as error:
             c.later(ev.PairReset(k, arm, error=str(error)))
             return
+        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
+        c.drain(k)
+        c.core.forget_pair(k)
         attrs = c.shadow.attrs
         steps = _nic.ModifySteps()
         steps.add(state=QPS_RESET)
