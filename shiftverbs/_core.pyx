@@ -449,7 +449,7 @@ cdef class CQCore:
             if n < batch:
                 at += 1
                 if n <= 0:
-                    if n < 0 and got == 0:
+                    if n < 0 and got == 0 and not self.guards():
                         raise PyverbsRDMAError('Failed to poll CQ', -n)
                     continue
             # First all decisions, in C; then the objects, whose making can run any code.
@@ -496,12 +496,22 @@ cdef class CQCore:
             run_driver_inline()
         for i in range(self.c.n_active):
             rc = ibv_req_notify_cq(self.c.hw[self.c.order[i]], solicited)
-            if rc != 0:
+            if rc != 0 and not self.guards():
                 raise PyverbsRDMAError(f'Request notify CQ returned {rc}', rc)
         self.c.armed = 1
         self.c.solicited_only = solicited
         if self.c.count:
             cq_signal(&self.c)
+
+    cdef bint guards(self) noexcept:
+        """Whether a QP that uses this CQ is guarded: a NIC that refuses is being failed over, or its errors will come."""
+        cdef size_t i
+        cdef MapSlot *slots = self.c.qps.slots
+        if slots != NULL:
+            for i in range(self.c.qps.mask + 1):
+                if slots[i].key < map_tombstone() and (<QPState *><uintptr_t>slots[i].value).guarded:
+                    return True
+        return False
 
     def arm_hw(self, int k) -> int:
         """Arm hardware CQ k for the driver's own sake; the errno."""

@@ -291,7 +291,21 @@ def test_cq_that_goes_takes_its_pending_event_along(w: World) -> None:
     assert w.channel.wait(0)[0] is None and not readable(w.channel.fd)
 
 
+def test_req_notify_of_a_dead_nic(w: World) -> None:
+    """The application of a guarded QP need not know; where another NIC carries the traffic, that one is armed."""
+    w.scq.set_active(1, True)
+    w.lib.fv_fail_cq(w.scqs[0].ptr, errno.EIO)
+    w.scq.req_notify()
+    assert w.lib.fv_armed(w.scqs[1].ptr)
+    w.lib.fv_fail_cq(w.scqs[1].ptr, errno.EIO)
+    w.scq.req_notify()
+    w.send(1)
+    w.qp.abort(RETRY_EXC)  # nothing is left: the errors wake whoever waits
+    assert w.channel.wait(0)[0] is w.scq
+
+
 def test_req_notify_error(w: World) -> None:
+    w.qp.guarded = False
     w.lib.fv_fail_cq(w.scqs[0].ptr, errno.EIO)
     with pytest.raises(PyverbsRDMAError, match="Request notify CQ returned 5") as e:
         w.scq.req_notify()

@@ -442,6 +442,17 @@ def test_poll_error(world: World) -> None:
     assert world.scq.poll() == (0, [])
 
 
+def test_poll_of_a_dead_nic(guarded: World) -> None:
+    """A guarded QP's failure is the driver's business, and what other NICs hold is delivered all the same."""
+    w = guarded
+    w.scq.set_active(1, True)
+    w.lib.fv_fail_cq(w.scqs[0].ptr, errno.EIO)
+    assert w.scq.poll() == (0, [])
+    w.qp.guarded = False
+    with pytest.raises(PyverbsRDMAError, match="Failed to poll CQ"):
+        w.scq.poll()
+
+
 def test_wc_subclass(world: World) -> None:
     class Mine(WC):
         pass
