@@ -36,6 +36,9 @@
 #ifndef CQE_LOST
 #define CQE_LOST 0
 #endif
+#ifndef DEPTH
+#define DEPTH 2  /* control messages under way in one direction; further ones are lost */
+#endif
 #define NONE 255
 
 mtype:phase = { ASK, START, FENCED, READY, REFUSE, ABORT };
@@ -45,6 +48,7 @@ mtype:phase = { ASK, START, FENCED, READY, REFUSE, ABORT };
 byte epoch[2];
 byte target[2];            /* of the present or last SWITCH, or of the question */
 bool kept[2];              /* there is such a SWITCH or question */
+byte before[2] = NONE;     /* while asking: target of the last finished SWITCH; NONE: there was none */
 bool switching[2];         /* not done */
 bool asking[2];
 mtype:phase phase[2] = START;
@@ -73,7 +77,7 @@ byte cqe_lost = CQE_LOST;
 bool vanished;             /* a message was acknowledged and will never be seen */
 
 chan wire[2 * PAIRS] = [N] of { byte, byte };
-chan to[2] = [2] of { mtype:phase, byte, byte, byte, bool, byte };
+chan to[2] = [DEPTH] of { mtype:phase, byte, byte, byte, bool, byte };
 
 byte k, t, e, p, a, n;
 mtype:phase ph;
@@ -125,6 +129,7 @@ inline begin(s, ee, tt) {
   assert(AT(ee, tt) > newest[s]);
   newest[s] = AT(ee, tt);
   epoch[s] = ee; target[s] = tt; kept[s] = true; switching[s] = true; asking[s] = false; phase[s] = START;
+  before[s] = NONE;
   heard[s] = false; peer_phase[s] = START; peer_arm[s] = 0; peer_clean[s] = false; peer_rx[s] = 0; reset_arm[s] = NONE;
   k = 0;
   do
@@ -157,10 +162,15 @@ inline next_attempt(s) {
   fi
 }
 inline drop_ask(s) {
-  /* Not yet right with FAULTS > 0: the SWITCH before the question is not restored, so a late SYNC of it can be
-   * begun again (the assertion in begin() says so). switch.py forgets it as well. */
-  asking[s] = false; switching[s] = false; phase[s] = START;
-  kept[s] = false
+  asking[s] = false; switching[s] = false;
+#ifdef MUTATION_FORGET_THE_SWITCH_BEFORE
+  before[s] = NONE;
+#endif
+  /* The finished SWITCH answers late messages again; all else of it was left alone. */
+  if
+  :: before[s] == NONE -> kept[s] = false; target[s] = pair[s]
+  :: else -> target[s] = before[s]; before[s] = NONE
+  fi
 }
 inline learn(s) { heard[s] = true; peer_phase[s] = ph; peer_arm[s] = a; peer_clean[s] = c; peer_rx[s] = n }
 
@@ -268,8 +278,8 @@ inline arrive(s, q) {  /* at side s */
 #define FAILS(q) :: atomic { faults > 0 && up[q] -> faults--; up[q] = false } :: atomic { !up[q] -> up[q] = true }
 #define SWITCHES(s) :: atomic { OPEN(s) && !PATH(pair[s]) && (wired[s] > acked[s] || !up[pair[s]]) -> next_attempt(s) } \
   :: atomic { hints > 0 && OPEN(s) && !unsafe[s] && epoch[s] < EPOCHS -> \
-       hints--; some_pair(); target[s] = t; t = 0; kept[s] = true; switching[s] = true; asking[s] = true; \
-       phase[s] = ASK; heard[s] = false; reset_arm[s] = NONE; say(s) } \
+       hints--; some_pair(); before[s] = (kept[s] -> target[s] : NONE); target[s] = t; t = 0; kept[s] = true; \
+       switching[s] = true; asking[s] = true; say(s) } \
   :: atomic { !over[s] && asking[s] && !PATH(pair[s]) -> some_pair(); begin(s, epoch[s] + 1, target[s]); t = 0 } \
   :: atomic { CAN_ADVANCE(s) -> advance(s) } \
   :: atomic { !over[s] && switching[s] && !asking[s] && !up[target[s]] -> next_attempt(s) } \
