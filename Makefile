@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench test conformance test-san test-rxe soak-rxe fuzz lint wheel clean distclean
+.PHONY: help setup build demo bench test conformance test-san test-rxe soak-rxe fuzz soak lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -27,6 +27,7 @@ help:
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
+	@echo "soak    random faults on real processes: make soak MINUTES=30 [SEED=…]"
 	@echo "lint    ruff, mypy, cython-lint, clang-format"
 	@echo "wheel   wheel and source distribution in dist/"
 	@echo "clean   remove what build made; distclean removes $(VENV) too"
@@ -80,6 +81,11 @@ soak-rxe: build
 SECONDS ?= 60
 fuzz: build
 	$(PYTHON) tests/fuzz/fuzzing.py $(SECONDS)
+
+# Real processes, real etcd, the software RNIC; a failure prints its seed, its steps and how to repeat it.
+MINUTES ?= 5
+soak: build
+	$(PYTHON) tests/soak/campaign.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # cython-lint calls pycodestyle by name.
 lint: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

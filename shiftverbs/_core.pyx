@@ -504,7 +504,7 @@ cdef class CQCore:
             cq_signal(&self.c)
 
     cdef bint guards(self) noexcept:
-        """Whether a QP that uses this CQ is guarded: a NIC that refuses is being failed over, or its errors will come."""
+        """Whether a QP that uses this CQ is guarded: a NIC that refuses is left, or its errors come as WCs."""
         cdef size_t i
         cdef MapSlot *slots = self.c.qps.slots
         if slots != NULL:

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A soak run's program on one host: groups of lanes that share CQs, each group with a thread of its own.
+
+How a group awaits completions (Shape.mode): "spin" polls without end; "slow" leaves its CQ alone for long; "blocked"
+sits in get_cq_event without a time limit; "descriptor" waits on the channel's fd, as asyncio would.
+
+The campaign drives it through tests/failover/puppet.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import select
+import threading
+import time
+from typing import Any
+
+from shiftverbs.demo.endpoint import Peer, Verbs
+from shiftverbs.demo.pattern import Pattern
+from shiftverbs.demo.traffic import KINDS, Broken, Traffic
+from soak.lanes import SIZE, Lane, Shape
+
+JOIN_S = 60.0
+#: How long a group of the descriptor mode waits at a time.
+WAIT_MS = 200
+
+
+class Group:
+    """Lanes on one CQ, or on a send CQ and a receive CQ, and the thread that serves them."""
+
+    def __init__(self, app: Application, shape: Shape, first: int) -> None:
+        v = app.verbs
+        self.app = app
+        self.shape = shape
+        self.sending = self.stopping = False
+        self.lock = threading.Lock()
+        self.trouble: str | None = None
+        events = shape.mode in ("blocked", "descriptor")
+        self.channel = v.cq.CompChannel(app.context) if events else None
+        sends, receives = shape.lanes * shape.depth, shape.lanes * shape.receives
+        if shape.one_cq or events:
+            self.cqs = [v.cq.CQ(app.context, sends + receives, None, self.channel, 0)]
+        else:
+            self.cqs = [v.cq.CQ(app.context, sends, None, None, 0), v.cq.CQ(app.context, receives, None, None, 0)]
+        if events:
+            self.cqs[0].req_notify()
+        self.lanes = [
+            Lane(v, app.context, app.pd, (self.cqs[0], self.cqs[-1]), shape, first + i, app.role, app.seed, app.pattern)
+            for i in range(shape.lanes)
+        ]
+        self.by_qp = {lane.qp_num: lane for lane in self.lanes}
+        self.random = random.Random(f"{app.seed}/{first}")
+        self.thread = threading.Thread(target=self._run, name=f"lanes-{first}", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping:
+                self._wait()
+                with self.lock:
+                    if not self.stopping:
+                        self._turn()
+                if self.stopping or all(lane.broken and not lane.outstanding for lane in self.lanes):
+                    return
+        except Exception as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+            raise
+
+    def _wait(self) -> None:
+        shape = self.shape
+        if self.channel is None:
+            time.sleep(shape.nap_s * (self.random.uniform(0.5, 20) if shape.mode == "slow" else 1))
+            return
+        if shape.mode == "descriptor":
+            poller = select.poll()
+            poller.register(self.channel.fd, select.POLLIN)
+            if not poller.poll(WAIT_MS):
+                return
+        self.channel.get_cq_event(self.cqs[0])
+        self.cqs[0].ack_events(1)
+        self.cqs[0].req_notify()
+        time.sleep(shape.nap_s)  # other threads work too
+
+    def _turn(self) -> None:
+        for cq in self.cqs:
+            for _ in range(1000):
+                count, wcs = cq.poll(self.shape.batch)
+                for wc in wcs:
+                    self.by_qp[wc.qp_num].take(wc)
+                if count < self.shape.batch:
+                    break
+        if self.sending:
+            self.pump()
+
+    def pump(self) -> None:
+        """Post a few messages on every lane. Under the lock."""
+        for lane in self.lanes:
+            lane.pump(2 if len(self.lanes) < 16 else 1)
+
+    def close(self) -> None:
+        """Destroy the verbs objects, in an order of chance."""
+        qps = [lane.qp for lane in self.lanes]
+        mrs = [lane.mr for lane in self.lanes]
+        self.random.shuffle(qps)
+        for thing in (*qps, *mrs, *self.cqs, self.channel):
+            if thing is not None:
+                thing.close()
+
+
+class Demo:
+    """One of the demo's kinds of traffic with a thread of its own: large batches, chains, credits, large READs."""
+
+    def __init__(self, app: Application, kind: str) -> None:
+        self.traffic: Traffic = KINDS[kind](app.verbs, "soft0", app.role, app.seed)
+        self.kind = kind
+        self.sending = self.stopping = False
+        self.broken: str | None = None
+        self.lock = threading.Lock()
+        self.thread = threading.Thread(target=self._run, name=f"demo-{kind}", daemon=True)
+
+    def _run(self) -> None:
+        while not self.stopping and self.broken is None:
+            with self.lock:
+                try:
+                    self.traffic.step(self.sending)
+                except Broken as broken:
+                    self.broken = str(broken)
+            time.sleep(0.002)
+
+    def status(self) -> dict[str, Any]:
+        """The traffic's own report, and the QP's state."""
+        shift = self.traffic.endpoint.qp.shift
+        with self.lock:
+            report = self.traffic.report()
+        state = [shift.status, shift.state, shift.recv_state, shift.pair]
+        return {**report, "kind": self.kind, "broken": self.broken, "shift": state}
+
+
+class Application:
+    """All groups of this host. shapes: keyword arguments of Shape, one for each group; demo: kinds of demo traffic."""
+
+    def __init__(self, role: int, seed: int, shapes: list[dict[str, Any]], demo: list[str]) -> None:
+        self.verbs = Verbs("shiftverbs")
+        self.role, self.seed = role, seed
+        self.pattern = Pattern(seed, 40, SIZE)
+        self.context = self.verbs.device.Context(name="soft0")
+        self.pd = self.verbs.pd.PD(self.context)
+        self.groups: list[Group] = []
+        first = 0
+        for spec in shapes:
+            shape = Shape(**{**spec, "ops": tuple(spec["ops"])})
+            self.groups.append(Group(self, shape, first))
+            first += shape.lanes
+        self.lanes = [lane for group in self.groups for lane in group.lanes]
+        self.demos = [Demo(self, kind) for kind in demo]
+
+    def names(self) -> list[Any]:
+        """What the peer must know: of the lanes, of the demo's traffic."""
+        return [
+            [lane.name() for lane in self.lanes],
+            [demo.traffic.endpoint.peer().to_json() for demo in self.demos],
+        ]
+
+    def connect(self, names: list[Any]) -> None:
+        """Connect all lanes; start the threads."""
+        for lane, name in zip(self.lanes, names[0], strict=True):
+            lane.connect(name)
+        for demo, name in zip(self.demos, names[1], strict=True):
+            demo.traffic.start(Peer(**name))
+        for worker in (*self.groups, *self.demos):
+            worker.thread.start()
+
+    def send(self, on: bool) -> None:
+        """Send messages from now on, or no new ones."""
+        for worker in (*self.groups, *self.demos):
+            worker.sending = on
+        for group in self.groups if on else ():
+            with group.lock:
+                group.pump()  # a blocked thread waits for what this causes
+
+    def batch(self, lane: int, count: int) -> int:
+        """Post count messages on one lane at once, as far as there is room; returns how many were."""
+        group = next(g for g in self.groups if self.lanes[lane] in g.lanes)
+        with group.lock:
+            return self.lanes[lane].pump(count)
+
+    def status(self) -> dict[str, Any]:
+        """Everything the campaign looks at."""
+        return {
+            "lanes": [lane.status() for lane in self.lanes],
+            "demos": [demo.status() for demo in self.demos],
+            "faults": [fault for lane in self.lanes for fault in lane.all_faults()],
+            "trouble": [group.trouble for group in self.groups if group.trouble],
+        }
+
+    def why(self) -> list[str]:
+        """In words: which QPs are not protected or not at home, and why."""
+        qps = [(str(lane.number), lane.qp) for lane in self.lanes]
+        qps += [(demo.kind, demo.traffic.endpoint.qp) for demo in self.demos]
+        return [
+            f"{name}: {qp.shift} recv {qp.shift.recv_state} on {qp.shift.recv_path} {qp.shift.counters}"
+            for name, qp in qps
+            if (qp.shift.status, qp.shift.state, qp.shift.recv_state) != ("PROTECTED", "DEFAULT", "DEFAULT")
+        ]
+
+    def migrate(self, lanes: list[int], pair: int) -> None:
+        """Prefer a pair on some lanes; 0: go home."""
+        for number in lanes:
+            self.lanes[number].qp.shift.migrate(pair)
+
+    def audit(self) -> list[str]:
+        """At rest: look at memory; all faults so far."""
+        for lane in self.lanes:
+            if lane.broken is None:
+                lane.audit()
+        return [fault for lane in self.lanes for fault in lane.all_faults()]
+
+    def farewell(self) -> None:
+        """The threads end with their next turn; what wakes the peer's blocked ones is a last message on each lane."""
+        for worker in (*self.groups, *self.demos):
+            worker.stopping = True
+
+    def wake_peer(self) -> None:
+        """The last message, once the threads of both hosts are told."""
+        for group in self.groups:
+            if group.shape.mode == "blocked":
+                with group.lock:
+                    for lane in group.lanes:
+                        lane.pump(1)
+
+    def join(self) -> list[str]:
+        """Wait for the threads; the names of those that do not end."""
+        deadline = time.monotonic() + JOIN_S
+        workers = [*self.groups, *self.demos]
+        for worker in workers:
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+        return [worker.thread.name for worker in workers if worker.thread.is_alive()]
+
+    def close(self) -> None:
+        """Destroy everything."""
+        for demo in self.demos:
+            demo.traffic.close()
+        for group in self.groups:
+            group.close()
+        self.pd.close()
+        self.context.close()
+
+
+_libc = ctypes.CDLL(None)
+
+
+def usage() -> dict[str, Any]:
+    """What this process holds: descriptors, threads (by name) and resident memory in KiB."""
+    gc.collect()
+    _libc.malloc_trim(0)
+    threads = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as comm:
+                threads.append(comm.read().strip())
+        except OSError:
+            pass  # it ended meanwhile
+    descriptors = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            descriptors.append(os.readlink(f"/proc/self/fd/{fd}").rstrip("0123456789[]"))
+        except OSError:
+            pass
+    with open("/proc/self/statm") as statm:
+        rss_kib = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    return {"fds": sorted(descriptors), "threads": sorted(threads), "rss_kib": rss_kib}
