@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Errors withheld and delivered, fence, trim, replay, abort, MOVE, ARM: the driver's primitives."""
+"""Errors withheld and delivered, fence, trim, replay, abort: the driver's primitives of a SWITCH."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fake import (
     FATAL,
     FENCE,
     FLUSH,
-    INLINE,
     LOC_LEN,
     LOC_PROT,
     LOC_QP_OP,
@@ -34,8 +33,8 @@ from fake import (
     WRITE,
     WRITE_IMM,
     World,
-    recv_wr,
     send_wr,
+    seqs,
 )
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
@@ -43,11 +42,6 @@ from shiftverbs import _core
 
 Make = Callable[..., World]
 RESP_TIMEOUT, GENERAL = 20, 21
-
-
-def seqs(posts: list) -> list[int]:
-    """Sequence numbers of recorded posts."""
-    return [p.wr_id & SEQ_MASK for p in posts]
 
 
 # --- which errors are withheld
@@ -631,136 +625,6 @@ def test_hardware_full_is_the_application_s_business(guarded: World) -> None:
     assert e.value.error_code == errno.ENOMEM and w.events() == []
 
 
-# --- keys
-
-
-def test_every_key_is_translated(guarded: World) -> None:
-    w = guarded
-    w.pair_keys((1, 2, 3), (7, 8))
-    w.qp.close_send()
-    w.send(0, WRITE, sges=[(0x10, 1, 1), (0x20, 2, 2), (0x30, 3, 3)], rkey=8, addr=0x77)
-    w.send(1, CAS, rkey=7, addr=0x88)
-    w.qp.open_send(1)
-    write, cas = w.hw[1].posts()
-    assert [(s.addr, s.length, s.lkey) for s in write.sge[:3]] == [
-        (0x10, 1, 1001),
-        (0x20, 2, 1002),
-        (0x30, 3, 1003),
-    ]
-    assert (write.rkey, write.remote_addr, cas.rkey, cas.remote_addr) == (1008, 0x77, 1007, 0x88)
-    assert (cas.compare_add, cas.swap) == (1, 2)
-
-
-def test_missing_keys_stop_the_pump_and_it_goes_on(guarded: World) -> None:
-    w = guarded
-    w.qp.close_send()
-    w.send(0)
-    w.send(1, WRITE, rkey=99)
-    w.send(2, sges=[(0, 4, 55)])
-    w.send(3, sges=[(0, 0, 56)])
-    w.recv(4)
-    w.qp.post_recv(recv_wr(5, [(0, 8, 57)]))
-    assert w.qp.missing_keys(1) == ({55, 57}, {99}) and w.qp.missing_keys(0) == (set(), set())
-    w.events()
-    w.qp.open_send(1)
-    assert (_core.EV_KEY_MISSING, 1, 99, 1) in w.events()
-    assert seqs(w.hw[1].posts()) == [0]
-    w.send(6)
-    assert w.events() == [], "said once"
-    w.remote.set_remote(99, 1, 1099)
-    w.qp.pump()
-    assert (_core.EV_KEY_MISSING, 1, 55, 0) in w.events()
-    w.keys.set_local(55, 1, 1055)
-    w.qp.pump()
-    assert seqs(w.hw[1].posts()) == [0, 1, 2, 3, 4]
-    assert w.hw[1].post(3).sge[0].lkey == 0, "an empty SGE needs no key"
-    w.qp.close_recv()
-    assert w.qp.open_recv(1) == errno.ENOKEY
-    assert (_core.EV_KEY_MISSING, 1, 57, 0) in w.events()
-    assert not w.qp.recv_is_open and seqs(w.hw[1].posts(recv=True)) == [0]
-    w.keys.set_local(57, 1, 1057)
-    w.qp.pump()
-    assert w.qp.recv_is_open and seqs(w.hw[1].posts(recv=True)) == [0, 1], "never twice"
-    assert w.qp.missing_keys(1) == (set(), set())
-
-
-def test_keys_that_can_never_be_shadowed(guarded: World) -> None:
-    w = guarded
-    w.keys.set_local(60, 1, None)
-    w.remote.set_remote(70, 1, None)
-    w.send(0, sges=[(0, 4, 60)])
-    assert w.qp.unsafe_reason() == "the memory of lkey 0x3c cannot be shadowed"
-    assert w.qp.unsafe_reason(0) is None
-    w.hw[0].complete()
-    w.poll()
-    w.send(1, WRITE, rkey=70)
-    assert w.qp.unsafe_reason(1) == "the peer cannot shadow the memory of rkey 0x46"
-    w.hw[0].complete()
-    w.poll()
-    w.qp.close_send()
-    w.send(2, WRITE, rkey=70)
-    assert w.qp.unsafe_reason() is None, "never handed to hardware"
-    w.events()
-    w.qp.open_send(1)
-    assert (_core.EV_KEY_MISSING, 1, 70, 3) in w.events()
-
-
-def test_unshadowable_on_one_backup_of_two(make: Make) -> None:
-    w = make(nics=3)
-    w.protect()
-    w.keys.set_local(60, 1, None)
-    w.keys.set_local(60, 2, 2060)
-    w.send(0, sges=[(0, 4, 60)])
-    assert w.qp.unsafe_reason() is None and w.qp.unsafe_reason(2) is None
-    assert w.qp.unsafe_reason(1) is not None
-
-
-def test_new_rkeys_are_reported_once(world: World) -> None:
-    w = world
-    for rkey in (5, 6, 5, 6, 5):
-        w.send(0, WRITE, rkey=rkey)
-    w.send(0, FAA, rkey=9)
-    assert w.events() == [], "nobody to resolve them"
-    assert sorted(w.qp.seen_rkeys) == [5, 6, 9]
-    w.qp.remote_keys = w.remote
-    assert sorted(e[2] for e in w.events()) == [5, 6, 9]
-    w.send(0, READ, rkey=5)
-    w.send(0, READ, rkey=11)
-    assert w.events() == [(_core.EV_NEW_RKEY, -1, 11, 0)]
-
-
-def test_key_maps(world: World) -> None:
-    keys, remote = _core.KeyMap(), _core.RemoteKeys()
-    for i in range(2000):
-        keys.set_local(i, i % 3, i + 5)
-        remote.set_remote(0xFFFFFFFF - i, 1, None if i % 2 else i)
-    assert len(keys) == 2000 and len(remote) == 2000
-    assert all(keys.get_local(i, i % 3) == i + 5 for i in range(2000))
-    assert remote.get_remote(0xFFFFFFFF - 7, 1) is None and remote.get_remote(0xFFFFFFFF - 8, 1) == 8
-    for i in range(0, 2000, 2):
-        keys.del_local(i)
-    assert len(keys) == 1000
-    with pytest.raises(KeyError):
-        keys.get_local(0, 0)
-    keys.del_local(12345678)
-    for bad in (-1, 1 << 32, "x", None):
-        with pytest.raises((OverflowError, TypeError)):
-            keys.set_local(bad, 1, 1)
-    with pytest.raises(ValueError, match="pair 16"):
-        keys.set_local(1, 16, 1)
-
-
-def test_memory_windows_and_inline(guarded: World) -> None:
-    w = guarded
-    w.qp.close_send()
-    w.send(0, flags=INLINE | SIGNALED, sges=[])
-    w.send(1, LOCAL_INV, sges=[], imm=0x99)
-    w.events()
-    w.qp.open_send(1)
-    assert seqs(w.hw[1].posts()) == [0]
-    assert (_core.EV_KEY_MISSING, 1, 0x99, 3) in w.events()
-
-
 # --- unsafe work
 
 
@@ -879,226 +743,6 @@ def test_abort_without_recorded_error(guarded: World) -> None:
     guarded.send(0)
     guarded.qp.abort()
     assert guarded.poll() == [(0, RETRY_EXC)]
-
-
-# --- MOVE
-
-
-def test_move_of_an_idle_direction(guarded: World) -> None:
-    w = guarded
-    assert w.qp.move_begin() == "idle"
-    w.send(0)
-    assert w.hw[0].count() == 0
-    w.qp.open_send(1)
-    assert seqs(w.hw[1].posts()) == [0]
-    w.qp.trim(0)
-
-
-def test_move_behind_the_last_signaled(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    w.send(1)
-    assert w.qp.move_begin() == "posted"
-    w.send(2)
-    assert w.hw[0].count() == 2 and w.events() == []
-    w.hw[0].complete(2)
-    assert w.poll() == [(1, SUCCESS)]
-    assert w.events() == [(_core.EV_FENCE_DONE, 0, 0, 0)]
-    assert w.qp.counters() == (0, 2, 2), "tx of the MOVE: the withheld one does not count"
-    w.scq.set_active(1, True)
-    w.qp.open_send(1)
-    assert seqs(w.hw[1].posts()) == [2]
-    w.hw[1].complete()
-    assert w.poll() == [(2, SUCCESS)]
-
-
-def test_move_waits_for_the_next_post(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    assert w.qp.move_begin() == "wanted"
-    w.send(1, flags=0)
-    assert w.hw[0].post(1).flags == SIGNALED
-    assert w.events() == [(_core.EV_FENCE_POSTED, 0, 0, 0)]
-    w.send(2, flags=0)
-    assert w.hw[0].count() == 2
-    w.hw[0].complete(2)
-    assert w.poll() == [], "nobody asked for that WC"
-    assert w.events() == [(_core.EV_FENCE_DONE, 0, 0, 0)]
-    w.qp.open_send(1)
-    assert w.hw[1].post(0).flags == 0
-
-
-def test_move_without_forcing_waits_for_a_signaled_post(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    assert w.qp.move_begin(force_signal=False) == "wanted"
-    w.send(1, flags=0)
-    assert w.events() == [] and w.qp.send_is_open
-    w.send(2)
-    assert w.kinds() == [_core.EV_FENCE_POSTED] and not w.qp.send_is_open
-    w.hw[0].complete(3)
-    assert w.poll() == [(2, SUCCESS)] and w.kinds() == [_core.EV_FENCE_DONE]
-
-
-def test_move_takes_a_whole_chain(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    w.qp.move_begin()
-    last = send_wr(2, flags=0)
-    first = send_wr(1, flags=0, next_wr=last)
-    w.qp.post_send(first)
-    assert [p.flags for p in w.hw[0].posts()] == [0, 0, SIGNALED]
-    assert w.kinds() == [_core.EV_FENCE_POSTED]
-
-
-def test_move_when_the_fence_is_refused_waits_on(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    w.qp.move_begin()
-    w.hw[0].fail(0, errno.ENOMEM)
-    with pytest.raises(PyverbsRDMAError):
-        w.send(1, flags=0)
-    assert w.events() == [] and w.qp.send_is_open
-    w.send(1, flags=0)
-    assert w.kinds() == [_core.EV_FENCE_POSTED]
-
-
-def test_our_own_fence_write(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    w.send(1, WRITE, flags=0)
-    assert w.qp.move_begin() == "wanted"
-    assert w.qp.post_fence_write(0xABC, 0x12) == 0
-    fence = w.hw[0].post(-1)
-    assert (fence.opcode, fence.flags, fence.num_sge, fence.rkey, fence.remote_addr) == (
-        WRITE,
-        SIGNALED,
-        0,
-        0x12,
-        0xABC,
-    )
-    w.send(2)
-    assert w.hw[0].count() == 3
-    w.hw[0].complete(3)
-    assert w.poll() == [] and (_core.EV_FENCE_DONE, 0, 0, 0) in w.events()
-    assert w.qp.outstanding == (1, 0) and w.qp.counters() == (0, 1, 1)
-
-
-def test_own_fence_write_refused(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    w.qp.move_begin()
-    w.hw[0].fail(0, errno.EIO)
-    assert w.qp.post_fence_write(0, 0) == errno.EIO
-    assert w.qp.send_is_open
-    w.qp.close_send()
-    w.send(1)
-    assert w.qp.post_fence_write(0, 0) == errno.EAGAIN
-
-
-def test_own_fence_write_that_fails_is_a_path_error(guarded: World) -> None:
-    w = guarded
-    w.qp.post_fence_write(0, 0)
-    w.hw[0].fail_send(RETRY_EXC)
-    assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
-
-
-def test_move_cancelled_opens_again(guarded: World) -> None:
-    w = guarded
-    w.send(0)
-    assert w.qp.move_begin() == "posted"
-    w.send(1)
-    w.qp.move_cancel()
-    assert w.hw[0].count() == 2 and w.qp.send_is_open
-    w.hw[0].complete(2)
-    w.poll()
-    assert w.events() == []
-
-
-def test_error_in_wait_drained_becomes_a_switch(guarded: World) -> None:
-    """close_during_wait_drained's data half: nothing withheld is lost."""
-    w = guarded
-    w.send(0)
-    w.qp.move_begin()
-    w.send(1)
-    w.hw[0].fail_send(RETRY_EXC)
-    assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
-    w.fence(0)
-    w.switch(1, 0)
-    assert seqs(w.hw[1].posts()) == [0, 1]
-    w.hw[1].complete(2)
-    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
-    assert _core.EV_FENCE_DONE not in w.kinds()
-
-
-def test_golden_move_before_last_receive_polled(guarded: World) -> None:
-    """Golden scenario: the receiver reaches tx by polling for itself; then its receives move, old copies are stale."""
-    w = guarded
-    w.recv(10, 4)
-    w.hw[0].receive(2)
-    w.qp.set_rx_target(2)
-    assert w.events() == []
-    w.rcq.drain(0)
-    assert w.events() == [(_core.EV_RX_REACHED, 0, 2, 0)]
-    w.rcq.set_active(1, True)
-    assert w.qp.move_recv(1) == 0
-    assert (w.qp.recv_pair, w.qp.send_pair) == (1, 0)
-    assert seqs(w.hw[1].posts(recv=True)) == [2, 3]
-    w.recv(14)
-    assert seqs(w.hw[1].posts(recv=True)) == [2, 3, 4] and w.hw[0].count(recv=True) == 4
-    w.hw[1].receive(3)
-    w.hw[0].fail_recv(FLUSH)
-    w.rcqs[0].push(w.hw[0].post(3, recv=True).wr_id, SUCCESS, w.qp_num)
-    assert [x[0] for x in w.poll()] == [10, 11, 12, 13, 14]
-    assert w.qp.counters()[0] == 5
-
-
-def test_rx_target_at_once_and_taken_back(guarded: World) -> None:
-    w = guarded
-    w.recv(0, 2)
-    w.hw[0].receive()
-    w.poll()
-    w.qp.set_rx_target(1)
-    assert w.kinds() == [_core.EV_RX_REACHED]
-    w.qp.set_rx_target(2)
-    w.qp.set_rx_target(None)
-    w.hw[0].receive()
-    w.poll()
-    assert w.events() == []
-
-
-def test_receives_move_home_after_a_reset(guarded: World) -> None:
-    w = guarded
-    w.recv(0, 3)
-    w.rcq.set_active(1, True)
-    assert w.qp.move_recv(1) == 0
-    w.hw[1].receive()
-    assert w.poll() == [(0, SUCCESS)]
-    w.reset_pair(0)
-    assert w.qp.move_recv(0) == 0
-    assert [p.wr_id for p in w.hw[0].posts(3, recv=True)] == [RECV_BIT | 1 << 56 | 1, RECV_BIT | 1 << 56 | 2]
-    assert w.qp.recv_pair == 0
-
-
-# --- ARM
-
-
-def test_arm_dummies(guarded: World) -> None:
-    w = guarded
-    w.qp.pair_reset(1)
-    assert w.qp.post_arm_recv(1) == 0 and w.qp.post_arm_send(1) == 0
-    receive, send = w.hw[1].post(0, recv=True), w.hw[1].post(0)
-    assert receive.num_sge == 0 and send.num_sge == 0 and send.opcode == SEND and send.flags == SIGNALED
-    w.hw[1].complete()
-    w.hw[1].receive()
-    w.scq.drain(1)
-    w.rcq.drain(1)
-    assert w.events() == [(_core.EV_ARM_WC, 1, 0, SUCCESS), (_core.EV_ARM_WC, 1, 1, SUCCESS)]
-    assert w.poll() == [] and w.qp.counters() == (0, 0, 0), "they do not count"
-    w.qp.post_arm_send(1)
-    w.hw[1].fail_send(RETRY_EXC)
-    w.scq.drain(1)
-    assert w.events() == [(_core.EV_ARM_WC, 1, 0, RETRY_EXC)]
 
 
 # --- misuse

@@ -420,3 +420,8 @@ def recv_wr(
     """A pyverbs RecvWR."""
     sg = [SGE(*s) for s in ([(0x2000, 64, 1)] if sges is None else sges)]
     return RecvWR(wr_id=wr_id, num_sge=len(sg), sg=sg, next_wr=next_wr)
+
+
+def seqs(posts: list) -> list[int]:
+    """Sequence numbers of recorded posts."""
+    return [p.wr_id & SEQ_MASK for p in posts]
