@@ -53,12 +53,15 @@ cdef extern from *:
         cdef ibv_qp_init_attr attr
 
     ctypedef class pyverbs.wr.SGE [object sv_sge_object, check_size ignore]:
+        cdef object sv_logger
         cdef ibv_sge *sge
 
     ctypedef class pyverbs.wr.SendWR [object sv_send_wr_object, check_size ignore]:
+        cdef object sv_logger
         cdef ibv_send_wr send_wr
 
     ctypedef class pyverbs.wr.RecvWR [object sv_recv_wr_object, check_size ignore]:
+        cdef object sv_logger
         cdef ibv_recv_wr recv_wr
 
     ctypedef class pyverbs.device.Context [object sv_context_object, check_size ignore]:

@@ -13,7 +13,7 @@ import pytest
 from harness import ROOT
 
 PACKAGE = ROOT / "shiftverbs"
-COMPILED = ["shiftverbs._core", "shiftverbs._nic"]
+COMPILED = ["shiftverbs._core", "shiftverbs._nic", "shiftverbs._wr"]
 #: What a program calls: here a docstring names each argument.
 FOR_PROGRAMS = [
     *("addr.py", "cq.py", "device.py", "mr.py", "pd.py", "qp.py", "qp_init_attr.py", "srq.py", "xrcd.py"),

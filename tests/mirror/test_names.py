@@ -22,6 +22,7 @@ SHADOWED = {
     "xrcd": {"XRCD"},
     "cq": {"CompChannel", "CQ", "CQEX"},
     "qp": {"QP", "QPEx", "QPInitAttr", "QPInitAttrEx"},
+    "wr": {"SGE", "SendWR", "RecvWR"},
     "srq": {"SRQ", "SrqInitAttrEx"},
 }
 
