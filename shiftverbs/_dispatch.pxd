@@ -14,8 +14,8 @@ from shiftverbs._journal cimport (
     EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FENCE_POSTED, EV_FIRST_WC, EV_POST_FAILED, EV_RQ_FENCED,
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
     REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
-    after_retire, cq_push, emit, known_opcodes, opcode_in, post_refused, pump_recv, pump_send, recv_append, recv_rec,
-    retire_below, seq_mask, send_append, send_cut, send_rec,
+    after_retire, cq_push, emit, flush_proven, known_opcodes, opcode_in, post_refused, pump_recv, pump_send,
+    recv_append, recv_rec, retire_below, seq_mask, send_append, send_cut, send_rec,
 )
 from shiftverbs._map cimport MapSlot, map_find
 from shiftverbs.libverbs cimport (
@@ -185,6 +185,11 @@ cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
     wc.qp_num = q.qp_num
     q.head = seq + 1
     if wc.status != IBV_WC_SUCCESS:
+        if q.proven_end > q.head:
+            cq_push(q.scq, wc)
+            flush_proven(q)
+            after_retire(q)
+            return 0
         after_retire(q)
         return 1
     if rec.two_sided > q.acked_ts:

@@ -733,6 +733,15 @@ cdef inline void abort_sends(QPState *q, uint64_t end, int status, uint32_t vend
         q.proven_end = q.head
 
 
+cdef inline void flush_proven(QPState *q) noexcept nogil:
+    """An error went to the application: RC shows no success behind it, whatever was executed."""
+    while q.head < q.proven_end:
+        push_send_wc(q, send_rec(q, q.head), IBV_WC_WR_FLUSH_ERR, 0)
+        q.head += 1
+    if q.wired < q.head:
+        q.wired = q.head
+
+
 cdef inline void abort_recvs(QPState *q, uint64_t end) noexcept nogil:
     cdef RecvRec *rec
     while q.rhead < end:

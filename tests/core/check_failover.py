@@ -426,6 +426,25 @@ def test_proven_wcs_come_before_and_behind_in_turn(guarded: World) -> None:
     assert w.poll() == [(3, SUCCESS), (4, SUCCESS)]
 
 
+@pytest.mark.parametrize("flags", [0, SIGNALED])
+def test_what_is_proven_behind_an_error_is_flushed(guarded: World, flags: int) -> None:
+    """The peer closed, so the error of a replayed READ is the application's; RC shows no success behind an error."""
+    w = guarded
+    w.send(0, READ, 0)
+    w.send(1, SEND, flags)
+    w.send(2, READ, 0)
+    w.send(3, SEND, flags)
+    w.send(4, SEND, flags)
+    w.fence(0)
+    w.switch(1, 2)
+    w.qp.guarded = False
+    assert seqs(w.hw[1].posts()) == [0, 2, 4]
+    w.hw[1].fail_send(RETRY_EXC)
+    w.hw[1].flush()
+    assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH), (3, FLUSH), (4, FLUSH)]
+    assert w.qp.outstanding == (0, 0)
+
+
 def test_golden_read_response_lost_send_counted(guarded: World) -> None:
     """Golden scenario: a READ is never proven by the counter; it is sent again, signaled, before anything else."""
     w = guarded

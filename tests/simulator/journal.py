@@ -303,6 +303,9 @@ class Journal:
         self.head = seq + 1
         if status != "SUCCESS":
             self.deliver(("send", rec.wr, status))
+            while self.head < self.proven_end:  # no success behind an error: RC shows none
+                self.deliver(("send", self.sends.popleft().wr, "WR_FLUSH_ERR"))
+                self.head += 1
         else:
             self.acked_ts = max(self.acked_ts, rec.two_sided)
             if rec.wr.signaled:

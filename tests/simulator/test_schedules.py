@@ -41,6 +41,8 @@ FOUND_SOMETHING = {
     38499: "the preferred NIC dead, each direction stayed on a backup of its own, and none was left to fall back to",
     39994: "the simulator's own: a process answers for QPs that are gone",
     44650: "after an ABORT the default QP, just rebuilt, took work before it was in ERR: a gap, then success",
+    110649: "the peer had closed; a replayed READ failed, and what was proven behind it succeeded all the same",
+    135746: "the same, with unsignaled WRs: they owe a flush",
 }
 
 
