@@ -687,6 +687,9 @@ cdef class QPCore:
         q.last_signaled = q.tail
         q.withheld_send_end = q.withheld_recv_end = 0
         q.op_err_pair = -1
+        # The next peer's memory has keys of its own.
+        map_free(&q.seen_rkeys)
+        q.last_rkey = <uint64_t>-1
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.blocked = 0

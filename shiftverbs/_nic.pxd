@@ -245,6 +245,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
     ibv_pd *ibv_alloc_pd(ibv_context *context)
     int ibv_dealloc_pd(ibv_pd *pd)
     ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+    int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
     int ibv_dereg_mr(ibv_mr *mr)
     ibv_comp_channel *ibv_create_comp_channel(ibv_context *context)
     int ibv_destroy_comp_channel(ibv_comp_channel *channel)

@@ -279,6 +279,24 @@ def reg_mr(uintptr_t pd, uintptr_t addr, size_t length, uint64_t iova, unsigned 
     return <uintptr_t>mr, mr.lkey, mr.rkey
 
 
+def rereg_mr(uintptr_t mr, int flags, uintptr_t pd, uintptr_t addr, size_t length, int access):
+    """Change a registration (ibv_rereg_mr), which may keep its keys. After an error it may be good for dereg_mr only.
+
+    :param flags: IBV_REREG_MR_CHANGE_* for what changes; the other arguments are those of `reg_mr`, 0 where they stay
+    :return: (lkey, rkey)
+    """
+    cdef ibv_mr *c_mr = <ibv_mr *>need(mr, "mr")
+    cdef int err
+    with nogil:
+        err = ibv_rereg_mr(c_mr, flags, <ibv_pd *>pd, <void *>addr, length, access)
+        if err:
+            err = errno if errno else EIO
+        back_to_python()
+    if err:
+        raise verb_error("ibv_rereg_mr", err)
+    return c_mr.lkey, c_mr.rkey
+
+
 def dereg_mr(uintptr_t mr):
     """ibv_dereg_mr."""
     cdef ibv_mr *c_mr = <ibv_mr *>need(mr, "mr")

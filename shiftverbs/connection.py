@@ -80,6 +80,7 @@ class Connection:
         self._inbox: collections.deque[ev.Event] = collections.deque()
         self._feeding = False
         self._active: set[int] = {0}
+        self._ports: dict[int, int] = {}
         self._last_polled = 0
         self._forget_pairing()
 
@@ -272,7 +273,12 @@ class Connection:
     def route(self, k: int) -> Route:
         """Where our QP of pair k is reached, as its NIC was when last looked at. Raises OSError."""
         port, index, gid, mtu = self.shadow.route(k)
+        self._ports[k] = port
         return Route(port, index, gid, mtu, self.nic(k).port_seen(port).lid)
+
+    def port(self, k: int) -> int:
+        """The port number that our QP of pair k was last connected on."""
+        return self._ports.get(k, self.nic(k).port)
 
     # ---- events in --------------------------------------------------------------------------------------------------
 
@@ -720,7 +726,7 @@ class Connection:
         if p.switching:
             return
         for k in {p.send_pair, p.recv_pair}:
-            if not self.driver.port_ok(self.nic(k)):
+            if not self.driver.port_ok(self.nic(k), self.port(k)):
                 self.path_failed(k, f"the port of {self.device(k)} is down", now_ns, advisory=True)
                 return
         age_ns = self.core.oldest_post_ns
@@ -773,16 +779,20 @@ class Connection:
                     self._seen_ns = t_ns
                 self.feed(ev.NicDead(k))
 
-    def touched(self, reason: str, reset: bool) -> list[int]:
+    def touched(self, reason: str, reset: bool, for_good: bool = False) -> list[int]:
         """The application moved its QP to a state where nothing is protected; a later RTR begins anew.
 
+        for_good: from there it can go on without RTR, unprotected: the peer has let go of it.
         Returns the backup pairs that carried work: they are being brought to ERR, or to RESET if that is what the
         application wants, and `let_go` is to follow.
         """
         p = self.protocol
         used = [k for k, pair in enumerate(p.pairs) if k and pair.used] if p is not None else []
         self.disconnect(reason)
-        self.set_status(Status.PAIRING, reason)
+        if for_good:
+            self.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
+        else:
+            self.set_status(Status.PAIRING, reason)
         for k in used:
             self.drain(k)
             if not self.nic(k).dead:
@@ -805,6 +815,11 @@ class Connection:
             self.drain(0)
             core.abort(WC_WR_FLUSH_ERR, 0)
         self.driver.settle(self)
+
+    def flush(self) -> None:
+        """Everything outstanding is flushed, by us: its NIC is gone."""
+        if not self.closed:
+            self.core.abort(WC_WR_FLUSH_ERR, 0)
 
     def give_up(self, reason: str) -> None:
         """Something of ours failed: what is outstanding gets its original error, the QP is a plain one again."""

@@ -101,7 +101,7 @@ class Driver:
         self._urgent: set[Path] = set()
         self._watched_nics: dict[str, Nic] = {}
         self._watched_events: set[AsyncEvents] = set()
-        self._port_bad: set[str] = set()
+        self._port_bad: set[tuple[str, int]] = set()
         self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._next_ping_ns: int | None = None
         self._attention = ctypes.c_int.from_address(_core.attention_address())
@@ -335,25 +335,27 @@ class Driver:
             event = _nic.get_async_event(nic.ctx)
             if event is None:
                 break
-            kind = event.type
+            kind, element = event.type, event.element
             event.ack()
-            self._on_async(nic, kind)
+            self._on_async(nic, kind, element)
 
-    def _on_async(self, nic: Nic, kind: int) -> None:
+    def _on_async(self, nic: Nic, kind: int, element: int = 0) -> None:
+        """One async event of our own handle on `nic`; element: the port number of a port's event."""
         now = self.now_ns()
         if kind == EVENT_PORT_ERR:
-            self._port_bad.add(nic.name)
-            self.channel.port_changed(nic, up=False)
-            self._fail_pairs(nic, "PORT_ERR", now, advisory=True)
+            self._port_bad.add((nic.name, element))
+            if element == nic.port:
+                self.channel.port_changed(nic, up=False)
+            self._fail_pairs(nic, element, "PORT_ERR", now)
         elif kind == EVENT_PORT_ACTIVE:
-            self._port_bad.discard(nic.name)
-            self.channel.port_changed(nic, up=True)
+            self._port_bad.discard((nic.name, element))
+            if element == nic.port:
+                self.channel.port_changed(nic, up=True)
             self._watch_ns = now
             # It may be up with other GIDs.
             nic.look_again(lambda: self.post(lambda: self._tell_gids(nic)))
         elif kind == EVENT_DEVICE_FATAL:
             nic.dead = True
-            self._port_bad.add(nic.name)
             self.channel.port_changed(nic, up=False)
             for connection in list(self.connections.values()):
                 self.safely(connection, connection.nic_dead, nic, now)
@@ -376,15 +378,15 @@ class Driver:
         if self.on_gids_changed is not None:
             self.on_gids_changed(nic)
 
-    def _fail_pairs(self, nic: Nic, reason: str, now: int, advisory: bool) -> None:
+    def _fail_pairs(self, nic: Nic, port: int, reason: str, now: int) -> None:
         for connection in list(self.connections.values()):
             for k in range(connection.n_pairs):
-                if connection.nic(k) is nic:
-                    self.safely(connection, connection.path_failed, k, f"{reason} on {nic.name}", now, advisory)
+                if connection.nic(k) is nic and connection.port(k) == port:
+                    self.safely(connection, connection.path_failed, k, f"{reason} on {nic.name}", now, True)
 
-    def port_ok(self, nic: Nic) -> bool:
-        """Whether the port of `nic` is, as far as events told, active."""
-        return nic.name not in self._port_bad
+    def port_ok(self, nic: Nic, port: int) -> bool:
+        """Whether that port of `nic` is, as far as events told, active."""
+        return not nic.dead and (nic.name, port) not in self._port_bad
 
     def activate(self, cq: Any, k: int) -> None:
         """One more connection carries work on pair k of this CQ: the application's polls look there too."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyverbs.mr as _base
@@ -50,7 +51,15 @@ class MR(_base.MR):
         self._unshadowable = why
         self._shade(self.buf, self.length, access, iova)
 
-    def _shade(self, address: int, length: int, access: int, iova: int | None) -> None:
+    def _shade(
+        self,
+        address: int,
+        length: int,
+        access: int,
+        iova: int | None,
+        former: Sequence[int] = (),
+        flags: int = 0,
+    ) -> None:
         pd_shadow = getattr(self._pd, "_shadow", None)
         if pd_shadow is not None:
             address, iova = address or 0, address if iova is None else iova
@@ -61,10 +70,12 @@ class MR(_base.MR):
                 self.lkey,
                 self.rkey,
                 self._unshadowable,
+                former,
+                flags,
             )
 
     def rereg(self, flags: int, pd: Any = None, addr: int = 0, length: int = 0, access: int = 0) -> None:
-        """Verb ibv_rereg_mr. The backups' registrations are taken back before and made anew after it.
+        """Verb ibv_rereg_mr, on the backups too; it returns when they have let go of the memory before.
 
         flags: IBV_REREG_MR_CHANGE_* for what changes; pd: new PD; addr, length: new memory, address and bytes;
         access: new IBV_ACCESS_* flags. Raises PyverbsRDMAError as the verb does.
@@ -75,10 +86,10 @@ class MR(_base.MR):
             return
         address, size, iova, rights = old.region
         self._shadow = None
-        # The translation that this verb ends may free the memory.
-        old.close()
+        former, changed = old.hand_over(), 0
         try:
             super().rereg(flags, pd, addr, length, access)
+            changed = flags
             if flags & e.IBV_REREG_MR_CHANGE_TRANSLATION:  # type: ignore[attr-defined]
                 address, size, iova = addr, length, addr
             if flags & e.IBV_REREG_MR_CHANGE_PD:  # type: ignore[attr-defined]
@@ -89,7 +100,13 @@ class MR(_base.MR):
             if flags & e.IBV_REREG_MR_CHANGE_ACCESS:  # type: ignore[attr-defined]
                 rights = access
         finally:
-            self._shade(address, size, rights, iova)
+            if not changed:
+                # Refused: as before, which is a change of nothing to no NIC.
+                changed = e.IBV_REREG_MR_CHANGE_ACCESS  # type: ignore[attr-defined]
+            self._shade(address, size, rights, iova, former, changed)
+            # The translation that this verb ended may have been the last use of the memory.
+            if self._shadow is not None:
+                self._shadow.wait()
 
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
         """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""

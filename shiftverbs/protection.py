@@ -251,4 +251,8 @@ def uncount_other(counted: list[tuple[ShadowCQ, int]]) -> None:
 def status_of(qp: Any) -> ShiftStatus:
     """`qp.shift`."""
     held = qp._shadow
-    return ShiftStatus(None, qp._why) if held is None else ShiftStatus(held.connection)
+    if held is None:
+        return ShiftStatus(None, qp._why)
+    if held.is_inherited:
+        return ShiftStatus(None, runtime.FORKED)
+    return ShiftStatus(held.connection)

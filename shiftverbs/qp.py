@@ -12,6 +12,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import enums as _e
 from shiftverbs import lifetime, mirror, protection, pyverbs_objects
+from shiftverbs.fence import GONE
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.qp_init_attr import QPInitAttr as QPInitAttr
 from shiftverbs.qp_init_attr import QPInitAttrEx as QPInitAttrEx
@@ -153,10 +154,21 @@ class QP(_base.QP):
         if held is None or not isinstance(qp_attr, _base.QPAttr):
             super().modify(qp_attr, comp_mask)
             return
-        if comp_mask & e.IBV_QP_STATE and qp_attr.qp_state in _LEAVING:
-            held.leaving(qp_attr.qp_state)
-        if comp_mask & e.IBV_QP_STATE or not held.is_away():
-            super().modify(qp_attr, comp_mask)
+        state = qp_attr.qp_state if comp_mask & e.IBV_QP_STATE else None
+        was_guarded, was_away = held.core.guarded, held.is_away()
+        if state == e.IBV_QPS_SQD and was_away:
+            text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
+            raise PyverbsRDMAError(text, errno.EBUSY)
+        if state in _LEAVING:
+            held.leaving(state)
+        if state is not None or not was_away:
+            try:
+                super().modify(qp_attr, comp_mask)
+            except PyverbsRDMAError as error:
+                if state != e.IBV_QPS_ERR or not was_guarded or error.error_code not in GONE:
+                    raise
+                # A protected QP outlives its NIC: the application may end it like any other.
+                held.ended_without_nic()
         # else the default QP is out of service: the attributes apply when it is rebuilt.
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
 

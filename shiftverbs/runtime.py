@@ -31,8 +31,10 @@ EVENT_QP_FATAL = 1
 QP_DRAIN_S = 5.0
 # How long the end of the process waits for whoever is in the driver, perhaps on a NIC that hangs.
 STOP_S = 2.0
-_RESET, _ERR = 0, 6
-_STATES = {_RESET: "RESET", 4: "SQD", 5: "SQE", _ERR: "ERR"}
+# Why nothing is protected in a forked child.
+FORKED = "the process was forked after failover had started"
+_RESET, _SQD, _SQE, _ERR = 0, 4, 5, 6
+_STATES = {_RESET: "RESET", _SQD: "SQD", _SQE: "SQE", _ERR: "ERR"}
 
 
 class Domain:
@@ -199,7 +201,9 @@ class Runtime:
         if connection is not None:
             with self.driver.locked():
                 used = connection.touched(
-                    f"the application moved the QP to {_STATES.get(state, state)}", reset=state == _RESET
+                    f"the application moved the QP to {_STATES.get(state, state)}",
+                    reset=state == _RESET,
+                    for_good=state in (_SQD, _SQE),
                 )
             # No message may arrive on a backup once this verb has returned: the memory is the application's again.
             for k in used:
@@ -208,6 +212,13 @@ class Runtime:
                     logger.error("%s hangs: a QP on it could not be stopped", nic.name)
             with self.driver.locked():
                 connection.let_go(used, flush=state == _ERR)
+
+    def qp_flushed(self, shadow: Any) -> None:
+        """The application ended a QP whose default NIC is gone: nothing there will flush it."""
+        connection = getattr(shadow, "connection", None)
+        if connection is not None:
+            with self.driver.locked():
+                connection.flush()
 
     def qp_closing(self, shadow: Any) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards."""
@@ -309,7 +320,7 @@ def _after_fork_in_child() -> None:
     if _runtime is not None:
         runtime, _runtime = _runtime, None
         runtime.forget()
-        _why, _started = "the process was forked after failover had started", True
+        _why, _started = FORKED, True
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,7 +15,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -228,12 +228,23 @@ class ShadowMR(Shadow):
     """ibv_mr: the same memory, the same iova, the same access, on each backup NIC.
 
     lkey, rkey: the default NIC's; unshadowable: why no other NIC can reach this memory, empty if it can.
+    former: registrations to be changed rather than made (`hand_over` of what this takes the place of), by backup;
+    flags: what of them changes (IBV_REREG_MR_CHANGE_*). A NIC that keeps the keys then, as the default one may, leaves
+    peers nothing to learn.
     """
 
     kind = "MR"
 
     def __init__(
-        self, pd: ShadowPD, default: int, region: Region, lkey: int, rkey: int, unshadowable: str = ""
+        self,
+        pd: ShadowPD,
+        default: int,
+        region: Region,
+        lkey: int,
+        rkey: int,
+        unshadowable: str = "",
+        former: Sequence[int] = (),
+        flags: int = 0,
     ) -> None:
         super().__init__(pd.domain, default)
         self.pd = pd
@@ -241,6 +252,9 @@ class ShadowMR(Shadow):
         self.lkey = lkey
         self.rkey = rkey
         self.unshadowable = unshadowable
+        self._flags = flags
+        for slot, handle in zip(self.slots, former, strict=False):
+            slot.handle = handle
         if unshadowable:
             for slot in self.slots:
                 slot.state, slot.reason = FAILED, unshadowable
@@ -260,7 +274,15 @@ class ShadowMR(Shadow):
     def _create(self, k: int, nic: Any, slot: Slot) -> None:
         address, length, iova, access = self.region
         pd = require(self.pd, k)
-        slot.handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
+        if slot.handle:
+            try:
+                keys = nic.verbs.rereg_mr(slot.handle, self._flags, pd, address, length, access)
+            except OSError as error:
+                logger.info("an MR on %s is registered anew: %s", nic.name, error)
+                handle, slot.handle = slot.handle, 0
+                nic.verbs.dereg_mr(handle)
+        if not slot.handle:
+            slot.handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
         slot.keys = (keys[0], keys[1])
         self.domain.keymap.set_local(self.lkey, k, keys[0])
         self._ready(k, slot)
@@ -278,6 +300,28 @@ class ShadowMR(Shadow):
         if not self.closed:
             self.domain.runtime.mr_shadowed(self)
 
+    def hand_over(self) -> list[int]:
+        """As close(), but the registrations stay: they are the caller's. By backup, 0 where there is none."""
+        if self.closed or self._pid != os.getpid():
+            return []
+        self.domain.keymap.del_local(self.lkey)
+        self.domain.runtime.mr_gone(self)
+        self._disposed = self.closed = True
+        handles = []
+        for slot in self.slots:
+            # One that is being made is taken back by its own job, which sees `closed`.
+            taken = slot.handle if slot.state == READY else 0
+            if taken:
+                slot.handle, slot.state, slot.reason = 0, FAILED, "changed"
+            handles.append(taken)
+        return handles
+
+    def wait(self) -> None:
+        """Wait until every backup NIC has done what was queued for it so far: the memory may be freed next."""
+        if self.unshadowable or self._pid != os.getpid() or self._close_here():
+            return
+        self._await([nic.worker.call(int) for nic in self.domain.backups])
+
     def close(self) -> list[Any]:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
         if self.closed:
@@ -291,8 +335,11 @@ class ShadowMR(Shadow):
                 self._dispose(k, nic)
             return []
         futures = super().close()
-        if self.unshadowable:
-            return futures
+        if not self.unshadowable:
+            self._await(futures)
+        return futures
+
+    def _await(self, futures: list[Any]) -> None:
         for nic, future in zip(self.domain.backups, futures, strict=False):
             try:
                 # A NIC that hangs already is not waited for again and again.
@@ -301,7 +348,6 @@ class ShadowMR(Shadow):
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
             except CancelledError:
                 pass  # the NIC's thread has been stopped: the process is ending
-        return futures
 
 
 class ShadowChannel(Shadow):

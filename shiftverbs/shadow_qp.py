@@ -118,6 +118,7 @@ class ShadowQP(Shadow):
         self.transitions: dict[str, dict[str, Any]] = {}
         self.attrs: dict[str, Any] = {}
         self.app_state = RESET
+        self._ended_without_nic = False
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
         # The driver's, set by runtime.qp_created.
         self.connection: Any = None
@@ -231,9 +232,19 @@ class ShadowQP(Shadow):
 
     # ---- what the application does ----------------------------------------------------------------------------
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy: the machinery behind it is the parent's."""
+        return self._pid != os.getpid()
+
     def hides_state(self) -> bool:
         """Whether the application is shown its own view: until the QP really failed or the application ended it."""
-        return bool(self.core.guarded)
+        return bool(self.core.guarded) or self._ended_without_nic
+
+    def ended_without_nic(self) -> None:
+        """The application moved the QP to ERR, and the default NIC is gone: what is outstanding is flushed here."""
+        self._ended_without_nic = True
+        self._tell("qp_flushed")
 
     def was_rebuilt(self) -> bool:
         """Whether failover has taken the default QP through RESET since the application connected it."""
@@ -276,6 +287,7 @@ class ShadowQP(Shadow):
         if state == before:
             return
         if state == RESET:
+            self._ended_without_nic = False
             self.core.reset_journal()
         elif state == RTR:
             self._tell("qp_connected")
@@ -290,8 +302,8 @@ class ShadowQP(Shadow):
             pyverbs_objects.set_cap(cap, self.cap)
         if not self.hides_state():
             return
-        if attr.qp_state != self.app_state:
-            # The default QP is out of service, or being rebuilt.
+        if attr.qp_state != self.app_state or self.was_rebuilt():
+            # The default QP is out of service, being rebuilt, or was: failover chose other PSNs, perhaps another GID.
             for name, value in self.attrs.items():
                 if name == "ah_attr":
                     _set_address_vector(attr.ah_attr, value)

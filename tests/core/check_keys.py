@@ -121,6 +121,10 @@ def test_new_rkeys_are_reported_once(world: World) -> None:
     w.send(0, READ, rkey=5)
     w.send(0, READ, rkey=11)
     assert w.events() == [(_core.EV_NEW_RKEY, -1, 11, 0)]
+    w.qp.reset_journal()
+    assert w.qp.seen_rkeys == [], "the next peer has keys of its own"
+    w.send(0, READ, rkey=11)
+    assert w.events() == [(_core.EV_NEW_RKEY, -1, 11, 0)]
 
 
 def test_key_maps(world: World) -> None:

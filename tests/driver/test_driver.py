@@ -50,14 +50,15 @@ class Worker:
 
 def make_nic(name: str = "nic0") -> Any:
     return SimpleNamespace(
-        name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(), seen_gids=set()
-    )
+        name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(), seen_gids=set(),
+        look_again=lambda then: None,
+    )  # fmt: skip
 
 
 class Connection:
     """Remembers what it was told; raises where `bug` is set."""
 
-    def __init__(self, nic: Any, bug: bool = False) -> None:
+    def __init__(self, nic: Any, bug: bool = False, port: int = 1) -> None:
         self.shadow = SimpleNamespace(qp_num=1, handle=lambda k: 1)
         self.protocol: object = object()
         self.closed = self.wants_pings = False
@@ -67,6 +68,10 @@ class Connection:
         self.why = None
         self.told: list[str] = []
         self._nic = nic
+        self._port = port
+
+    def port(self, k: int) -> int:
+        return self._port
 
     def nic(self, k: int) -> Any:
         return self._nic
@@ -138,9 +143,19 @@ def test_a_removed_device_stops_nobody_else(
 
 def test_a_bug_in_one_connection_costs_the_others_nothing(driver: Driver, nic: Any) -> None:
     both = [add(driver, Connection(nic, bug=True)), add(driver, Connection(nic))]
-    driver._on_async(nic, driver_module.EVENT_PORT_ERR)
+    driver._on_async(nic, driver_module.EVENT_PORT_ERR, 1)
     assert all("path_failed" in each.told for each in both)
     assert "give_up" in both[0].told and "give_up" not in both[1].told
+
+
+def test_a_port_event_is_about_its_own_port(driver: Driver, nic: Any) -> None:
+    """One NIC with two ports, a QP on each: the other one's path has not failed."""
+    first, second = add(driver, Connection(nic)), add(driver, Connection(nic, port=2))
+    driver._on_async(nic, driver_module.EVENT_PORT_ERR, 2)
+    assert "path_failed" in second.told and "path_failed" not in first.told
+    assert driver.port_ok(nic, 1) and not driver.port_ok(nic, 2)
+    driver._on_async(nic, driver_module.EVENT_PORT_ACTIVE, 2)
+    assert driver.port_ok(nic, 2)
 
 
 def test_a_thousand_idle_qps_are_looked_at_in_turns(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:

@@ -42,7 +42,7 @@ ACCESS = (
 
 
 class Endpoint:
-    """One RC QP with its CQ and a buffer of numbered slots of SLOT bytes."""
+    """One RC QP with its CQ and a buffer of numbered slots of SLOT bytes; split: with one CQ for each queue."""
 
     def __init__(
         self,
@@ -53,16 +53,18 @@ class Endpoint:
         shared: Endpoint | None = None,
         inline: int = 0,
         sq_sig_all: int = 0,
+        split: bool = False,
     ) -> None:
         self.context = context or (shared.context if shared else device.Context(name="soft0"))
         self.pd = shared.pd if shared else pd.PD(self.context)
         self.channel = cq.CompChannel(self.context) if channel else None
         self.cq = shared.cq if shared else cq.CQ(self.context, 4 * depth, None, self.channel, 0)
+        self.recv_cq = cq.CQ(self.context, 2 * depth, None, self.channel, 0) if split else self.cq
         self.access = access
         self.mr = mr.MR(self.pd, SLOT * 64, access)
         cap = qp.QPCap(max_send_wr=depth, max_recv_wr=depth, max_inline_data=inline)
         init = qp.QPInitAttr(
-            qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=sq_sig_all
+            qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.recv_cq, cap=cap, sq_sig_all=sq_sig_all
         )
         self.qp = qp.QP(self.pd, init)
         self.gid = self.context.query_gid(1, 1)
@@ -136,12 +138,12 @@ class Endpoint:
         """A slot's first 8 bytes as a little-endian number."""
         return int.from_bytes(self.mr.read(8, slot * SLOT), "little")
 
-    def poll(self, count: int = 1, timeout_s: float = 10.0, most: int = 16) -> list[Any]:
+    def poll(self, count: int = 1, timeout_s: float = 10.0, most: int = 16, queue: Any = None) -> list[Any]:
         """Poll until count WCs came or the time is over: [wr_id, status, byte_len, qp_num is ours]."""
         seen: list[Any] = []
         deadline = time.monotonic() + timeout_s
         while len(seen) < count and time.monotonic() < deadline:
-            _, wcs = self.cq.poll(min(most, max(1, count - len(seen))))
+            _, wcs = (queue or self.cq).poll(min(most, max(1, count - len(seen))))
             for wc in wcs:
                 seen.append([wc.wr_id, STATUS.get(wc.status, wc.status), wc.byte_len, wc.qp_num == self.qp.qp_num])
         return seen

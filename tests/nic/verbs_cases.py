@@ -70,6 +70,9 @@ def case_objects_in_and_out() -> None:
     addr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     mr, lkey, rkey = _nic.reg_mr(pd, addr, 8192, addr, LOCAL_WRITE)
     assert lkey and rkey
+    lkey, rkey = _nic.rereg_mr(mr, 1 | 4, 0, addr, 4096, LOCAL_WRITE | 2)  # translation and access
+    assert lkey and rkey
+    expect(errno.EINVAL, "ibv_rereg_mr", lambda: _nic.rereg_mr(mr, 4, 0, 0, 0, 2))
     # Remote without local write.
     expect(errno.EINVAL, "ibv_reg_mr", lambda: _nic.reg_mr(pd, addr, 8192, addr, 2))
     channel, fd = _nic.create_channel(ctx)
