@@ -187,8 +187,8 @@ class ArmProcedure(PairState):
 
     def _on_arm_completion(self, event: ev.ArmCompletion) -> None:
         k, p = event.pair, self.pairs[event.pair]
-        if self.over or p.state is ArmState.IDLE:
-            return
+        if self.over or p.state in (ArmState.IDLE, ArmState.RESETTING):
+            return  # of a former life: a dummy of this one is posted when RESET is through
         if not event.ok:
             self._arm_failed(p)
             return

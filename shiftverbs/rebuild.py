@@ -34,8 +34,13 @@ class Rebuild:
 
     def reset(self, action: ev.ResetPair) -> None:
         """RESET and INIT; with a receive for the peer's zero-length SEND where that is wanted."""
+        c = self._c
         k, arm, dummy = action.pair, action.arm, action.dummy
         self.call_off(k)
+        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
+        c.drain(k)
+        # From here on nothing of the old life counts, not even an ARM's dummies; a fence sees its marker all the same.
+        c.core.forget_pair(k)
         if dummy:
             self._look_again(k, lambda: self._reset(k, arm, dummy))
         else:
@@ -60,9 +65,6 @@ class Rebuild:
         except OSError as error:
             c.later(ev.PairReset(k, arm, error=str(error)))
             return
-        # Flushes are consumed before RESET: some NICs discard, others keep, completions nobody polled.
-        c.drain(k)
-        c.core.forget_pair(k)
         attrs = c.shadow.attrs
         steps = _nic.ModifySteps()
         steps.add(state=QPS_RESET)

@@ -28,7 +28,8 @@ def test_a_failure_while_arm_asks_for_the_route(network: Network, faults: Any) -
     a("ep.post('SEND', length=5, wr_id=2)")
     wait_until(lambda: a("ep.shift()['counters']['switches']") == 1, what="a SWITCH has begun")
     faults.unhang("a/soft1")
-    assert a("ep.poll(1)")[0][:2] == [2, "SUCCESS"], a("ep.shift()")
+    got = a("ep.poll(1, timeout_s=30)")
+    assert got[0][:2] == [2, "SUCCESS"], a("ep.shift()")
     assert [wc[:2] for wc in b("ep.poll(2)")] == [[0, "SUCCESS"], [1, "SUCCESS"]]
     faults.up("a/soft0")
     for h in (a, b):

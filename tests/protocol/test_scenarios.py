@@ -355,3 +355,22 @@ def test_migrate_and_restore_in_quick_succession_lose_nothing() -> None:
             w.later(w.rng.randrange(4 * MS), lambda side=side, i=i: side.feed(ev.PreferPair(i % 2)))  # type: ignore[misc]
         w.later(5 * MS, lambda w=w: w.a.feed(ev.PreferPair(0)))  # type: ignore[misc]
         come_home(w, 200)
+
+
+def test_a_completion_of_the_life_before_proves_nothing_of_the_new_one() -> None:
+    """A dummy that came back before RESET was through armed the next life, whose own then took a message's receive."""
+    w = one_side()
+    p, now = w.a.protocol, w.now
+    assert p.initiator
+    p.handle(ev.PathFailed(1, "QP_FATAL"), now)
+    now += 1000 * MS
+    (reset,) = [a for a in p.handle_timeout(now) if isinstance(a, ev.ResetPair)]
+    p.handle(ev.ArmCompletion(1, receive=True, ok=True), now)  # late
+    p.handle(ev.PairReset(1, reset.arm, b"x" * 16, 3), now)
+    rep = Arm(ArmStep.REP, 0, 1, reset.arm, address())
+    (connect,) = [a for a in p.handle(ev.MessageReceived(rep), now) if isinstance(a, ev.ConnectPair)]
+    p.handle(ev.PairConnected(1, connect.arm, connect.stage), now)
+    p.handle(ev.ArmCompletion(1, receive=False, ok=True), now)
+    assert not p.pairs[1].armed
+    p.handle(ev.ArmCompletion(1, receive=True, ok=True), now)
+    assert p.pairs[1].armed
