@@ -18,10 +18,10 @@ import threading
 import time
 from typing import Any
 
-from shiftverbs.demo.endpoint import Peer, Verbs
+from shiftverbs.demo.endpoint import Peer, Verbs, wc_status_name
 from shiftverbs.demo.pattern import Pattern
 from shiftverbs.demo.traffic import KINDS, Broken, Traffic
-from soak.lanes import SIZE, Lane, Shape
+from soak.lanes import SIZE, Lane, Shape, rts_attributes
 
 JOIN_S = 60.0
 #: How long a group of the descriptor mode waits at a time.
@@ -138,6 +138,75 @@ class Demo:
         return {**report, "kind": self.kind, "broken": self.broken, "shift": state}
 
 
+class Counter:
+    """Fetch-and-add by a on a number of b's, one at a time. A failure may end it; none may ever be done twice."""
+
+    def __init__(self, app: Application) -> None:
+        v, e = app.verbs, app.verbs.e
+        self.app = app
+        self.sending = self.stopping = False
+        self.outstanding = False
+        self.done = 0
+        self.broken: str | None = None
+        self.faults: list[str] = []
+        self.access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_ATOMIC
+        self.mr = v.mr.MR(app.pd, 16, self.access)
+        self.mr.write(bytes(16), 16)
+        self.cq = v.cq.CQ(app.context, 8)
+        cap = v.qp.QPCap(max_send_wr=4, max_recv_wr=1)
+        self.qp = v.qp.QP(app.pd, v.qp.QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap))
+        self.thread = threading.Thread(target=self._run, name="counter", daemon=True)
+
+    def name(self) -> dict[str, Any]:
+        """What the peer must know."""
+        gid = str(self.app.context.query_gid(1, 1))
+        return {"gid": gid, "qpn": self.qp.qp_num, "psn": 77, "rkey": self.mr.rkey, "address": self.mr.buf}
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        """To RTS; makes the WR: what it fetches lies in the second eight bytes."""
+        v, e = self.app.verbs, self.app.verbs.e
+        self.qp.to_rts(rts_attributes(v, peer, self.access, 77, 14))
+        sge = v.wr.SGE(self.mr.buf + 8, 8, self.mr.lkey)
+        self.wr = v.wr.SendWR(
+            1, num_sge=1, sg=[sge], opcode=e.IBV_WR_ATOMIC_FETCH_AND_ADD, send_flags=e.IBV_SEND_SIGNALED
+        )
+        self.wr.set_wr_atomic(peer["rkey"], peer["address"], 1, 0)
+
+    def _run(self) -> None:
+        while not self.stopping and self.broken is None and self.app.role == 0:
+            self._step()
+            time.sleep(0.005)
+
+    def _step(self) -> None:
+        _, wcs = self.cq.poll(4)
+        for wc in wcs:
+            self.outstanding = False
+            if wc.status:
+                self.broken = wc_status_name(self.app.verbs, wc.status)
+                return
+            fetched = int.from_bytes(self.mr.read(8, 8), "little")
+            if fetched != self.done:
+                self.faults.append(f"counter: fetched {fetched} after {self.done} additions")
+            self.done += 1
+        if self.sending and not self.outstanding:
+            try:
+                self.qp.post_send(self.wr)
+            except self.app.verbs.error.PyverbsRDMAError as error:
+                self.broken = f"post_send: {error}"
+                return
+            self.outstanding = True
+
+    def status(self) -> dict[str, Any]:
+        """done: additions that succeeded; value: of this host's own number."""
+        value = int.from_bytes(self.mr.read(8, 0), "little")
+        return {"done": self.done, "value": value, "outstanding": self.outstanding, "broken": self.broken}
+
+    def close(self) -> None:
+        """Destroy the verbs objects."""
+        for thing in (self.qp, self.cq, self.mr):
+            thing.close()
+
+
 class Application:
     """All groups of this host. shapes: keyword arguments of Shape, one for each group; demo: kinds of demo traffic."""
 
@@ -155,12 +224,15 @@ class Application:
             first += shape.lanes
         self.lanes = [lane for group in self.groups for lane in group.lanes]
         self.demos = [Demo(self, kind) for kind in demo]
+        self.counter = Counter(self)
+        self.workers: list[Any] = [*self.groups, *self.demos, self.counter]
 
     def names(self) -> list[Any]:
         """What the peer must know: of the lanes, of the demo's traffic."""
         return [
             [lane.name() for lane in self.lanes],
             [demo.traffic.endpoint.peer().to_json() for demo in self.demos],
+            self.counter.name(),
         ]
 
     def connect(self, names: list[Any]) -> None:
@@ -169,12 +241,13 @@ class Application:
             lane.connect(name)
         for demo, name in zip(self.demos, names[1], strict=True):
             demo.traffic.start(Peer(**name))
-        for worker in (*self.groups, *self.demos):
+        self.counter.connect(names[2])
+        for worker in self.workers:
             worker.thread.start()
 
     def send(self, on: bool) -> None:
         """Send messages from now on, or no new ones."""
-        for worker in (*self.groups, *self.demos):
+        for worker in self.workers:
             worker.sending = on
         for group in self.groups if on else ():
             with group.lock:
@@ -191,7 +264,8 @@ class Application:
         return {
             "lanes": [lane.status() for lane in self.lanes],
             "demos": [demo.status() for demo in self.demos],
-            "faults": [fault for lane in self.lanes for fault in lane.all_faults()],
+            "counter": self.counter.status(),
+            "faults": [*self.counter.faults, *(fault for lane in self.lanes for fault in lane.all_faults())],
             "trouble": [group.trouble for group in self.groups if group.trouble],
         }
 
@@ -219,7 +293,7 @@ class Application:
 
     def farewell(self) -> None:
         """The threads end with their next turn; what wakes the peer's blocked ones is a last message on each lane."""
-        for worker in (*self.groups, *self.demos):
+        for worker in self.workers:
             worker.stopping = True
 
     def wake_peer(self) -> None:
@@ -233,15 +307,15 @@ class Application:
     def join(self) -> list[str]:
         """Wait for the threads; the names of those that do not end."""
         deadline = time.monotonic() + JOIN_S
-        workers = [*self.groups, *self.demos]
-        for worker in workers:
+        for worker in self.workers:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
-        return [worker.thread.name for worker in workers if worker.thread.is_alive()]
+        return [worker.thread.name for worker in self.workers if worker.thread.is_alive()]
 
     def close(self) -> None:
         """Destroy everything."""
         for demo in self.demos:
             demo.traffic.close()
+        self.counter.close()
         for group in self.groups:
             group.close()
         self.pd.close()

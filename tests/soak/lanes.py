@@ -57,6 +57,20 @@ def mixed(*numbers: int) -> int:
     return x
 
 
+def rts_attributes(verbs: Verbs, peer: dict[str, Any], access: int, psn: int, timeout: int) -> Any:
+    """QPAttr for to_rts. peer: its name(); psn: ours; timeout: as ibv_qp_attr has it."""
+    a = verbs.qp.QPAttr(port_num=1)
+    a.qp_access_flags = access
+    a.path_mtu = verbs.e.IBV_MTU_1024
+    a.dest_qp_num, a.rq_psn, a.sq_psn = peer["qpn"], peer["psn"], psn
+    a.max_rd_atomic = a.max_dest_rd_atomic = 4
+    a.min_rnr_timer = 12  # 0.64 ms
+    a.timeout, a.retry_cnt, a.rnr_retry = timeout, 6, 7
+    route = verbs.addr.GlobalRoute(dgid=verbs.addr.GID(peer["gid"]), sgid_index=1, hop_limit=64)
+    a.ah_attr = verbs.addr.AHAttr(port_num=1, is_global=1, gr=route)
+    return a
+
+
 @dataclass
 class Posted:
     """A send WR that was posted and is not known to be done. message: it ends this one; read: slot it lands in."""
@@ -138,18 +152,8 @@ class Lane:
 
     def connect(self, peer: dict[str, Any]) -> None:
         """To RTS, with all receives posted."""
-        v, e = self.verbs, self.verbs.e
         self.peer = peer
-        a = v.qp.QPAttr(port_num=1)
-        a.qp_access_flags = self.access
-        a.path_mtu = e.IBV_MTU_1024
-        a.dest_qp_num, a.rq_psn, a.sq_psn = peer["qpn"], peer["psn"], self.psn
-        a.max_rd_atomic = a.max_dest_rd_atomic = 4
-        a.min_rnr_timer = 12  # 0.64 ms
-        a.timeout, a.retry_cnt, a.rnr_retry = self.shape.timeout, 6, 7
-        route = v.addr.GlobalRoute(dgid=v.addr.GID(peer["gid"]), sgid_index=1, hop_limit=64)
-        a.ah_attr = v.addr.AHAttr(port_num=1, is_global=1, gr=route)
-        self.qp.to_rts(a)
+        self.qp.to_rts(rts_attributes(self.verbs, peer, self.access, self.psn, self.shape.timeout))
         for _ in range(self.shape.receives):
             self._post_recv()
 

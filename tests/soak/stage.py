@@ -49,7 +49,7 @@ class Stage:
         self.over: str | None = None
         self.killed: set[str] = set()
         self.restart: set[str] = set()  # hosts whose process is to be replaced when its QPs are closed
-        self.messages = 0
+        self.messages = self.additions = self.additions_failed = 0
         self.lane_count = sum(group["lanes"] for group in plan.groups)
         self._children: list[Child] = []
         self._directory = Path(tempfile.mkdtemp(prefix="sv-soak-"))
@@ -286,6 +286,7 @@ class Stage:
                 self._step(name, seed)
             self._close()
         self._end()
+        self.say(f"  {self.messages} messages, {self.additions} additions, {self.additions_failed} met an error")
 
     def _baselines(self) -> None:
         """Whoever is new uses everything once, one QP of each kind; then it is measured."""
@@ -384,6 +385,8 @@ class Stage:
             for faults_seen in self.ask("app.audit()"):
                 if faults_seen:
                     raise SoakError(str(faults_seen))
+        if not self.killed:
+            self._check_counter()
         self.messages += sum(lane[RECEIVED] for status in self.status() for lane in status["lanes"])
         self.messages += sum(demo["checked"] for status in self.status() for demo in status["demos"])
         self.ask("app.farewell()")
@@ -404,6 +407,18 @@ class Stage:
             self._measure()
         if fresh:
             self._baselines()
+
+    def _check_counter(self) -> None:
+        """Every addition that succeeded was done once; one that ended with an error, once or not at all."""
+        self.send(False)
+        self.wait(
+            lambda a, b: bool(a["counter"]["broken"]) or not a["counter"]["outstanding"], "the last addition's end"
+        )
+        a, b = (status["counter"] for status in self.status())
+        self.additions += a["done"]
+        self.additions_failed += a["broken"] is not None
+        if not a["done"] <= b["value"] <= a["done"] + (a["broken"] is not None):
+            raise SoakError(f"{a['done']} additions succeeded, then {a['broken']}; the number is {b['value']}")
 
     def _measure(self) -> None:
         """Descriptors and threads are back where they began, memory where it was after the first connections."""
