@@ -25,7 +25,7 @@ def connect(queue_pair, peer_gid, peer_qpn):
     attr = qp.QPAttr(port_num=1)
     attr.qp_access_flags = e.IBV_ACCESS_REMOTE_READ
     attr.dest_qp_num, attr.path_mtu, attr.min_rnr_timer = peer_qpn, e.IBV_MTU_1024, 12
-    attr.timeout, attr.retry_cnt, attr.rnr_retry = 13, 5, 7
+    attr.timeout, attr.retry_cnt, attr.rnr_retry = 14, 6, 7
     attr.max_rd_atomic = attr.max_dest_rd_atomic = PER_QP
     route = addr.GlobalRoute(dgid=addr.GID(peer_gid), sgid_index=0, hop_limit=2)
     attr.ah_attr = addr.AHAttr(gr=route, is_global=1, port_num=1)

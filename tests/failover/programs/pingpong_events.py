@@ -74,7 +74,7 @@ def main(port, server):
     modify(
         qp, e.IBV_QPS_RTS,
         e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT | e.IBV_QP_RNR_RETRY | e.IBV_QP_SQ_PSN | e.IBV_QP_MAX_QP_RD_ATOMIC,
-        timeout=12, retry_cnt=6, rnr_retry=7, sq_psn=7, max_rd_atomic=1,
+        timeout=14, retry_cnt=6, rnr_retry=7, sq_psn=7, max_rd_atomic=1,
     )  # fmt: skip
     stream.write(b"!")
     stream.flush()

@@ -59,7 +59,7 @@ def main(port, server):
     attr = QPAttr(port_num=1)
     attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE  # noqa: F405
     attr.dest_qp_num, attr.path_mtu, attr.min_rnr_timer = qpn, IBV_MTU_512, 12  # noqa: F405
-    attr.timeout, attr.retry_cnt, attr.rnr_retry = 14, 3, 7
+    attr.timeout, attr.retry_cnt, attr.rnr_retry = 14, 6, 7
     attr.sq_psn = attr.rq_psn = 0xFFFFF0
     route = GlobalRoute(dgid=GID(gid), sgid_index=0, hop_limit=2)
     attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)

@@ -51,7 +51,7 @@ class Endpoint:
         gid, qpn = swap([str(self.ctx.query_gid(1, 0)), self.qp.qp_num])
         attr = q.QPAttr(port_num=1)
         attr.dest_qp_num, attr.path_mtu, attr.min_rnr_timer = qpn, IBV_MTU_1024, 12
-        attr.timeout, attr.retry_cnt, attr.rnr_retry = 14, 2, 7
+        attr.timeout, attr.retry_cnt, attr.rnr_retry = 14, 6, 7
         attr.sq_psn = attr.rq_psn = psn
         route = GlobalRoute(dgid=GID(gid), sgid_index=0, hop_limit=2)
         attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)

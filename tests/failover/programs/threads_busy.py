@@ -50,7 +50,7 @@ def main(port, server):
     attr = QPAttr(port_num=1)
     attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE
     attr.dest_qp_num, attr.path_mtu, attr.min_rnr_timer = qpn, e.IBV_MTU_1024, 12
-    attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 6, 7
+    attr.timeout, attr.retry_cnt, attr.rnr_retry = 14, 6, 7
     attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=GID(gid), sgid_index=0, hop_limit=1))
     qp.to_rts(attr)
     outgoing.write("ready\n")

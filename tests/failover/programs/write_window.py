@@ -53,7 +53,7 @@ class Side:
         self.rkey, self.base = int(rkey), int(base)
         attr = qp.QPAttr(port_num=1)
         attr.dest_qp_num, attr.path_mtu = int(qpn), e.ibv_mtu.IBV_MTU_1024
-        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 13, 3, 7, 12
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 14, 6, 7, 12
         route = addr.GlobalRoute(dgid=addr.GID(gid), sgid_index=0, hop_limit=1)
         attr.ah_attr = addr.AHAttr(gr=route, is_global=1, port_num=1)
         attr.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
