@@ -346,7 +346,7 @@ class Comparison:
         self.drain_both(k)
         self.forget_refusals(k)
         self.core.forget_pair(k)
-        self.model.pairs[k].forgotten = True
+        self.model.forget(k)
         self.world.hw[k].reset()
         self.hw[k].reset()
         self.broken.discard(k)
@@ -429,6 +429,36 @@ class Comparison:
         assert self.core.post_arm_recv(k) == self.model.post_arm_recv(k) == 0
         if sends:
             assert self.core.post_arm_send(k) == self.model.post_arm_send(k) == 0
+
+    @step(2, lambda self: not self.away and not self.over and self.core.guarded and len(self.used) < NICS)
+    def fence_meets_reset(self) -> None:
+        """A RESET is given for an idle pair; a fence begins before its result is here; the ERR comes behind it."""
+        rng = self.rng
+        k = rng.choice(sorted(set(range(NICS)) - self.used))
+        self.drain_both(k)
+        self.forget_refusals(k)
+        self.core.forget_pair(k)
+        self.model.forget(k)
+        if rng.random() < 0.3:  # the fence of an earlier SWITCH had begun before
+            self.into_error(k)
+            self.drain_both(k)
+        self.core.begin_fence(k)
+        self.model.begin_fence(k)
+        if rng.random() < 0.7:  # else the NIC refused the RESET
+            self.world.hw[k].reset()
+            self.hw[k].reset()
+            self.broken.discard(k)
+            self.core.pair_reset(k)
+            self.model.pairs[k].renew()
+            if rng.random() < 0.5:
+                assert self.core.post_arm_recv(k) == self.model.post_arm_recv(k) == 0
+        self.into_error(k)
+        self.core.post_marker(k)
+        self.model.post_marker(k)
+        self.into_error(k)
+        self.drain_both(k)
+        assert self.core.fence_state(k) == self.model.fence_state(k) == (True, True)
+        self.reset(k)
 
     @step(2)
     def await_rx(self) -> None:

@@ -383,7 +383,7 @@ class Side:
     def do_reset(self, action: ev.ResetPair) -> None:
         k = action.pair
         self.drain(k)
-        self.journal.pairs[k].forgotten = True
+        self.journal.forget(k)
         self.resets[k] += 1
         self.nics[k].command(self._reset_done, action, self.resets[k])
 

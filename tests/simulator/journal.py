@@ -91,11 +91,13 @@ class PairState:
     def __init__(self, qp: HwQp) -> None:
         self.qp = qp
         self.generation = -1
+        self.fence_again = False
         self.renew()
 
     def renew(self) -> None:
         self.generation += 1
-        self.fencing = self.sq_fenced = self.rq_fenced = False
+        self.fencing = self.fence_again
+        self.sq_fenced = self.rq_fenced = self.fence_again = False
         self.forgotten = self.recv_stale = self.error_raised = False
         self.sq_error_seen = self.rq_error_seen = False
         self.rq_out = 0
@@ -228,7 +230,11 @@ class Journal:
         """Take one completion of pair k."""
         queue, (recv, kind, generation, seq), status = cqe
         pair = self.pairs[k]
-        if generation != pair.generation or pair.forgotten:
+        if generation != pair.generation:
+            return
+        if pair.forgotten:
+            if status != "SUCCESS":  # it means nothing, but that the QP is in ERR
+                self.fenced(k, recv)
             return
         if recv and pair.rq_out:
             pair.rq_out -= 1
@@ -286,6 +292,8 @@ class Journal:
 
     def fenced(self, k: int, recv: bool) -> None:
         pair = self.pairs[k]
+        if not pair.fencing:
+            return
         if recv and not pair.rq_fenced:
             pair.rq_fenced = True
             self.emit("RQ_FENCED", k, 0)
@@ -375,8 +383,14 @@ class Journal:
         self.recv_open = True
         self.pump_recv()
 
+    def forget(self, k: int) -> None:
+        """A RESET is about to be given: whatever still comes from pair k is stale."""
+        self.pairs[k].forgotten = True
+        self.pairs[k].fence_again = False
+
     def begin_fence(self, k: int) -> None:
         pair = self.pairs[k]
+        pair.fence_again = pair.forgotten  # where a RESET is under way, the fence outlives it
         if pair.fencing:
             return
         pair.fencing = True
