@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
@@ -63,8 +64,8 @@ class Endpoint:
 
     # About 17 ms per try. Seven tries, a good 100 ms: a failure is seen soon, but a program that did not get its
     # share of a busy machine for a moment is not taken for one.
-    TIMEOUT = 12
-    RETRY_CNT = 6
+    # min_rnr_timer 12 is 0.64 ms, path_mtu 3 is IBV_MTU_1024.
+    ATTRS: Mapping[str, int] = {"timeout": 12, "retry_cnt": 6, "min_rnr_timer": 12, "path_mtu": 3}
 
     def __init__(self, verbs: Verbs, device: str, length: int, depth: tuple[int, int], one_cq: bool) -> None:
         v, e = verbs, verbs.e
@@ -86,7 +87,7 @@ class Endpoint:
         )
         self.qp = v.qp.QP(self.pd, init)
         self.gid_index, self.gid = self._find_gid()
-        self.retry_cnt = self.RETRY_CNT
+        self.attrs = dict(self.ATTRS)
         self.psn = (self.qp.qp_num * 7919) & 0xFFFFFF
         attributes = self.context.query_device()
         self.rd_atomic = max(1, min(16, attributes.max_qp_rd_atom, attributes.max_qp_init_rd_atom))
@@ -114,18 +115,16 @@ class Endpoint:
 
     def connect(self, peer: Peer) -> None:
         """Bring the QP to RTS towards the peer."""
-        v, e = self.verbs, self.verbs.e
+        v = self.verbs
         attr: Any = v.qp.QPAttr(port_num=1)
         attr.qp_access_flags = self.access
-        attr.path_mtu = e.IBV_MTU_1024
         attr.dest_qp_num = peer.qpn
         attr.rq_psn = peer.psn
         attr.sq_psn = self.psn
         attr.max_rd_atomic = self.rd_atomic
         attr.max_dest_rd_atomic = self.rd_atomic
-        attr.min_rnr_timer = 12  # 0.64 ms
-        attr.timeout = self.TIMEOUT
-        attr.retry_cnt = self.retry_cnt
+        for name, value in self.attrs.items():
+            setattr(attr, name, value)
         attr.rnr_retry = 7  # without end: flow control is the application's
         route = v.addr.GlobalRoute(dgid=v.addr.GID(peer.gid), sgid_index=self.gid_index, hop_limit=64)
         attr.ah_attr = v.addr.AHAttr(port_num=1, is_global=1, gr=route, dlid=0)

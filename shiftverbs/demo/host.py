@@ -210,17 +210,17 @@ class HostPair:
         return [wait() for wait in waits]
 
     def connect(
-        self, traffic: str, device: Callable[[str], str], seed: int, retry_cnt: int | None = None
+        self, traffic: str, device: Callable[[str], str], seed: int, attrs: Mapping[str, int] | None = None
     ) -> None:
         """Open and connect one endpoint on each host.
 
-        device: gives a host's default device; retry_cnt: of the QPs, by default the endpoint's own.
+        device: gives a host's default device; attrs: of the QPs, see Network.
         """
         for host in self.both:
             host.report = {}
         waits = [
             host.ask(
-                "open", traffic=traffic, device=device(host.name), role=role, seed=seed, retry_cnt=retry_cnt
+                "open", traffic=traffic, device=device(host.name), role=role, seed=seed, attrs=dict(attrs or {})
             )
             for role, host in enumerate(self.both)
         ]

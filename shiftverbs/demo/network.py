@@ -31,9 +31,14 @@ class Injection:
 
 
 class Network(Protocol):
-    """What scenarios need of a network with hosts a and b. patience: factor on the time limits of waiting."""
+    """What scenarios need of a network with hosts a and b.
+
+    patience: factor on the time limits of waiting. attrs: attributes of the QPs (fields of ibv_qp_attr) where
+    Endpoint.ATTRS do not suit its NICs.
+    """
 
     patience: float
+    attrs: Mapping[str, int]
 
     def device(self, host: str) -> str:
         """Return the name of a host's default device."""
@@ -55,6 +60,7 @@ class SoftNetwork:
     """
 
     patience = 1.0
+    attrs: Mapping[str, int] = {}
 
     def __init__(self) -> None:
         self.directory = tempfile.mkdtemp(prefix="shiftverbs-nic-")

@@ -159,6 +159,10 @@ class Lab:
             ).__enter__()
         return self._pair
 
+    def _attrs(self) -> dict[str, int]:
+        own = {} if self.plan.retry_cnt is None else {"retry_cnt": self.plan.retry_cnt}
+        return {**self.network.attrs, **own}
+
     def end_hosts(self) -> None:
         """End the hosts at work, if any."""
         pair, self._pair, self._traffic = self._pair, None, None
@@ -209,7 +213,7 @@ class Lab:
         if self._traffic != traffic or self.plan.reconnect:
             self._traffic = None
             self._phase("connecting")
-            pair.connect(traffic, self.network.device, self.plan.seed, self.plan.retry_cnt)
+            pair.connect(traffic, self.network.device, self.plan.seed, self._attrs())
             self._phase("pairing through etcd")
             pair.wait_for(
                 lambda a, b: a["shift"]["status"] == b["shift"]["status"] == "PROTECTED",
@@ -379,7 +383,7 @@ class Lab:
         """Run the same traffic and fault with plain pyverbs until it dies. Raises DemoError where that fails."""
         pair = self._hosts("pyverbs")
         self._phase("plain pyverbs: traffic")
-        pair.connect(traffic, self.network.device, self.plan.seed, self.plan.retry_cnt)
+        pair.connect(traffic, self.network.device, self.plan.seed, self._attrs())
         pair.ask_both("start")
         start = checked(traffic, self._status(pair))
         pair.wait_for(lambda a, b: checked(traffic, (a, b)) > start, FAULT_S, "messages with plain pyverbs")

@@ -117,8 +117,7 @@ class Program:
         self._close()
         kind = KINDS[command["traffic"]]
         self.traffic = kind(self.verbs, command["device"], command["role"], command["seed"])
-        if command.get("retry_cnt") is not None:
-            self.traffic.endpoint.retry_cnt = command["retry_cnt"]
+        self.traffic.endpoint.attrs |= command.get("attrs", {})
         return {"peer": self.traffic.endpoint.peer().to_json()}
 
     def do_connect(self, command: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ hostname rxe-guest
 ip link set lo up
 ulimit -l unlimited
 ulimit -n 65536
+dmesg -n 5
 
 # A starved emulator can make the kernel misjudge the TSC's rate at boot: its clock then runs many times too fast, and
 # every time limit with it. The emulated RTC does not lie: three of its seconds must be about three of ours.

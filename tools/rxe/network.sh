@@ -9,7 +9,7 @@
 # local table keep their traffic on the cables. Faults:
 #   ip link set sa0 down|up             cable pulled at a: PORT_ERR, PORT_ACTIVE on rxe_a0 alone; routes stay
 #   bridge link set dev sa0 state 0|3   silent black hole
-#   tc qdisc add|del dev a0 root netem loss 100%
+#   tc qdisc replace dev a0 root netem loss 100% | pfifo limit 10000
 #   ip link set a0 down; rxe_host_up a 0    the interface itself: the kernel forgets its routes, so they are made again
 
 # Addresses' routes and neighbours of one interface. Permanent neighbours: else connecting waits a second for ARP.
@@ -41,6 +41,9 @@ rxe_make() {
             ip link set "$netdev" mtu 4200 up
             ip rule add pref $table oif "$netdev" lookup $table
             ip rule add pref $((table + 100)) iif lo from "10.0.$rail.$own" to "10.0.$rail.$peer" lookup $table
+            # Without a queue, veth tells the sender that the cable is out, and rxe (6.1) tries again for ever, not letting
+            # go of the CPU that is to learn of the lost carrier. A NIC does not know what became of a packet.
+            tc qdisc replace dev "$netdev" root pfifo limit 10000
             rxe_host_up $host "$rail"
         done
         ip link set "sw$rail" up
