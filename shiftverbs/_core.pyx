@@ -25,7 +25,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, EINVAL, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 

@@ -70,8 +70,9 @@ cdef class QPCore:
         q.recv_stride = sizeof(RecvRec) + max_recv_sge * sizeof(ibv_sge)
         self.send_bytes = (q.send_mask + 1) * q.send_stride
         self.recv_bytes = (q.recv_mask + 1) * q.recv_stride
-        q.sends = <char *>calloc(1, self.send_bytes)
-        q.recvs = <char *>calloc(1, self.recv_bytes)
+        # Not zeroed: a record is written whole when it is appended, and only those between head and tail are read.
+        q.sends = <char *>malloc(self.send_bytes)
+        q.recvs = <char *>malloc(self.recv_bytes)
         q.scratch = <ibv_sge *>calloc(max(sges, max_recv_sge, 1), sizeof(ibv_sge))
         if q.sends == NULL or q.recvs == NULL or q.scratch == NULL:
             raise MemoryError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -203,6 +204,10 @@ class Connection:
 
     # ---- pairing ----------------------------------------------------------------------------------------------------
 
+    def _publish(self, event: observe.Event) -> None:
+        """Tell subscribers, when there is time for it."""
+        self.driver.aside(functools.partial(observe.publish, event))
+
     def set_status(self, status: Status, why: str | None) -> None:
         """Change what `qp.shift` shows; errors are withheld from the application only while PROTECTED."""
         before = self.status
@@ -213,12 +218,12 @@ class Connection:
         if before is not status:
             number, name = self.shadow.qp_num, self.device(0)
             if status is Status.PROTECTED:
-                observe.publish(observe.Protected(qp_num=number, device=name, backups=self._backup_names()))
+                self._publish(observe.Protected(qp_num=number, device=name, backups=self._backup_names()))
             elif status is Status.FAILED:
                 logger.error("QP %#x on %s: failover gave up: %s", number, name, why)
-                observe.publish(observe.Failed(qp_num=number, device=name, why=why or ""))
+                self._publish(observe.Failed(qp_num=number, device=name, why=why or ""))
             elif status is Status.UNPROTECTED:
-                observe.publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
+                self._publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
         self._tell()
 
     def set_why(self, why: str) -> None:
@@ -244,7 +249,7 @@ class Connection:
             self.driver.now_ns(),
         )
         self.set_why("the backup QPs are being connected")
-        observe.publish(
+        self._publish(
             observe.Paired(
                 qp_num=self.shadow.qp_num,
                 device=self.device(0),
@@ -415,7 +420,7 @@ class Connection:
             if self._first_wc_ns is None:
                 self._first_wc_ns = t_ns
                 took_ms = (t_ns - self._trigger_ns) / 1e6 if self._trigger_ns is not None else 0.0
-                observe.publish(
+                self._publish(
                     observe.Fallback(
                         qp_num=self.shadow.qp_num,
                         device=self.device(0),
@@ -648,7 +653,7 @@ class Connection:
         if home and self._away_ns is not None:
             self._home_ns, away = now, now - self._away_ns
             self._away_ns = None
-            observe.publish(
+            self._publish(
                 observe.Failback(
                     qp_num=self.shadow.qp_num,
                     device=name,
@@ -662,27 +667,22 @@ class Connection:
             self._home_ns = None
         if home and len(self._active) > 1:
             self.driver.settle(self)
-        logger.info(
-            "QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name
-        )
+        number, direction, state = self.shadow.qp_num, action.direction, action.state
+        self.driver.aside(lambda: logger.info("QP %#x: %s queue %s on %s", number, direction, state, name))
         self._tell()
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:
         now = self.driver.now_ns()
+        self.driver.hurry(now)
         left = self.send_pair
         if self._trigger_ns is None or self._first_wc_ns is not None:
             self._trigger_ns, self._first_wc_ns = self._seen_ns or now, None
         self._seen_ns = None
         if left < len(self.paths):
             self.driver.channel.suspect(self.paths[left])
-        logger.warning(
-            "QP %#x: leaving %s for %s: %s",
-            self.shadow.qp_num,
-            self.device(left),
-            self.device(action.target),
-            action.reason,
-        )
-        observe.publish(
+        said = (self.shadow.qp_num, self.device(left), self.device(action.target), action.reason)
+        self.driver.aside(lambda: logger.warning("QP %#x: leaving %s for %s: %s", *said))
+        self._publish(
             observe.PathFailed(
                 qp_num=self.shadow.qp_num, device=self.device(0), path=self.device(left), why=action.reason
             )

@@ -15,6 +15,7 @@ import errno
 import heapq
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,10 @@ logger = logging.getLogger("shiftverbs.driver")
 EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
 EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
 WATCH_PERIOD_NS = 20 * MS
+# For so long after a SWITCH began, whatever it does not need waits.
+HURRY_NS = 20 * MS
+# How long a Python thread keeps the GIL from us meanwhile. (As a rule it is 5 ms, at each step.)
+HURRY_SWITCH_INTERVAL_S = 0.0002
 # Connections looked at each period: a thousand idle ones must cost next to nothing.
 WATCH_AT_ONCE = 64
 URGENT_PING_NS = 50 * MS
@@ -99,6 +104,9 @@ class Driver:
         self._watch_ns = 0
         self._to_watch: list[Connection] = []
         self._urgent: set[Path] = set()
+        self._hurry_until_ns = 0
+        self._interval_before_s: float | None = None
+        self._asides: collections.deque[Callable[[], object]] = collections.deque()
         self._watched_nics: dict[str, Nic] = {}
         self._watched_events: set[AsyncEvents] = set()
         self._port_bad: set[tuple[str, int]] = set()
@@ -151,12 +159,45 @@ class Driver:
     def locked(self) -> Iterator[None]:
         """The driver's lock, for set-up and teardown from application threads.
 
-        Whoever wanted to run meanwhile found it taken and left; so a run follows if one is due.
+        Whoever wanted to run meanwhile found it taken and left; so the control thread is told if a run is due. The
+        application's verb does not wait for that.
         """
         with self._lock:
             yield
         if self._attention.value:
-            self.run()
+            self.waiter.wake()
+
+    def hurry(self, now_ns: int) -> None:
+        """A SWITCH begins. What it does not need waits a moment, and no busy Python thread keeps us from the GIL.
+
+        The interpreter's switch interval belongs to the application: it is put back, unless it was changed meanwhile.
+        """
+        self._hurry_until_ns = now_ns + HURRY_NS
+        if self._interval_before_s is None:
+            before_s = sys.getswitchinterval()
+            if before_s > HURRY_SWITCH_INTERVAL_S:
+                self._interval_before_s = before_s
+                sys.setswitchinterval(HURRY_SWITCH_INTERVAL_S)
+
+    def aside(self, call: Callable[[], object]) -> None:
+        """Have `call` run in its turn: at once, or when nothing is in a hurry. For logs and subscribers."""
+        if self._hurry_until_ns or self._asides:
+            self._asides.append(call)
+        else:
+            call()
+
+    def restore_switch_interval(self) -> None:
+        """Undo what `hurry` did to the interpreter."""
+        before_s, self._interval_before_s = self._interval_before_s, None
+        if before_s is not None and abs(sys.getswitchinterval() - HURRY_SWITCH_INTERVAL_S) < 1e-6:
+            sys.setswitchinterval(before_s)
+
+    def _take_time(self) -> None:
+        """The hurry is over: do what waited for that."""
+        self._hurry_until_ns = 0
+        self.restore_switch_interval()
+        while self._asides:
+            self._asides.popleft()()
 
     def stop(self, timeout_s: float) -> None:
         """Tell all peers that this process ends; nothing runs afterwards. Whoever is in a run is waited for so long."""
@@ -170,6 +211,8 @@ class Driver:
             logger.exception("the peers were not told that the process ends")
         finally:
             self.stopped = True
+            if free:
+                self._take_time()
             if free:
                 self._lock.release()
 
@@ -202,6 +245,8 @@ class Driver:
             logger.warning("more happened at once than there was room to note: looking at every QP")
             for connection in list(self.connections.values()):
                 self.safely(connection, connection.look_again)
+        # The peer waits for what was said just now, here and below.
+        self.channel.flush()
         for path, said in self.channel.receive(now):
             connection = self.by_secret.get(said.to)
             peer = connection.peer if connection is not None else None
@@ -216,7 +261,10 @@ class Driver:
                     self._say_bye(path, said)
                 continue
             self.safely(connection, connection.handle_message, said.message)
-        self._exchange()
+        self.channel.flush()
+        if now >= self._hurry_until_ns:
+            self._take_time()
+            self._exchange()
         self._tick(now)
         self.channel.flush()
         self._arm_deadline()
@@ -265,6 +313,8 @@ class Driver:
         times = [t for t in (self._timers[0][0] if self._timers else None, self._next_ping_ns) if t is not None]
         if self.connections:
             times.append(self._watch_ns)
+        if self._hurry_until_ns:
+            times.append(self._hurry_until_ns)
         self.waiter.set_deadline(max(1, min(times)) if times else 0)
 
     # ---- NICs -------------------------------------------------------------------------------------------------------

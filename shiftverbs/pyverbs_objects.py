@@ -256,7 +256,8 @@ def hardware_state(qp: object) -> int:
 def copy_struct(target: ctypes.Structure, source: ctypes.Structure) -> None:
     """Copy one struct over another of the same type."""
     assert type(target) is type(source)
-    ctypes.memmove(ctypes.addressof(target), ctypes.addressof(source), ctypes.sizeof(source))
+    # Not ctypes.memmove, which gives up the GIL: who takes it then keeps it for longer than the verb takes.
+    memoryview(target).cast("B")[:] = memoryview(source).cast("B")
 
 
 def cap_tuple(cap: Cap) -> tuple[int, int, int, int, int]:

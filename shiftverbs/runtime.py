@@ -175,8 +175,8 @@ class Runtime:
 
     def qp_created(self, shadow: Any) -> None:
         """A QP that may be protected exists."""
-        with self.driver.locked():
-            self.driver.connections[shadow.core] = shadow.connection = Connection(self.driver, shadow)
+        # Without the lock: nobody knows the connection yet, and whoever walks the table walks a copy.
+        self.driver.connections[shadow.core] = shadow.connection = Connection(self.driver, shadow)
 
     def qp_shadowed(self, shadow: Any) -> None:
         """Every backup NIC has answered for a QP."""
@@ -254,6 +254,7 @@ class Runtime:
         """In a forked child: everything here belongs to the parent."""
         self._stopped = True
         self.driver.stopped = True
+        self.driver.restore_switch_interval()
         _core.set_driver(None)
         self.waiter.close()
         self.exchanger.close(after_fork=True)

@@ -22,6 +22,8 @@ from typing import Any
 PACKAGES = ("pyverbs", "shiftverbs")
 DEPTH = 1024
 BATCH = 16
+#: Send and receive WRs of the QP that the control verbs make: perftest's.
+USUAL_DEPTH = (128, 512)
 #: Repetitions that one slice of a data verb takes.
 CALLS = 4096
 SLICE_NS = Callable[[], float]
@@ -71,9 +73,9 @@ class Side:
         """ibv_create_cq."""
         return self.verbs.cq.CQ(self.ctx, 2 * DEPTH)
 
-    def init_attr(self) -> Any:
-        """struct ibv_qp_init_attr of every QP here."""
-        cap = self.verbs.qp.QPCap(max_send_wr=DEPTH, max_recv_wr=DEPTH, max_send_sge=1, max_recv_sge=1)
+    def init_attr(self, send_wr: int = DEPTH, recv_wr: int = DEPTH) -> Any:
+        """struct ibv_qp_init_attr of a QP of this depth."""
+        cap = self.verbs.qp.QPCap(max_send_wr=send_wr, max_recv_wr=recv_wr, max_send_sge=1, max_recv_sge=1)
         return self.verbs.qp.QPInitAttr(
             qp_type=self.verbs.enums.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=0
         )
@@ -202,7 +204,7 @@ def control_verbs(side: Side) -> dict[str, float]:
     pd = timed("alloc_pd", side.alloc_pd)
     mr = timed("reg_mr", side.reg_mr)
     cq = timed("create_cq", side.create_cq)
-    init = side.init_attr()
+    init = side.init_attr(*USUAL_DEPTH)
     qp = timed("create_qp", side.verbs.qp.QP, side.pd, init)
     attr = side.attr()
     timed("modify to INIT", qp.to_init, attr)
@@ -211,6 +213,7 @@ def control_verbs(side: Side) -> dict[str, float]:
         attr.qp_state = state
         mask = qp._get_comp_mask(name)
         timed(f"modify to {name}", qp.modify, attr, mask[name] if isinstance(mask, dict) else mask)
+    settle()  # no program queries or destroys a QP microseconds after it was connected
     timed("query_qp", qp.query, 0)
     timed("destroy_qp", qp.close)
     timed("destroy_cq", cq.close)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -306,3 +307,47 @@ def test_memory_is_published_under_a_gid_that_came_later(nic: Any) -> None:
     table[0] = b"b" * 16
     runtime._gids_changed(nic)
     assert set(keys) == {f"{b'a'.hex() * 16}/5", f"{b'b'.hex() * 16}/5"} == runtime._mr_keys[shadow]
+
+
+def test_what_a_switch_does_not_need_waits_for_it(driver: Driver, clock: SimpleNamespace) -> None:
+    """Logs and subscribers in order, the switch interval back as the application had it."""
+    told: list[int] = []
+    before_s = sys.getswitchinterval()
+    driver.aside(lambda: told.append(1))
+    assert told == [1]
+    driver.hurry(clock.now)
+    assert sys.getswitchinterval() < before_s
+    driver.aside(lambda: told.append(2))
+    driver.hurry(clock.now + 5 * 10**6)  # a second QP, a little later
+    driver.run()
+    assert told == [1]
+    driver.aside(lambda: told.append(3))
+    clock.now += 26 * 10**6
+    driver.run()
+    assert told == [1, 2, 3] and sys.getswitchinterval() == pytest.approx(before_s)
+
+
+def test_a_switch_interval_of_the_applications_own_stays(driver: Driver, clock: SimpleNamespace) -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        driver.hurry(clock.now)
+        sys.setswitchinterval(0.05)
+        clock.now += 10**9
+        driver.run()
+        assert sys.getswitchinterval() == pytest.approx(0.05)
+        sys.setswitchinterval(0.0001)  # already shorter than what we would ask for
+        driver.hurry(clock.now)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+        driver.stop(1.0)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+def test_the_end_of_the_process_says_what_waited(driver: Driver, clock: SimpleNamespace) -> None:
+    told: list[int] = []
+    before_s = sys.getswitchinterval()
+    driver.hurry(clock.now)
+    driver.aside(lambda: told.append(1))
+    driver.stop(1.0)
+    assert told == [1] and sys.getswitchinterval() == pytest.approx(before_s)
