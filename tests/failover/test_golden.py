@@ -164,7 +164,8 @@ def test_move_before_last_receive_polled(network: Network, faults: Any) -> None:
 
 def test_port_blip_with_atomic(network: Network, faults: Any) -> None:
     for blipping in "ab":
-        a, b = network.protected(attrs="timeout=15, retry=6")
+        # Four seconds of tries: a starved machine must not let them run out while the port is down.
+        a, b = network.protected(attrs="timeout=17, retry=6")
         b("ep.mr.write((5).to_bytes(8, 'little'), 8)")
         # The answer is lost at the moment the port goes down: executed, and nobody here can know it.
         faults.drop("a/soft0", direction="rx", opcode="atomic_ack", then="down", then_target=f"{blipping}/soft0")
