@@ -9,6 +9,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -31,10 +32,12 @@ class Verbs:
 
     def __init__(self, package: str) -> None:
         self.package = package
-        names = "device pd mr cq qp enums addr wr pyverbs_error srq wq xrcd mem_alloc fork".split()
+        names = "device pd mr cq qp addr wr pyverbs_error srq wq xrcd mem_alloc fork".split()
         for name in names:
             setattr(self, name, importlib.import_module(f"{package}.{name}"))
-        self.e: Any = self.enums  # type: ignore[attr-defined]
+        # pyverbs 57 and later have another name for it; shiftverbs has both.
+        enums = "enums" if importlib.util.find_spec(f"{package}.enums") else "libibverbs_enums"
+        self.e: Any = importlib.import_module(f"{package}.{enums}")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

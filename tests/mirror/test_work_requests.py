@@ -13,9 +13,9 @@ import pytest
 import pyverbs.wr
 from hypothesis import given
 from hypothesis import strategies as st
-from pyverbs import enums as e
 
 import shiftverbs.wr
+from shiftverbs import enums as e
 
 # Behind the object's header, weak references, logger and vtable.
 PAYLOAD = 40

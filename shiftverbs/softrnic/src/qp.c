@@ -6,6 +6,9 @@
 
 #include "softrnic.h"
 
+/* IBV_ACCESS_FLUSH_GLOBAL and _PERSISTENT, which Debian 12's header does not have. */
+#define SRN_ACCESS_FLUSH (1u << 8 | 1u << 9)
+
 static struct srn_qp *srn_qp(struct ibv_qp *qp) {
     return srn_container(qp, struct srn_qp, ib);
 }
@@ -326,10 +329,11 @@ static int check_values(const struct srn_qp *qp, const struct ibv_qp_attr *a, in
         return EINVAL;
     if ((mask & IBV_QP_MIN_RNR_TIMER) && a->min_rnr_timer > 31)
         return EINVAL;
+    /* Rights to FLUSH are given in vain: no requester here has that operation. */
     if ((mask & IBV_QP_ACCESS_FLAGS) &&
         (a->qp_access_flags &
          ~(unsigned int)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                         IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND)))
+                         IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | SRN_ACCESS_FLUSH)))
         return EINVAL;
     if ((mask & IBV_QP_AV) && !qp->nic->null_mode) {
         if (!a->ah_attr.is_global || a->ah_attr.grh.sgid_index >= SRN_GID_COUNT ||
