@@ -294,7 +294,9 @@ class Driver:
             wanted, self._urgent = self._urgent, set()
             for path in self.channel.paths.values():
                 path.ping.interval_ns = URGENT_PING_NS if path in wanted else QUIET_PING_NS
-        for _ in range(min(WATCH_AT_ONCE, len(self._to_watch))):
+        for _ in range(WATCH_AT_ONCE):
+            if not self._to_watch:
+                break
             connection = self._to_watch.pop()
             self.safely(connection, connection.watch, now)
             if connection.wants_pings:
@@ -302,6 +304,13 @@ class Driver:
                     self._urgent.add(path)
                     path.ping.interval_ns = URGENT_PING_NS
                     path.ping.hurry(now)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection was closed. With the last one goes what still names any: nothing would look there again."""
+        self.connections.pop(connection.core, None)
+        if not self.connections:
+            self._to_watch.clear()
+            self._timers.clear()
 
     def schedule(self, connection: Connection, due_ns: int) -> None:
         """Call `connection.on_time` at due_ns; an earlier appointment stands."""

@@ -227,7 +227,7 @@ class Runtime:
             return
         with self.driver.locked():
             connection.close()
-            self.driver.connections.pop(shadow.core, None)
+            self.driver.forget(connection)
         for k in range(len(shadow.domain.backups) + 1):
             nic = connection.nic(k)
             pointer = shadow.handle(k)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +171,24 @@ def test_a_thousand_idle_qps_are_looked_at_in_turns(driver: Driver, nic: Any, cl
         looks = seen
         clock.now += WATCH_PERIOD_NS
     assert all(each.told == ["watch"] for each in many)
+
+
+def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any) -> None:
+    """They were kept by the round of looks under way, and by timers, as long as nobody made a new QP."""
+    many = [add(driver, Connection(nic)) for _ in range(WATCH_AT_ONCE + 5)]
+    for each in many:
+        each.core = each  # what `add` enters it under
+        each.timer_ns = None
+        driver.schedule(each, clock.now + 10**12)
+    clock.now += WATCH_PERIOD_NS
+    driver.run()
+    gone = [weakref.ref(each) for each in many]
+    while many:
+        driver.forget(many.pop())
+    del each
+    gc.collect()
+    assert not any(ref() for ref in gone)
+    driver.run()
 
 
 def test_what_comes_back_after_its_pairing_is_dropped(driver: Driver, nic: Any) -> None:
