@@ -118,6 +118,7 @@ class Lane:
         self.broken: str | None = None
         self.written: dict[int, bytes] = {}  # what the last WRITE into each landing slot must have left there
         self.flush_errors = self.received_errors = 0
+        self.owed = 0  # WCs of signaled WRs; a number, because another thread reads it
         # Made once each: pyverbs up to 64 leaks what a WR or SGE held.
         self.sends: dict[tuple[int, int], Any] = {}
         self.recvs = [
@@ -236,6 +237,7 @@ class Lane:
         if every:
             read = None if block is None else (slot, block)
             self.outstanding.append(Posted(wr.wr_id, signaled, message, read))
+            self.owed += signaled
         self.posted += 1
         return True
 
@@ -255,6 +257,7 @@ class Lane:
         """Everything up to the WR with this wr_id is done; it must be the next that owes a WC."""
         while self.outstanding:
             done = self.outstanding.popleft()
+            self.owed -= done.signaled
             if done.wr_id == wr_id:
                 if not done.signaled and not error:
                     self.fault(f"a success WC for WR {wr_id}, which was not signaled")
@@ -339,14 +342,10 @@ class Lane:
         """What went wrong, for people."""
         return [f"lane {self.number}: {what}" for what in (*self.faults, self.ledger.first_fault) if what]
 
-    def signaled_outstanding(self) -> int:
-        """Signaled WRs that owe a WC."""
-        return sum(posted.signaled for posted in self.outstanding)
-
     def status(self) -> list[Any]:
-        """[sent, confirmed, received, signaled outstanding, broken, status, state, recv_state, pair, recv_errors]."""
+        """[sent, confirmed, received, WCs owed, broken, status, state, recv_state, pair, recv_errors]."""
         shift = self.qp.shift
         return [
-            self.sent, self.confirmed, self.received, self.signaled_outstanding(), self.broken,
+            self.sent, self.confirmed, self.received, self.owed, self.broken,
             shift.status, shift.state, shift.recv_state, shift.pair, self.received_errors,
         ]  # fmt: skip
