@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import secrets
+import signal
 import sys
 import time
 import traceback
@@ -63,6 +64,7 @@ def main() -> int:
     parser.add_argument("--steps", default=None, help="name:seed,… instead of the round's own")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failed round")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what lies about removed
     seed = secrets.randbits(31) if options.seed is None else options.seed
     began = time.monotonic()
     staged: collections.Counter[str] = collections.Counter()
