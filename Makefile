@@ -24,6 +24,7 @@ help:
 	@echo "bench   pyverbs and shiftverbs side by side: table, build/bench/*.png and .svg   (BENCH_ARGS=--quick)"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
+	@echo "compat  core, mirror, failover and rdma-core's tests with pyverbs 59, built from PyPI's sources (not in CI)"
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
@@ -60,6 +61,10 @@ test: build
 # Exit status 0: no test fails, none differs, and what passes on the kernel's soft-RoCE passes here.
 conformance: build
 	$(PYTHON) tests/conformance/compare.py
+
+# With pyverbs 59 from PyPI, built in $XDG_CACHE_HOME/shiftverbs: some minutes the first time.
+compat: build
+	tools/compat.sh $(VENV) $(PYTEST_ARGS)
 
 # The same tests with our C under AddressSanitizer and UBSan, in a copy of the package. Leaks are not looked for: the
 # interpreter leaves much behind on purpose.

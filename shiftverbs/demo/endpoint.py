@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import ModuleType
@@ -27,7 +28,9 @@ class Verbs:
         self.addr = self._module("addr")
         self.wr = self._module("wr")
         self.error = self._module("pyverbs_error")
-        self.e = self._module("enums")
+        # pyverbs 57 and later have another name for it.
+        name = f"{self.package}.enums"
+        self.e = self._module("enums" if importlib.util.find_spec(name) is not None else "libibverbs_enums")
 
     def _module(self, name: str) -> ModuleType:
         return importlib.import_module(f"{self.package}.{name}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -28,7 +29,8 @@ if PACKAGE == "pyverbs":
 
     softrnic.enable()
 
-e = module("enums")
+# pyverbs 57 and later have another name for it; shiftverbs has both.
+e = module("enums" if importlib.util.find_spec(f"{PACKAGE}.enums") else "libibverbs_enums")
 addr, cq, device, mr, pd, qp, wr = map(module, ("addr", "cq", "device", "mr", "pd", "qp", "wr"))
 SLOT = 4096
 STATUS = {getattr(e, name): name[7:] for name in dir(e) if name.startswith("IBV_WC_") and name.endswith("_ERR")}
