@@ -135,7 +135,7 @@ class Lab:
         self._phase = phase
         self._tick = tick
         self._pair: HostPair | None = None
-        self._traffic: str | None = None
+        self._connected: tuple[str, int | None] | None = None  # traffic and retry_cnt
 
     # -- hosts
 
@@ -165,7 +165,7 @@ class Lab:
 
     def end_hosts(self) -> None:
         """End the hosts at work, if any."""
-        pair, self._pair, self._traffic = self._pair, None, None
+        pair, self._pair, self._connected = self._pair, None, None
         if pair is not None:
             if self.plan.verbose:
                 self.logs.extend(f"host {host.name}:\n{host.log()}" for host in pair.both if host.log())
@@ -210,8 +210,9 @@ class Lab:
     def protected(self, traffic: str) -> HostPair:
         """Return hosts whose QPs for this traffic are connected and PROTECTED. Raises DemoError."""
         pair = self._hosts("shiftverbs")
-        if self._traffic != traffic or self.plan.reconnect:
-            self._traffic = None
+        wanted = (traffic, self.plan.retry_cnt)
+        if self._connected != wanted or self.plan.reconnect:
+            self._connected = None
             self._phase("connecting")
             pair.connect(traffic, self.network.device, self.plan.seed, self._attrs())
             self._phase("pairing through etcd")
@@ -220,7 +221,7 @@ class Lab:
                 PROTECTED_S,
                 "both QPs PROTECTED",
             )
-            self._traffic = traffic
+            self._connected = wanted
         return pair
 
     def _run_phases(self, pair: HostPair, result: ScenarioResult) -> None:

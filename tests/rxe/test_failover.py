@@ -143,9 +143,12 @@ def test_traffic_survives_and_comes_home(shared_lab: Lab, traffic: str, fault: s
 
 
 @pytest.mark.parametrize("fault", ["switch", "initiator_port"])
-def test_infinite_retries_never_give_an_error_and_are_noticed(make_lab: Callable[..., Lab], fault: str) -> None:
+def test_infinite_retries_never_give_an_error_and_are_noticed(
+    shared_lab: Lab, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """rxe takes retry_cnt=7 for without end: only port events and the watchdog are left."""
-    result = make_lab(retry_cnt=7).run("send", fault)
+    monkeypatch.setattr(shared_lab, "plan", replace(PLAN, retry_cnt=7))
+    result = shared_lab.run("send", fault)
     assert result.problem is None
     assert result.ok
 
