@@ -129,6 +129,11 @@ class Connection:
         """The pair that carries receives."""
         return self.protocol.recv_pair if self.protocol is not None else 0
 
+    @property
+    def preferred(self) -> int:
+        """The pair that traffic should be on while all is well."""
+        return self.protocol.preferred if self.protocol is not None else 0
+
     def nic(self, k: int) -> Nic:
         """Our handle on the NIC of pair k."""
         domain = self.shadow.domain

@@ -45,6 +45,11 @@ class ShiftStatus:
         return self._connection.send_pair if self._connection is not None else 0
 
     @property
+    def preferred(self) -> int:
+        """The pair that traffic is to be on while all is well, as far as this host knows: 0 unless migrated."""
+        return self._connection.preferred if self._connection is not None else 0
+
+    @property
     def path(self) -> str | None:
         """Name of the device that carries sends."""
         return self._connection.device(self._connection.send_pair) if self._connection is not None else None
@@ -99,7 +104,9 @@ class ShiftStatus:
     def migrate(self, pair: int = 1) -> None:
         """Move both directions to `pair`, in order and without replaying anything, and stay there.
 
-        For a straggling NIC, or maintenance. Raises ShiftError where the QP is not protected or has no such pair.
+        For a straggling NIC, or maintenance. One host asks for both; the last to ask is followed, and where both ask
+        before either has heard of the other (see `preferred`) the greater pair holds.
+        Raises ShiftError where the QP is not protected or has no such pair.
         """
         self._prefer(pair)
 

@@ -139,6 +139,23 @@ def test_migrate_and_restore_move_both_directions_and_replay_nothing() -> None:
     assert not any(isinstance(action, ev.Trim | ev.Fence) for _, _, action in w.log)
 
 
+def test_where_wishes_cross_both_sides_follow_the_same_one() -> None:
+    """Each side asks before it hears of the other: the greater pair holds, and who has heard of it can undo it."""
+    w = ready()
+    traffic(w, 300)
+    w.later(5 * MS, lambda: (w.a.feed(ev.PreferPair(0)), w.b.feed(ev.PreferPair(1))))
+
+    def both_away() -> bool:
+        return all(
+            (s.protocol.preferred, s.protocol.send_pair, s.protocol.recv_pair) == (1, 1, 1) for s in (w.a, w.b)
+        )
+
+    assert w.run(until_ns=w.now + 200 * MS, condition=both_away), story(w)
+    w.later(5 * MS, lambda: w.a.feed(ev.PreferPair(0)))
+    come_home(w, 300)
+    assert not any(isinstance(action, ev.Trim | ev.Fence) for _, _, action in w.log)
+
+
 def test_a_dead_nic_is_left_and_never_used_again() -> None:
     w = ready(3)
     traffic(w, 200)

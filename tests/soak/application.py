@@ -274,7 +274,8 @@ class Application:
         qps = [(str(lane.number), lane.qp) for lane in self.lanes]
         qps += [(demo.kind, demo.traffic.endpoint.qp) for demo in self.demos]
         return [
-            f"{name}: {qp.shift} recv {qp.shift.recv_state} on {qp.shift.recv_path} {qp.shift.counters}"
+            f"{name}: {qp.shift} recv {qp.shift.recv_state} on {qp.shift.recv_path}, preferred {qp.shift.preferred} "
+            f"{qp.shift.counters}"
             for name, qp in qps
             if (qp.shift.status, qp.shift.state, qp.shift.recv_state) != ("PROTECTED", "DEFAULT", "DEFAULT")
         ]
@@ -283,6 +284,10 @@ class Application:
         """Prefer a pair on some lanes; 0: go home."""
         for number in lanes:
             self.lanes[number].qp.shift.migrate(pair)
+
+    def preferred(self, lanes: list[int]) -> list[int]:
+        """Where some lanes are to be, as far as this host knows."""
+        return [self.lanes[number].qp.shift.preferred for number in lanes]
 
     def audit(self) -> list[str]:
         """At rest: look at memory; all faults so far."""

@@ -199,6 +199,14 @@ class Stage:
 
         self.wait(home, "all QPs PROTECTED and at home")
 
+    def wait_preferred(self, host: str, lanes: list[int], k: int) -> None:
+        """This host knows that these lanes are to be on pair k."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := self.hosts[host](f"app.preferred({lanes})")) != [k] * len(lanes):
+            if time.monotonic() > deadline:
+                raise SoakError(f"host {host} was not told that lanes {lanes} go to pair {k}: {found}")
+            time.sleep(POLL_S)
+
     @staticmethod
     def _streams(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[int, int]]:
         """(sent, received) of every direction of all traffic."""

@@ -379,13 +379,16 @@ def migrated(stage: Stage, rng: random.Random) -> None:
         return
     lanes = rng.sample(range(stage.lane_count), rng.randrange(1, min(stage.lane_count, 8) + 1))
     k = rng.randrange(1, stage.plan.nics)
-    stage.hosts[rng.choice("ab")](f"app.migrate({lanes}, {k})")
+    leaving, returning = rng.choice("ab"), rng.choice("ab")
+    stage.hosts[leaving](f"app.migrate({lanes}, {k})")
     stage.run_for(rng.choice([0, 0.01, 0.1, 0.5]))
     if rng.random() < 0.4:
         faults.down(whose(rng, rng.choice([0, k])))
         stage.run_for(short(rng))
         stage.heal()
-    stage.hosts[rng.choice("ab")](f"app.migrate({lanes}, 0)")
+    # Where wishes cross, the greater pair holds: only who has heard of the other's can undo it.
+    stage.wait_preferred(returning, lanes, k)
+    stage.hosts[returning](f"app.migrate({lanes}, 0)")
 
 
 @step(survives=True)
