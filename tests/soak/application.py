@@ -285,6 +285,18 @@ class Application:
         for number in lanes:
             self.lanes[number].qp.shift.migrate(pair)
 
+    def keys_known(self) -> bool:
+        """Whether the peer's memory key has a counterpart on every backup, on all lanes that use any."""
+        for lane in self.lanes:
+            if set(lane.shape.ops) <= {"send", "send_imm"}:
+                continue
+            for k in range(1, lane.qp.shift.pairing["pairs"]):
+                try:
+                    lane.qp._shadow.core.remote_keys.get_remote(lane.peer["rkey"], k)
+                except KeyError:
+                    return False
+        return True
+
     def preferred(self, lanes: list[int]) -> list[int]:
         """Where some lanes are to be, as far as this host knows."""
         return [self.lanes[number].qp.shift.preferred for number in lanes]

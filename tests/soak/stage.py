@@ -328,6 +328,8 @@ class Stage:
         self.wait_home()
         self.send(True)
         self.wait_moving()
+        # A memory key is looked up when it is first used: what is new cannot be moved while etcd is away.
+        self.wait(lambda *_: all(self.ask("app.keys_known()")), "memory keys known on every lane")
 
     def _step(self, name: str, seed: int) -> None:
         step = STEPS[name]
