@@ -11,6 +11,7 @@ The work is done on C records, in three declaration files whose functions are co
 | attention, events, key maps, CQCore | this file |
 | ChannelCore | `_core_channel.pxi` |
 | QPCore | `_core_qp.pxi` |
+| CQCursor (extended CQs), WrBuilder (extended QPs) | `_core_cqex.pxi`, `_core_qpex.pxi` |
 | reading and writing pyverbs' objects, the check of their layout | `_core_abi.pxi`, `pyverbs_abi.pxd` |
 
 **The GIL is the lock.** Every method here is atomic under it (the provider's post and poll run with the GIL held, as
@@ -23,13 +24,13 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EINTR, EINVAL, errno
+from libc.errno cimport EAGAIN, EINTR, EINVAL, ENOENT, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 
-from shiftverbs._dispatch cimport POLL_BATCH, cq_drain, dispatch, qp_post_recv, qp_post_send, start_fence
+from shiftverbs._dispatch cimport POLL_BATCH, cq_drain, dispatch, make_room, qp_post_recv, qp_post_send, start_fence
 from shiftverbs cimport _journal
 from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,
@@ -39,15 +40,16 @@ from shiftverbs._journal cimport (
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.libverbs cimport (
-    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV,
-    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV,
-    ibv_ack_cq_events, ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_get_cq_event, ibv_poll_cq, ibv_post_recv,
-    ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_req_notify_cq, ibv_send_wr,
-    ibv_sge, ibv_wc, ibv_wr_opcode,
+    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ack_cq_events,
+    ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_get_cq_event, ibv_poll_cq, ibv_post_recv, ibv_post_send,
+    ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_req_notify_cq,
+    ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
 )
 from shiftverbs.pyverbs_abi cimport (
-    AH, CQ, CQEX, MR, PD, QP, SGE, SRQ, WC, CompChannel, Context, QPAttr, QPCap, QPInitAttr, QPInitAttrEx, RecvWR,
-    SendWR,
+    AH, CQ, CQEX, MR, PD, QP, SGE, SRQ, WC, CompChannel, Context, DataBuffer, QPAttr, QPCap, QPInitAttr, QPInitAttrEx,
+    RecvWR, SendWR,
 )
 
 import math
@@ -190,6 +192,9 @@ def events_overflowed() -> bool:
 cdef extern from "<errno.h>" nogil:
     enum:
         ENOKEY
+
+cdef extern from "<arpa/inet.h>" nogil:
+    uint32_t htonl(uint32_t hostlong)
 
 cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd(unsigned int initval, int flags)
@@ -582,6 +587,8 @@ cdef long poll_count(num_entries) except? -1:
 
 
 include "_core_qp.pxi"
+include "_core_cqex.pxi"
+include "_core_qpex.pxi"
 include "_core_abi.pxi"
 
 

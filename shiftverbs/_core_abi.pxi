@@ -148,7 +148,7 @@ def check_abi() -> None:
     expect(MR, MR.__basicsize__ == 104)
     for cls in (WC, QPCap, QPAttr, QPInitAttr, QPInitAttrEx):
         expect(cls, cls.__base__ is PyverbsObject)
-    for cls in (SGE, SendWR, RecvWR, MR, Context, PD, CompChannel, CQ, CQEX, QP, SRQ, AH):
+    for cls in (SGE, SendWR, RecvWR, MR, Context, PD, CompChannel, CQ, CQEX, QP, SRQ, AH, DataBuffer):
         expect(cls, cls.__base__ is PyverbsCM)
     check_wc()
     check_wrs()
@@ -168,12 +168,14 @@ cdef int check_wc() except -1:
 
 
 cdef int check_wrs() except -1:
+    cdef DataBuffer buffer = DataBuffer(0x7F0011223344, 4095)
     cdef SGE sge = SGE(0x7F0011223344, 4095, 0xABCDEF)
     cdef SendWR send = SendWR(wr_id=0x8877665544332211, opcode=4, num_sge=1, imm_data=0x55AA, sg=[sge], send_flags=3)
     cdef RecvWR recv = RecvWR(wr_id=0x0102030405060708, num_sge=1, sg=[sge])
     cdef SendWR head
     expect(SGE, sge.sge != NULL and sge.sge.addr == 0x7F0011223344 and sge.sge.length == 4095
            and sge.sge.lkey == 0xABCDEF)
+    expect(DataBuffer, <size_t>buffer.data.addr == 0x7F0011223344 and buffer.data.length == 4095)
     expect(SendWR, SendWR.__basicsize__ >= 40 + sizeof(ibv_send_wr))
     expect(SendWR, send.send_wr.wr_id == 0x8877665544332211 and send.send_wr.next == NULL
            and send.send_wr.num_sge == 1 and send.send_wr.opcode == 4 and send.send_wr.send_flags == 3

@@ -10,7 +10,8 @@ from typing import Any
 import pyverbs.cq as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import async_events, lifetime, mirror, protection, pyverbs_objects, shadow
+from shiftverbs import async_events, extended_cq, lifetime, mirror, protection, pyverbs_objects, shadow
+from shiftverbs.extended_cq import Cursor
 
 _poll = _base.CQ.poll
 _req_notify = _base.CQ.req_notify
@@ -78,16 +79,71 @@ class CompChannel(_base.CompChannel):
         _finalize(self)
 
 
-class CQ(_base.CQ):
+class _Shadowed:
+    """What CQ and CQEX have in common: the shadows, and letting go of them."""
+
+    _node: lifetime.Node | None = None
+    _shadow: shadow.ShadowCQ | None = None
+    _core: Any = None
+    _why = ""
+
+    def _begin(self, context: Any, channel: Any, comp_vector: int) -> bool:
+        """Make the shadows, if there can be any. channel: CompChannel or None."""
+        self._qps: weakref.WeakSet[Any] = weakref.WeakSet()
+        domain, self._why = protection.domain_of(context)
+        if domain is None or (channel is not None and getattr(channel, "_core", None) is None):
+            return False
+        channel_core = channel._core if channel is not None else None
+        channel_shadow = channel._shadow if channel is not None else None
+        self._core = protection.new_cq_core(self, channel_core)
+        entries = pyverbs_objects.cq_entries(self)
+        self._shadow = shadow.ShadowCQ(
+            domain, pyverbs_objects.pointer(self), self._core, entries, channel_shadow, comp_vector
+        )
+        return True
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self._shadow is None:
+            return text
+        head, colon, number = text.rstrip("\n").rpartition(": ")
+        return f"{head}{colon}{self._shadow.application_cqe:<{len(number)}}\n"
+
+    def close(self, _is_open: Any = lifetime.is_open) -> None:
+        """Verb ibv_destroy_cq, after closing the QPs that use it."""
+        if not _is_open(self):
+            return
+        pointer = pyverbs_objects.pointer(self)
+        if self._core is not None:
+            for qp in list(self._qps):
+                qp.close()
+            # The journals of those QPs end on the NICs' threads, and look at what their CQs still hold.
+            self._core.detach(0)
+        try:
+            super().close()  # type: ignore[misc]
+        finally:
+            if self._core is not None and lifetime.is_open(self):
+                self._core.attach(0, pointer)
+                self._core.set_active(0, True)
+        if self._shadow is not None:
+            self._shadow.close()
+        if self._core is not None:
+            self._core.close()
+        if self._node is not None:
+            self._node.closed()
+
+    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
+        _finalize(self)
+
+
+class CQ(_Shadowed, _base.CQ):
     """A completion queue, and one on each backup NIC; the application polls them as one.
 
     The hardware's CQ may be deeper than the application asked for (room for headroom WRs and for errors that
     complete unsignaled WRs); `cqe` is the application's.
     """
 
-    _node: lifetime.Node | None = None
     _shadow: shadow.ShadowCQ | None = None
-    _core: Any = None
     _events = 0
 
     def __init__(
@@ -101,17 +157,8 @@ class CQ(_base.CQ):
         """
         super().__init__(context, cqe, cq_context, channel, comp_vector)
         self._node = lifetime.Node(self, context, channel)
-        self._qps: weakref.WeakSet[Any] = weakref.WeakSet()
-        domain, _ = protection.domain_of(context)
-        if domain is None or (channel is not None and getattr(channel, "_core", None) is None):
-            return
-        channel_core = channel._core if channel is not None else None
-        channel_shadow = channel._shadow if channel is not None else None
-        self._core = protection.new_cq_core(self, channel_core)
-        self._shadow = shadow.ShadowCQ(
-            domain, pyverbs_objects.pointer(self), self._core, super().cqe, channel_shadow, comp_vector
-        )
-        protection.shortcut(self, CQ, "poll", "req_notify")
+        if self._begin(context, channel, comp_vector):
+            protection.shortcut(self, self._core, CQ, "poll", "req_notify")
 
     def poll(self, num_entries: int = 1) -> tuple[int, list[Any]]:
         """Verb ibv_poll_cq, over whichever NICs carry the traffic.
@@ -159,42 +206,15 @@ class CQ(_base.CQ):
         else:
             self._events -= num_events
 
-    def __str__(self) -> str:
-        text = super().__str__()
-        if self._shadow is None:
-            return text
-        head, colon, number = text.rstrip("\n").rpartition(": ")
-        return f"{head}{colon}{self.cqe:<{len(number)}}\n"
 
-    def close(self, _is_open: Any = lifetime.is_open) -> None:
-        """Verb ibv_destroy_cq, after closing the QPs that use it."""
-        if not _is_open(self):
-            return
-        pointer = pyverbs_objects.pointer(self)
-        if self._core is not None:
-            for qp in list(self._qps):
-                qp.close()
-            # The journals of those QPs end on the NICs' threads, and look at what their CQs still hold.
-            self._core.detach(0)
-        try:
-            super().close()
-        finally:
-            if self._core is not None and lifetime.is_open(self):
-                self._core.attach(0, pointer)
-                self._core.set_active(0, True)
-        if self._shadow is not None:
-            self._shadow.close()
-        if self._core is not None:
-            self._core.close()
-        if self._node is not None:
-            self._node.closed()
+class CQEX(Cursor, _Shadowed, _base.CQEX):
+    """An extended completion queue, and a CQ on each backup NIC; one cursor goes over them all.
 
-    def __del__(self, _finalize: Any = lifetime.finalize) -> None:
-        _finalize(self)
+    Without shadows where it reports more than a struct ibv_wc holds (timestamps, for one): then it is pyverbs' own,
+    and its QPs are not protected.
+    """
 
-
-class CQEX(lifetime.Tracked, _base.CQEX):
-    """An extended completion queue: as with pyverbs, not shadowed."""
+    _shadow: shadow.ShadowCQ | None = None
 
     def __init__(self, context: Any, init_attr: Any = None) -> None:
         """As pyverbs' (context: Context; init_attr: CqInitAttrEx): verb ibv_create_cq_ex.
@@ -204,6 +224,9 @@ class CQEX(lifetime.Tracked, _base.CQEX):
         super().__init__(context, init_attr)
         channel = getattr(init_attr, "comp_channel", None)
         self._node = lifetime.Node(self, context, channel, getattr(init_attr, "parent_domain", None))
+        self._why = extended_cq.plan(init_attr)
+        if not self._why and self._begin(context, channel, getattr(init_attr, "comp_vector", 0)):
+            self._begin_cursor(self._core, CQEX)
 
 
 mirror.reexport("cq", globals())

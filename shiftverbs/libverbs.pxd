@@ -151,7 +151,8 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         int cqe
 
     struct ibv_cq_ex:
-        pass
+        ibv_wc_status status
+        uint64_t wr_id
 
     struct ibv_qp:
         ibv_context *context
@@ -160,6 +161,14 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         uint32_t handle
         uint32_t qp_num
         ibv_qp_state state
+
+    struct ibv_qp_ex:
+        uint64_t wr_id
+        unsigned int wr_flags
+
+    struct ibv_data_buf:
+        void *addr
+        size_t length
 
     struct ibv_qp_cap:
         uint32_t max_send_wr
@@ -230,4 +239,5 @@ cdef extern from "<infiniband/verbs.h>" nogil:
     int ibv_poll_cq(ibv_cq *cq, int num_entries, ibv_wc *wc)
     int ibv_req_notify_cq(ibv_cq *cq, int solicited_only)
     int ibv_get_cq_event(ibv_comp_channel *channel, ibv_cq **cq, void **cq_context)
+    ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
     void ibv_ack_cq_events(ibv_cq *cq, unsigned int nevents)

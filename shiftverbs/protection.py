@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whether a resource gets shadows: what the mirror's classes ask before and after a control verb.
 
-A QP is protected if it is RC, has plain CQs, no SRQ, no extended send operations, a PD with shadows, and if the
+A QP is protected if it is RC, has CQs with shadows, no SRQ, a PD with shadows, and if the
 default NIC has room for the headroom that failover needs. Everything else works as with pyverbs, and the reason is
 kept for `qp.shift`.
 """
@@ -29,6 +29,8 @@ _QPT_NAMES = {3: "a UC", 4: "a UD", 8: "a raw packet", 9: "an XRC", 10: "an XRC"
 # Of QPInitAttrEx.comp_mask, what a protected QP may have: its PD.
 _COMP_MASK_PD = 1
 _COMP_MASK_SEND_OPS = 64
+# Of its send_ops_flags, those that the journal knows: all of libibverbs 44 but BIND_MW and TSO.
+_SEND_OPS = 0b10_1111_1111 & ~(1 << 8)
 
 _COMM_EST = 4  # enum ibv_event_type
 
@@ -102,7 +104,7 @@ def new_cq_core(cq: Any, channel_core: Any) -> Any:
     return _core.CQCore(pyverbs_objects.pointer(cq), channel_core)
 
 
-def shortcut(obj: Any, cls: type, *names: str) -> None:
+def shortcut(obj: Any, core: Any, cls: type, *names: str) -> None:
     """Put the core's bound methods into obj itself: `obj.post_send` is the core's, without a Python frame between.
 
     Not where a subclass of cls overrides the method: that calls cls's own, which goes to the core too.
@@ -110,7 +112,7 @@ def shortcut(obj: Any, cls: type, *names: str) -> None:
     """
     for name in names:
         if getattr(type(obj), name) is getattr(cls, name):
-            setattr(obj, name, getattr(obj._core, name))
+            setattr(obj, name, getattr(core, name))
 
 
 def undo_shortcut(obj: Any, *names: str) -> None:
@@ -208,10 +210,10 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
     if attr.srq:
         return None, "it receives through an SRQ"
     if isinstance(attr, pyverbs_objects.InitAttrEx):
-        if attr.comp_mask & _COMP_MASK_SEND_OPS:
-            return None, "it has extended send operations"
-        if attr.comp_mask & ~_COMP_MASK_PD:
+        if attr.comp_mask & ~(_COMP_MASK_PD | _COMP_MASK_SEND_OPS):
             return None, f"it has extended attributes (comp_mask {attr.comp_mask:#x})"
+        if attr.comp_mask & _COMP_MASK_SEND_OPS and attr.send_ops_flags & ~_SEND_OPS:
+            return None, "it has send operations that cannot be moved"
     pd = getattr(init_attr, "pd", None) or creator
     if not hasattr(pd, "_shadow"):
         return None, "its PD is not a shiftverbs PD"
@@ -220,9 +222,9 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
     cqs = []
     for cq in (init_attr.send_cq, init_attr.recv_cq):
         if not hasattr(cq, "_shadow"):
-            return None, "its CQ is an extended one or not a shiftverbs CQ"
+            return None, "its CQ is not a shiftverbs CQ"
         if cq._shadow is None or cq._shadow.domain is not pd._shadow.domain:
-            return None, "its CQ has no shadow"
+            return None, cq._why or "its CQ has no shadow"
         cqs.append(cq._shadow)
     return QpPlan(init_attr, pd._shadow, cqs[0], cqs[1]), ""
 

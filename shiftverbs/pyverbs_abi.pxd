@@ -8,8 +8,8 @@ them at import with values that were put in through pyverbs itself.
 """
 
 from shiftverbs.libverbs cimport (
-    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc,
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_data_buf, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc,
 )
 
 
@@ -33,6 +33,7 @@ cdef extern from *:
     typedef struct { SV_CM struct ibv_cq *cq; } sv_cq_object;
     typedef struct { SV_CM struct ibv_cq_ex *cq; struct ibv_cq *ibv_cq; } sv_cqex_object;
     typedef struct { SV_CM struct ibv_qp *qp; } sv_qp_object;
+    typedef struct { SV_CM struct ibv_data_buf data; } sv_data_buffer_object;
     typedef struct { SV_CM struct ibv_srq *srq; } sv_srq_object;
     typedef struct { SV_CM struct ibv_ah *ah; } sv_ah_object;
     """
@@ -86,6 +87,9 @@ cdef extern from *:
 
     ctypedef class pyverbs.qp.QP [object sv_qp_object, check_size ignore]:
         cdef ibv_qp *qp
+
+    ctypedef class pyverbs.qp.DataBuffer [object sv_data_buffer_object, check_size ignore]:
+        cdef ibv_data_buf data
 
     ctypedef class pyverbs.srq.SRQ [object sv_srq_object, check_size ignore]:
         cdef ibv_srq *srq

@@ -172,6 +172,12 @@ class _Channel(ctypes.Structure):
     _fields_ = [("context", ctypes.c_void_p), ("fd", ctypes.c_int), ("refcnt", ctypes.c_int)]
 
 
+class _Cq(ctypes.Structure):
+    """struct ibv_cq, and struct ibv_cq_ex, up to its size."""
+
+    _fields_ = [("pointers", ctypes.c_void_p * 3), ("handle", ctypes.c_uint32), ("cqe", ctypes.c_int)]
+
+
 class _Qp(ctypes.Structure):
     """struct ibv_qp up to its state."""
 
@@ -246,6 +252,11 @@ def async_fd(context: object) -> int:
 def channel_fd(channel: object) -> int:
     """The descriptor of an open CompChannel."""
     return int(_Channel.from_address(pointer(channel)).fd)
+
+
+def cq_entries(cq: object) -> int:
+    """How many completions an open CQ or CQEX holds on the default NIC."""
+    return int(_Cq.from_address(pointer(cq)).cqe)
 
 
 def hardware_state(qp: object) -> int:

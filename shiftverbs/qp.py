@@ -12,6 +12,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import enums as _e
 from shiftverbs import lifetime, mirror, protection, pyverbs_objects
+from shiftverbs.extended_qp import SendOperations
 from shiftverbs.fence import GONE
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.qp_init_attr import QPInitAttr as QPInitAttr
@@ -97,7 +98,7 @@ class QP(_base.QP):
                 self._refuse()
             return
         self._core = self._shadow.core
-        protection.shortcut(self, QP, "post_send", "post_recv")
+        protection.shortcut(self, self._core, QP, "post_send", "post_recv")
         for cq in {init_attr.send_cq, init_attr.recv_cq}:
             cq._qps.add(self)
         self._shadow.announce()
@@ -236,10 +237,14 @@ class QP(_base.QP):
         assert held is not None
         held.closing()
         held.core.close()  # the default QP lives on and its WCs are the application's again
-        self._core = None
-        protection.undo_shortcut(self, "post_send", "post_recv")
+        self._unprotected()
         held.close()
         self._why = why
+
+    def _unprotected(self) -> None:
+        """Post as pyverbs does from now on."""
+        self._core = None
+        protection.undo_shortcut(self, "post_send", "post_recv")
 
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_destroy_qp. First the failover machinery lets go of the QP."""
@@ -255,8 +260,7 @@ class QP(_base.QP):
             # Still there, with a window bound to it: it goes on as with pyverbs.
             if held is not None:
                 held.core.close()
-            protection.undo_shortcut(self, "post_send", "post_recv")
-            self._core = None
+            self._unprotected()
             raise
         finally:
             if held is not None:
@@ -269,8 +273,20 @@ class QP(_base.QP):
         _finalize(self)
 
 
-class QPEx(QP, _base.QPEx):
-    """An extended QP: with extended send operations as with pyverbs, not protected."""
+class QPEx(SendOperations, QP, _base.QPEx):
+    """An extended QP, protected as a QP is: what wr_complete posts goes through the journal."""
+
+    _shadow: ShadowQP | None = None
+
+    def _create_protected(self, plan: protection.QpPlan, creator: Any, init_attr: Any) -> None:
+        super()._create_protected(plan, creator, init_attr)
+        if self._core is not None and init_attr.comp_mask & e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS:
+            flags = getattr(pyverbs_objects.init_attr(init_attr), "send_ops_flags", 0)
+            self._begin_operations(self._core, flags, QPEx)
+
+    def _unprotected(self) -> None:
+        super()._unprotected()
+        self._end_operations()
 
 
 mirror.reexport("qp", globals())

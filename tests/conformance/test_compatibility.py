@@ -19,7 +19,7 @@ KINDS = ("shadowed", "adapted", "passed through", "unprotected")
 # Of later releases than Debian 12's.
 LATER = {"FdArr", "EfaMR", "EfaDVMRAttr", "DrFlowMeterAttr", "DrActionFlowMeter", "Mlx5DmaBufMR"}
 # Who decides that a QP is not protected, and says why.
-DECIDERS = ("protection.py", "qp.py", "pd.py", "device.py", "runtime.py")
+DECIDERS = ("protection.py", "extended_cq.py", "qp.py", "pd.py", "device.py", "runtime.py")
 
 
 def rows() -> Iterator[tuple[list[str], str, str]]:
@@ -89,7 +89,7 @@ def test_it_is_so(made: dict[str, dict[str, object]]) -> None:
     qps = made["qps"]
     assert isinstance(qps, dict)
     protected = {name for name, (status, _) in qps.items() if status == "PAIRING"}
-    assert protected == {"RC", "QPEx without send operations"}
+    assert protected == {"RC", "QPEx without send operations", "QPEx", "CQEX"}
     for name, (status, why) in qps.items():
         if name not in protected:
             assert status == "UNPROTECTED" and f"`{why}`" in DOCUMENT, (name, why)

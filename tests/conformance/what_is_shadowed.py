@@ -40,6 +40,7 @@ def main() -> None:
     qp = QP(pd, attr())
     operations = e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
     extended = QPEx(context, attr_ex(comp_mask=operations, send_ops_flags=e.IBV_QP_EX_WITH_SEND))
+    binding = e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_BIND_MW
     qps = {
         "RC": qp,
         "QPEx without send operations": QPEx(context, attr_ex(comp_mask=e.IBV_QP_INIT_ATTR_PD)),
@@ -47,6 +48,7 @@ def main() -> None:
         "UC": QP(pd, attr(e.IBV_QPT_UC)),
         "UD": QP(pd, attr(e.IBV_QPT_UD)),
         "SRQ": QP(pd, attr(srq=srq)),
+        "QPEx that binds windows": QPEx(context, attr_ex(comp_mask=operations, send_ops_flags=binding)),
         "CQEX": QP(pd, attr(queue=cqex)),
         "ParentDomain": QP(context, attr_ex(parent, comp_mask=e.IBV_QP_INIT_ATTR_PD)),
     }

@@ -48,14 +48,20 @@ struct fv_queue {
 };
 
 struct fv_qp {
-    struct ibv_qp qp;
+    union {
+        struct ibv_qp qp;
+        struct ibv_qp_ex ex;
+    };
     struct fv_queue send;
     struct fv_queue recv;
     int null_mode; // signaled sends complete at once
 };
 
 struct fv_cq {
-    struct ibv_cq cq;
+    union {
+        struct ibv_cq cq;
+        struct ibv_cq_ex ex;
+    };
     struct ibv_wc *wcs;
     uint32_t slots;
     uint32_t first;
@@ -243,6 +249,20 @@ EXPORT struct fv_qp *fv_qp(struct ibv_context *ctx, struct fv_cq *send_cq, struc
     return qp;
 }
 
+// What pyverbs' QPEx and CQEX write and read.
+EXPORT void fv_next_wr(struct fv_qp *qp, uint64_t wr_id, unsigned int wr_flags) {
+    qp->ex.wr_id = wr_id;
+    qp->ex.wr_flags = wr_flags;
+}
+
+EXPORT uint64_t fv_cursor_wr_id(struct fv_cq *cq) {
+    return cq->ex.wr_id;
+}
+
+EXPORT int fv_cursor_status(struct fv_cq *cq) {
+    return (int)cq->ex.status;
+}
+
 EXPORT void fv_null_mode(struct fv_qp *qp, int on) {
     qp->null_mode = on;
 }
@@ -308,6 +328,10 @@ EXPORT void fv_free_channel(struct fv_channel *channel) {
 
 EXPORT void fv_free_context(struct ibv_context *ctx) {
     free(ctx);
+}
+
+EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp) {
+    return &((struct fv_qp *)qp)->ex;
 }
 
 EXPORT int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context) {

@@ -72,17 +72,21 @@ class Network:
         child = self._spawn(PUPPET, package, host=name, softrnic=nics, env={**self.env, **env})
         return Host(child)
 
-    def pair(self, package: str = "shiftverbs", nics: str = "2", setup: str = "", attrs: str = "") -> tuple[Host, Host]:
-        """Two hosts with one connected QP each, `ep`; setup: arguments of Endpoint; attrs: of connect."""
+    def pair(
+        self, package: str = "shiftverbs", nics: str = "2", setup: str = "", attrs: str = "", kind: str = "Endpoint"
+    ) -> tuple[Host, Host]:
+        """Two hosts with one connected QP each, `ep`; setup: arguments of its class, kind; attrs: of connect."""
         a, b = self.host("a", package, nics), self.host("b", package, nics)
-        names = [h(f"ep = Endpoint({setup}); ep.name()") for h in (a, b)]
+        names = [h(f"ep = {kind}({setup}); ep.name()") for h in (a, b)]
         b(f"ep.connect({names[0]!r}{', ' + attrs if attrs else ''})")
         a(f"ep.connect({names[1]!r}{', ' + attrs if attrs else ''})")
         return a, b
 
-    def protected(self, nics: str = "2", setup: str = "", attrs: str = "") -> tuple[Host, Host]:
+    def protected(
+        self, nics: str = "2", setup: str = "", attrs: str = "", kind: str = "Endpoint"
+    ) -> tuple[Host, Host]:
         """As `pair`, and waits until both say PROTECTED."""
-        a, b = self.pair("shiftverbs", nics, setup, attrs)
+        a, b = self.pair("shiftverbs", nics, setup, attrs, kind)
         for h in (a, b):
             assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
         return a, b

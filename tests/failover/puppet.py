@@ -8,6 +8,7 @@ Each line of standard input is a JSON string of Python source; the value of its 
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import importlib.util
 import json
@@ -174,6 +175,83 @@ class Endpoint:
                 kept += self.poll(1, 0.005)
             else:
                 time.sleep(0.002)
+
+
+SEND_OPS = (
+    "SEND SEND_WITH_IMM SEND_WITH_INV RDMA_WRITE RDMA_WRITE_WITH_IMM RDMA_READ ATOMIC_CMP_AND_SWP "
+    "ATOMIC_FETCH_AND_ADD LOCAL_INV"
+)
+
+
+class Extended(Endpoint):
+    """The same with a CQEX for each queue and a QPEx; ops: its send operations; sges, depth, inline: its capacities."""
+
+    def __init__(self, ops: str = SEND_OPS, depth: int = 16, inline: int = 128, sges: int = 4) -> None:
+        self.context = device.Context(name="soft0")
+        self.pd = pd.PD(self.context)
+        self.cq = cq.CQEX(self.context, cq.CqInitAttrEx(cqe=4 * depth, wc_flags=e.IBV_WC_STANDARD_FLAGS))
+        self.recv_cq = cq.CQEX(self.context, cq.CqInitAttrEx(cqe=2 * depth, wc_flags=e.IBV_WC_STANDARD_FLAGS))
+        self.access = ACCESS
+        self.mr = mr.MR(self.pd, SLOT * 64, ACCESS)
+        init = qp.QPInitAttrEx(
+            qp_type=e.IBV_QPT_RC,
+            scq=self.cq,
+            rcq=self.recv_cq,
+            cap=qp.QPCap(depth, depth, sges, 1, inline),
+            pd=self.pd,
+            comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            send_ops_flags=sum(getattr(e, "IBV_QP_EX_WITH_" + name) for name in ops.split()),
+        )
+        self.qp = qp.QPEx(self.context, init)
+        self.gid = self.context.query_gid(1, 1)
+
+    def at(self, slot: int) -> tuple[int, int]:
+        """(rkey, address) of a slot of the peer's."""
+        return self.peer["rkey"], self.peer["addr"] + slot * SLOT
+
+    def sge(self, slot: int, length: int) -> Any:
+        """An SGE of a slot of our own."""
+        return wr.SGE(self.mr.buf + slot * SLOT, length, self.mr.lkey)
+
+    def wr(self, wr_id: int, operation: str, *args: Any, signaled: bool = True, flags: int = 0) -> None:
+        """Begin a WR: wr_id, and the method wr_<operation>(*args)."""
+        self.qp.wr_id = wr_id
+        self.qp.wr_flags = flags | (e.IBV_SEND_SIGNALED if signaled else 0)
+        getattr(self.qp, "wr_" + operation)(*args)
+
+    def read(self, queue: Any) -> dict[str, Any]:
+        """All that can be read of the completion under the cursor."""
+        found = {"wr_id": queue.wr_id, "status": STATUS.get(queue.status, queue.status)}
+        names = "opcode vendor_err byte_len imm_data qp_num src_qp wc_flags slid sl dlid_path_bits".split()
+        return {**found, **{name: getattr(queue, "read_" + name)() for name in names}}
+
+    def batch(self, queue: Any, most: int = 16) -> list[dict[str, Any]]:
+        """One start_poll … end_poll; at most so many completions."""
+        found: list[dict[str, Any]] = []
+        rc = queue.start_poll(cq.PollCqAttr())
+        while rc == 0:
+            found.append(self.read(queue))
+            if len(found) == most:
+                break
+            rc = queue.poll_next()
+        if rc not in (0, errno.ENOENT):
+            raise OSError(rc, "CQEX")
+        if found:
+            queue.end_poll()
+        return found
+
+    def take(self, count: int, queue: Any = None, timeout_s: float = 10.0, most: int = 16) -> list[dict[str, Any]]:
+        """Poll until count completions came or the time is over."""
+        found: list[dict[str, Any]] = []
+        deadline = time.monotonic() + timeout_s
+        while len(found) < count and time.monotonic() < deadline:
+            found += self.batch(queue or self.cq, min(most, count - len(found)))
+        return found
+
+    def poll(self, count: int = 1, timeout_s: float = 10.0, most: int = 16, queue: Any = None) -> list[Any]:
+        """As Endpoint.poll."""
+        found = self.take(count, queue, timeout_s, most)
+        return [[x["wr_id"], x["status"], x["byte_len"], x["qp_num"] == self.qp.qp_num] for x in found]
 
 
 def run(source: str, names: dict[str, Any]) -> Any:
