@@ -46,7 +46,7 @@ GROUPS = [
     pytest_group("failover", "tests/rxe/test_failover.py -k 'survives or infinite'", 420),
     Group("demo", "$PYTHON -m shiftverbs demo --device rxe --quick --plain --json /out/demo.json", 420),
     pytest_group("adversity", "tests/rxe/test_failover.py -k 'not survives and not infinite'", 420, rails=3),
-    pytest_group("conformance", "tests/rxe/test_conformance.py tests/rxe/test_doctor.py", 360),
+    pytest_group("conformance", "tests/rxe/test_conformance.py tests/rxe/test_doctor.py tests/rxe/test_cmid.py", 420),
     pytest_group("interop", "tests/rxe/test_interop.py", 240, rails=0),
 ]
 SOAK = [
