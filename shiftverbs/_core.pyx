@@ -35,7 +35,7 @@ from shiftverbs cimport _journal
 from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
-    after_retire, atomic_opcodes, cq_push, cq_signal, emit, forget_events, has_payload, key_none, make_id, now_ns,
+    after_retire, atomic_opcodes, cq_pop, cq_push, cq_signal, emit, forget_events, has_payload, key_none, make_id, now_ns,
     opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
@@ -435,9 +435,7 @@ cdef class CQCore:
             run_driver_inline()
         while got < want:
             if c.count:
-                wcs[0] = c.buffer[c.first]
-                c.first = (c.first + 1) & (c.slots - 1)
-                c.count -= 1
+                cq_pop(c, &wcs[0])
                 result.append(make_wc(&wcs[0]))
                 got += 1
                 continue
@@ -470,6 +468,8 @@ cdef class CQCore:
                         kept += 1
             c.quiet -= 1
             c.polled += n
+            if kept:
+                c.seen = 1
             for i in range(kept):
                 result.append(make_wc(&wcs[i]))
             got += kept
@@ -503,9 +503,13 @@ cdef class CQCore:
             rc = ibv_req_notify_cq(self.c.hw[self.c.order[i]], solicited)
             if rc != 0 and not self.guards():
                 raise PyverbsRDMAError(f'Request notify CQ returned {rc}', rc)
+        if self.c.seen:
+            self.c.owed += 1
+            self.c.seen = 0
+        self.c.rearmed |= self.c.armed
         self.c.armed = 1
         self.c.solicited_only = solicited
-        if self.c.count:
+        if self.c.count > self.c.announced:
             cq_signal(&self.c)
 
     cdef bint guards(self) noexcept:
@@ -573,7 +577,7 @@ cdef class CQCore:
     def close(self) -> None:
         """Forget every hardware CQ and the waiting WCs. A second call does nothing."""
         self.unlink()
-        self.c.count = 0
+        self.c.count = self.c.announced = 0
         self.channel = None
 
 

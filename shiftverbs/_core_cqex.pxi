@@ -57,9 +57,7 @@ cdef class CQCursor:
             failed = c.failed
             c.failed = 0
             return failed if failed else ENOENT
-        self.wc = c.buffer[c.first]
-        c.first = (c.first + 1) & (c.slots - 1)
-        c.count -= 1
+        cq_pop(c, &self.wc)
         self.ex.wr_id = self.wc.wr_id
         self.ex.status = self.wc.status
         return 0

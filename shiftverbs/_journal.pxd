@@ -118,7 +118,11 @@ ctypedef struct CQState:
     uint32_t first
     uint32_t count
     int armed
+    int rearmed            # armed again before the event of the arming before was taken
     int solicited_only
+    int seen               # the application got a WC since it armed the CQ last: that arming's event is due
+    uint32_t owed          # events of armings before that one, still in the channel perhaps
+    uint32_t announced     # the first so many WCs in the buffer: their event has been taken
     int quiet              # > 0: what enters the buffer needs no synthetic event
     int is_pending
     int failed             # errno of a lost WC (no memory for the buffer)
@@ -366,6 +370,17 @@ cdef inline bint cq_reserve(CQState *c, uint32_t more) noexcept nogil:
     c.slots = slots
     c.first = 0
     return True
+
+
+cdef inline void cq_pop(CQState *c, ibv_wc *wc) noexcept nogil:
+    """The oldest WC in the buffer, which is not empty, goes to the application."""
+    wc[0] = c.buffer[c.first]
+    c.first = (c.first + 1) & (c.slots - 1)
+    c.count -= 1
+    if c.announced:
+        c.announced -= 1
+    else:
+        c.seen = 1
 
 
 cdef inline void cq_push(CQState *c, const ibv_wc *wc) noexcept nogil:
