@@ -35,8 +35,8 @@ from shiftverbs cimport _journal
 from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
-    after_retire, atomic_opcodes, cq_pop, cq_push, cq_signal, emit, forget_events, has_payload, key_none, make_id, now_ns,
-    opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
+    after_retire, atomic_opcodes, cq_pop, cq_push, cq_signal, emit, forget_events, has_payload, key_none, make_id,
+    now_ns, opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.libverbs cimport (
