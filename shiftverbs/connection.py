@@ -498,6 +498,9 @@ class Connection:
 
     def execute(self, actions: list[Action]) -> None:
         """Carry out actions in order."""
+        if any(type(action) is ev.SwitchStarted for action in actions):
+            # Its log lines, and those of what comes before it, can wait.
+            self.driver.hurry(self.driver.now_ns())
         for action in actions:
             if self.closed:
                 return
@@ -678,7 +681,6 @@ class Connection:
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:
         now = self.driver.now_ns()
-        self.driver.hurry(now)
         left = self.send_pair
         if self._trigger_ns is None or self._first_wc_ns is not None:
             self._trigger_ns, self._first_wc_ns = self._seen_ns or now, None
