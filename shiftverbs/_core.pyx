@@ -468,8 +468,6 @@ cdef class CQCore:
                         kept += 1
             c.quiet -= 1
             c.polled += n
-            if kept:
-                c.seen = 1
             for i in range(kept):
                 result.append(make_wc(&wcs[i]))
             got += kept
@@ -503,13 +501,10 @@ cdef class CQCore:
             rc = ibv_req_notify_cq(self.c.hw[self.c.order[i]], solicited)
             if rc != 0 and not self.guards():
                 raise PyverbsRDMAError(f'Request notify CQ returned {rc}', rc)
-        if self.c.seen:
-            self.c.owed += 1
-            self.c.seen = 0
         self.c.rearmed |= self.c.armed
         self.c.armed = 1
         self.c.solicited_only = solicited
-        if self.c.count > self.c.announced:
+        if self.c.count:
             cq_signal(&self.c)
 
     cdef bint guards(self) noexcept:
@@ -577,7 +572,7 @@ cdef class CQCore:
     def close(self) -> None:
         """Forget every hardware CQ and the waiting WCs. A second call does nothing."""
         self.unlink()
-        self.c.count = self.c.announced = 0
+        self.c.count = 0
         self.channel = None
 
 

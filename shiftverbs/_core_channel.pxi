@@ -56,45 +56,10 @@ cdef void channel_forget(CQState *c) noexcept nogil:
         channel_settle(ch)
 
 
-cdef bint only_ours(CQState *c, int k):
-    """Whether the event of hardware CQ k, just taken, is about nothing but WCs that the application will not see.
-
-    Then the CQ is armed again, as it was. Verbs allow an event with nothing in the CQ, but programs do not like it; and
-    an event that may be owed to any WC that the application has got is passed on.
-    """
-    cdef CQCore core = <CQCore><object>c.owner
-    cdef int i
-    if c.owed or c.seen or c.count or not c.armed or not core.guards():
-        return False
-    for i in range(c.n_active):
-        cq_drain(c, c.order[i])
-    if c.count or c.hw[k] == NULL:
-        return False
-    if ibv_req_notify_cq(c.hw[k], c.solicited_only) != 0:
-        return False
-    # What came before it was armed raises no event.
-    cq_drain(c, k)
-    return c.count == 0
-
-
 cdef void channel_settle(ChannelState *ch) noexcept nogil:
     """No synthetic event is left: the eventfd is not readable any more."""
     cdef uint64_t value = 0
     posix_read(ch.event_fd, &value, sizeof(value))
-
-
-cdef void announce(CQState *c, bint by_hardware) noexcept nogil:
-    """An event goes to the application: for an arming before the last one, for the last one, or for what is there."""
-    if c.owed:
-        c.owed -= 1
-    else:
-        c.seen = 0
-        if by_hardware and not c.rearmed:
-            channel_forget(c)  # the same arming's
-    if by_hardware:
-        c.armed = c.rearmed
-        c.rearmed = 0
-    c.announced = c.count
 
 
 @cython.no_gc
@@ -193,7 +158,6 @@ cdef class ChannelCore:
         cdef int which[MAX_PAIRS]
         cdef int n = 0
         cdef int i, k
-        cdef bint again = True
         cdef ibv_cq *cq
         cdef void *context = NULL
         cdef CQState *state
@@ -205,8 +169,7 @@ cdef class ChannelCore:
                 fds[n].revents = 0
                 which[n] = k
                 n += 1
-        while again and n and poll(fds, n, 0) > 0:
-            again = False
+        if n and poll(fds, n, 0) > 0:
             for i in range(n):
                 if not fds[i].revents & POLLIN:
                     continue
@@ -220,10 +183,10 @@ cdef class ChannelCore:
                 slot = map_find(&self.c.cqs, <uintptr_t>cq)
                 if slot != NULL:
                     state = <CQState *><uintptr_t>slot.value
-                    if only_ours(state, k):
-                        again = True
-                        continue
-                    announce(state, True)
+                    if not state.rearmed:
+                        channel_forget(state)  # the same arming's
+                    state.armed = state.rearmed
+                    state.rearmed = 0
                     return (<object>state.owner, k, <uintptr_t>cq)
                 if k == 0:
                     return (None, 0, <uintptr_t>cq)
@@ -235,7 +198,6 @@ cdef class ChannelCore:
                 channel_settle(&self.c)
             state.is_pending = 0
             state.next_pending = NULL
-            announce(state, False)
             return (<object>state.owner, -1, <uintptr_t>state.hw[0])
         return None
 
@@ -269,9 +231,6 @@ cdef class ChannelCore:
                 run_driver_inline()
             self.alive()
             event = self.take()
-            if event is None and shared.attention and run_driver_inline():
-                # Looking at what an event was about gave the driver something to do.
-                event = self.take()
             if event is not None:
                 return event
             if self.is_nonblocking():

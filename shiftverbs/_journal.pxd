@@ -120,9 +120,6 @@ ctypedef struct CQState:
     int armed
     int rearmed            # armed again before the event of the arming before was taken
     int solicited_only
-    int seen               # the application got a WC since it armed the CQ last: that arming's event is due
-    uint32_t owed          # events of armings before that one, still in the channel perhaps
-    uint32_t announced     # the first so many WCs in the buffer: their event has been taken
     int quiet              # > 0: what enters the buffer needs no synthetic event
     int is_pending
     int failed             # errno of a lost WC (no memory for the buffer)
@@ -377,10 +374,6 @@ cdef inline void cq_pop(CQState *c, ibv_wc *wc) noexcept nogil:
     wc[0] = c.buffer[c.first]
     c.first = (c.first + 1) & (c.slots - 1)
     c.count -= 1
-    if c.announced:
-        c.announced -= 1
-    else:
-        c.seen = 1
 
 
 cdef inline void cq_push(CQState *c, const ibv_wc *wc) noexcept nogil:

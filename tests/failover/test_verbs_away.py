@@ -80,38 +80,39 @@ def test_the_wrong_cq(network: Network, faults: Any) -> None:
     a("ep.qp.close(); ep.cq.close(); ep.recv_cq.close()")
 
 
-ARMED_LOOP = """
+EVENTS = """
 import os
 def events():
-    'Take every event that is there, as programs do: arm again, then poll. How many events, and what was in the CQ.'
-    taken, found = 0, []
+    'Take every event that is there, then arm again and poll. How many events, and what was in the CQ.'
+    taken = 0
     os.set_blocking(ep.channel.fd, False)
     try:
         while True:
             ep.channel.get_cq_event(ep.cq)
             taken += 1
-            ep.cq.ack_events(1)
-            ep.cq.req_notify()
-            found += [wc[:2] for wc in ep.poll(100, 0.05)]
     except Exception as error:
         assert error.error_code == 11, error
     os.set_blocking(ep.channel.fd, True)
-    return [taken, found]
+    ep.cq.ack_events(taken)
+    ep.cq.req_notify()
+    return [taken, [wc[:2] for wc in ep.poll(100, 0.05)]]
 """
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
 def test_events_over_a_failover(network: Network, faults: Any, victim: str) -> None:
-    """An armed CQ tells of the next message, on whichever NIC it comes, and of nothing that failover flushes."""
+    """An armed CQ tells of the next message, on whichever NIC it comes. What failover flushes may raise an event too,
+    with nothing in the CQ, as verbs allow; one of each NIC that was armed at most, and never instead of the message's."""
     a, b = network.protected(setup="channel=True")
-    b(ARMED_LOOP)
+    b(EVENTS)
     b("for i in range(4): ep.recv(i)")
     b("ep.cq.req_notify()")
     for turn in range(2):
         faults.down(f"{victim}/soft0")
         for h in (a, b):
             h(f"ep.wait({AWAY!r}, 20)")
-        assert b("events()") == [0, []]
+        taken, found = b("events()")
+        assert taken <= 2 and found == []
         a(f"ep.post('SEND', 0, wr_id={turn})")
         b("ep.channel.get_cq_event(ep.cq); ep.cq.req_notify()")
         assert [wc[:2] for wc in b("ep.poll(1)")] == [[turn, "SUCCESS"]]
@@ -119,7 +120,7 @@ def test_events_over_a_failover(network: Network, faults: Any, victim: str) -> N
         faults.up(f"{victim}/soft0")
         for h in (a, b):
             h(f"ep.wait({HOME!r}, 20)")
-        assert b("events()") == [0, []]
+        assert b("events()")[1] == []
 
 
 @pytest.mark.parametrize("where", WHERE)
