@@ -102,7 +102,7 @@ def events():
 @pytest.mark.parametrize("victim", ["a", "b"])
 def test_events_over_a_failover(network: Network, faults: Any, victim: str) -> None:
     """An armed CQ tells of the next message, on whichever NIC it comes. What failover flushes may raise an event too,
-    with nothing in the CQ, as verbs allow; one of each NIC that was armed at most, and never instead of the message's."""
+    with nothing in the CQ, as verbs allow; one of each armed NIC at most, and never instead of the message's."""
     a, b = network.protected(setup="channel=True")
     b(EVENTS)
     b("for i in range(4): ep.recv(i)")
