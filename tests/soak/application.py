@@ -10,12 +10,15 @@ The campaign drives it through tests/failover/puppet.py.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import random
 import select
+import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from shiftverbs.demo.endpoint import Peer, Verbs, wc_status_name
@@ -41,7 +44,11 @@ class Group:
         events = shape.mode in ("blocked", "descriptor")
         self.channel = v.cq.CompChannel(app.context) if events else None
         sends, receives = shape.lanes * shape.depth, shape.lanes * shape.receives
-        if shape.one_cq or events:
+        if shape.extended:
+            depths = [sends + receives] if shape.one_cq else [sends, receives]
+            flags = v.e.IBV_WC_STANDARD_FLAGS
+            self.cqs = [v.cq.CQEX(app.context, v.cq.CqInitAttrEx(cqe=cqe, wc_flags=flags)) for cqe in depths]
+        elif shape.one_cq or events:
             self.cqs = [v.cq.CQ(app.context, sends + receives, None, self.channel, 0)]
         else:
             self.cqs = [v.cq.CQ(app.context, sends, None, None, 0), v.cq.CQ(app.context, receives, None, None, 0)]
@@ -86,13 +93,38 @@ class Group:
     def _turn(self) -> None:
         for cq in self.cqs:
             for _ in range(1000):
-                count, wcs = cq.poll(self.shape.batch)
+                count, wcs = self._read(cq) if self.shape.extended else cq.poll(self.shape.batch)
                 for wc in wcs:
                     self.by_qp[wc.qp_num].take(wc)
                 if count < self.shape.batch:
                     break
         if self.sending:
             self.pump()
+
+    def _read(self, cq: Any) -> tuple[int, list[Any]]:
+        """As CQ.poll, with the cursor of a CQEX."""
+        wcs = []
+        rc = cq.start_poll(None)
+        while rc == 0:
+            wcs.append(
+                SimpleNamespace(
+                    wr_id=cq.wr_id,
+                    status=cq.status,
+                    opcode=cq.read_opcode(),
+                    byte_len=cq.read_byte_len(),
+                    wc_flags=cq.read_wc_flags(),
+                    imm_data=socket.ntohl(cq.read_imm_data()),
+                    qp_num=cq.read_qp_num(),
+                )
+            )
+            if len(wcs) == self.shape.batch:
+                break
+            rc = cq.poll_next()
+        if rc not in (0, errno.ENOENT):
+            raise OSError(rc, "the CQ's cursor")
+        if wcs:
+            cq.end_poll()
+        return len(wcs), wcs
 
     def pump(self) -> None:
         """Post a few messages on every lane. Under the lock."""

@@ -32,7 +32,7 @@ class Shape:
     """How the lanes of one group behave. depth, receives: of the QPs.
 
     signal_every: every so many-th WR is signaled; 0: none ever is, all is inline and of SINGLE_OPS.
-    mode: how completions are awaited, see application.py.
+    mode: how completions are awaited, see application.py. extended: QPEx and CQEX, in modes without events.
     """
 
     lanes: int = 1
@@ -46,6 +46,7 @@ class Shape:
     batch: int = 16
     nap_s: float = 0.001
     timeout: int = 14
+    extended: bool = False
 
 
 def mixed(*numbers: int) -> int:
@@ -69,6 +70,12 @@ def rts_attributes(verbs: Verbs, peer: dict[str, Any], access: int, psn: int, ti
     route = verbs.addr.GlobalRoute(dgid=verbs.addr.GID(peer["gid"]), sgid_index=1, hop_limit=64)
     a.ah_attr = verbs.addr.AHAttr(port_num=1, is_global=1, gr=route)
     return a
+
+
+def send_ops(e: Any) -> int:
+    """send_ops_flags for all that a lane posts."""
+    names = "SEND SEND_WITH_IMM RDMA_WRITE RDMA_WRITE_WITH_IMM RDMA_READ".split()
+    return sum(int(getattr(e, "IBV_QP_EX_WITH_" + name)) for name in names)
 
 
 @dataclass
@@ -103,8 +110,13 @@ class Lane:
         cap = v.qp.QPCap(
             max_send_wr=shape.depth, max_recv_wr=shape.receives, max_inline_data=INLINE if shape.inline else 0
         )
-        init = v.qp.QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cqs[0], rcq=cqs[1], cap=cap, sq_sig_all=0)
-        self.qp = v.qp.QP(pd, init)
+        queues = {"qp_type": e.IBV_QPT_RC, "scq": cqs[0], "rcq": cqs[1], "cap": cap, "sq_sig_all": 0}
+        if shape.extended:
+            mask = e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+            init = v.qp.QPInitAttrEx(**queues, pd=pd, comp_mask=mask, send_ops_flags=send_ops(e))
+            self.qp = v.qp.QPEx(context, init)
+        else:
+            self.qp = v.qp.QP(pd, v.qp.QPInitAttr(**queues))
         self.qp_num = self.qp.qp_num
         self.psn = self.qp_num * 7919 & 0xFFFFFF
         self.sent = 0  # messages
@@ -218,28 +230,57 @@ class Lane:
         else:
             offset, length = self.outgoing + slot * SIZE, len(contents)
             self.mr.write(contents, length, offset)
-        wr = self._send_wr(offset, length)
         every = self.shape.signal_every
         signaled = every > 0 and self.posted % every == every - 1
         inline = self.shape.inline and contents is not None
-        wr.wr_id = self.posted % IDS
-        wr.opcode = opcode
-        wr.send_flags = (e.IBV_SEND_SIGNALED if signaled else 0) | (e.IBV_SEND_INLINE if inline else 0)
-        wr.imm_data = (message or 0) & 0xFFFFFFFF
-        if remote:
-            wr.set_wr_rdma(self.peer["rkey"], remote)
+        wr_id, imm = self.posted % IDS, (message or 0) & 0xFFFFFFFF
+        flags = e.IBV_SEND_SIGNALED if signaled else 0
         try:
-            self.qp.post_send(wr)
+            if self.shape.extended:
+                self._post_extended(wr_id, opcode, flags, inline, offset, length, remote, imm)
+            else:
+                wr = self._send_wr(offset, length)
+                wr.wr_id, wr.opcode, wr.imm_data = wr_id, opcode, imm
+                wr.send_flags = flags | (e.IBV_SEND_INLINE if inline else 0)
+                if remote:
+                    wr.set_wr_rdma(self.peer["rkey"], remote)
+                self.qp.post_send(wr)
         except self.verbs.error.PyverbsRDMAError as error:
             if error.error_code != errno.ENOMEM or every:
                 self._break(f"post_send: {error}")
             return False
         if every:
             read = None if block is None else (slot, block)
-            self.outstanding.append(Posted(wr.wr_id, signaled, message, read))
+            self.outstanding.append(Posted(wr_id, signaled, message, read))
             self.owed += signaled
         self.posted += 1
         return True
+
+    def _post_extended(
+        self, wr_id: int, opcode: int, flags: int, inline: bool, offset: int, length: int, remote: int, imm: int
+    ) -> None:
+        """The same through ibv_wr_*, as a batch of one."""
+        e, qp, rkey = self.verbs.e, self.qp, self.peer["rkey"]
+        qp.wr_start()
+        qp.wr_id, qp.wr_flags = wr_id, flags
+        if opcode == e.IBV_WR_SEND:
+            qp.wr_send()
+        elif opcode == e.IBV_WR_SEND_WITH_IMM:
+            qp.wr_send_imm(imm)
+        elif opcode == e.IBV_WR_RDMA_WRITE:
+            qp.wr_rdma_write(rkey, remote)
+        elif opcode == e.IBV_WR_RDMA_WRITE_WITH_IMM:
+            qp.wr_rdma_write_imm(rkey, remote, imm)
+        else:
+            qp.wr_rdma_read(rkey, remote)
+        if inline:
+            qp.wr_set_inline_data(self.mr.buf + offset, length)
+        else:
+            sge = self.sends.get((offset, length))
+            if sge is None:
+                sge = self.sends[offset, length] = self.verbs.wr.SGE(self.mr.buf + offset, length, self.mr.lkey)
+            qp.wr_set_sge(sge)
+        qp.wr_complete()
 
     # -- completions
 

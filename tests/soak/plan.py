@@ -30,7 +30,9 @@ class Plan:
 
     def __str__(self) -> str:
         groups = "; ".join(
-            "{lanes} {mode} lanes of {depth} sends and {receives} receives, signaled 1/{signal_every}".format(**g)
+            "{lanes} {mode} {kind} of {depth} sends and {receives} receives, signaled 1/{signal_every}".format(
+                **g, kind="extended lanes" if g.get("extended") else "lanes"
+            )
             for g in self.groups
         )
         return f"{self.shape}, {self.nics} NICs, deadline {self.deadline_ms} ms: {groups}; demo {self.demo}"
@@ -50,6 +52,8 @@ def group(rng: random.Random, **fixed: Any) -> dict[str, Any]:
         "batch": rng.choice([1, 4, 16]),
         "nap_s": rng.choice([0.001, 0.002, 0.005]),
     } | fixed
+    if one["mode"] in ("spin", "slow"):  # a CQEX tells of no event in pyverbs
+        one.setdefault("extended", rng.random() < 0.4)
     if one["mode"] == "slow":
         one["nap_s"] = 0.01  # times up to 20
     # An unsignaled tail must leave room for the two WRs of a message, or nothing would ever move again.
