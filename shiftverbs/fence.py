@@ -20,6 +20,8 @@ QPS_ERR = 6
 # What a NIC that is gone answers to a command.
 GONE = (errno.EIO, errno.ENODEV, errno.ENXIO)
 KICK_NS = 20_000_000
+# What the NIC has for the flush after it answered, however late that was; and between two looks whether it is at work.
+PATIENCE_NS = 100_000_000
 
 
 class Fence:
@@ -63,6 +65,7 @@ class Fence:
             c.fence_over(ev.FenceHung(self._number, f"{c.device(k)}: modify to ERR: {os.strerror(err)}"))
             return
         else:
+            self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
             c.core.post_marker(k)
             self._flushing.add(k)
             c.drain(k)
@@ -79,6 +82,7 @@ class Fence:
         if self._over() or k not in self._flushing or all(c.core.fence_state(k)):
             return
         self._kicked_ns[k] = c.driver.now_ns()
+        c.driver.schedule(c, self.due_ns)
         c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self.progress(k))
 
     def progress(self, k: int) -> None:
@@ -97,6 +101,11 @@ class Fence:
         unsafe = c.core.unsafe_reason(cqes_lost=any(c.nic(k).dead for k in range(c.n_pairs)))
         c.fence_over(ev.FenceCompleted(self._number, rx, acked, wired, unsafe))
 
+    @property
+    def due_ns(self) -> int:
+        """When `tick` must be called next."""
+        return min([self._deadline_ns, *(self._kicked_ns.get(k, 0) + KICK_NS for k in self._flushing)])
+
     def tick(self, now_ns: int) -> None:
         """Time passes: take what the CQs hold, ask again, give up at the deadline."""
         c = self._c
@@ -109,6 +118,11 @@ class Fence:
             if c.nic(k).dead:
                 self._erred(k, errno.EIO, 0)
         if self._over() or now_ns < self._deadline_ns:
+            return
+        allowed_s = c.driver.protocol_config.fence_deadline_ns / 1e9
+        if self._commanded and not any(c.nic(k).hangs(allowed_s) for k in self._commanded):
+            # The NIC is at work, on the QPs that failed with this one: the command waits for its turn.
+            self._deadline_ns = now_ns + PATIENCE_NS
             return
         hung = [f"{c.device(k)} did not bring the QP to ERR" for k in sorted(self._commanded)]
         for k in sorted(self._flushing):
