@@ -42,7 +42,8 @@ logger = logging.getLogger("shiftverbs.driver")
 WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 5, 12
 QPS_RESET, QPS_ERR = 0, 6
 ACCESS_REMOTE_WRITE = 2
-BUSY_TICK_NS = 500_000
+# How often keys that are missing are looked for again, beside the news that some came.
+KEYS_TICK_NS = 20_000_000
 # Bits of EV_KEY_MISSING.
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
 # Work this old is looked at: is its path alive? (design 7.1)
@@ -83,6 +84,7 @@ class Connection:
         self._active: set[int] = {0}
         self._ports: dict[int, int] = {}
         self._last_polled = 0
+        self._looked_for: tuple[int, bool] | None = None
         self._forget_pairing()
 
     def _forget_pairing(self) -> None:
@@ -106,6 +108,7 @@ class Connection:
         self._home_ns: int | None = None
         self._aging = False
         self.was_protected = False
+        self._stop_looking()
 
     # ---- what qp.shift shows ----------------------------------------------------------------------------------------
 
@@ -245,7 +248,7 @@ class Connection:
         for k in range(self.n_pairs):
             route = self.route(k)
             locals_.append(LocalPair(route.gid, route.lid, self.shadow.qpn(k), route.mtu))
-        initiator = (mine.instance, mine.secret) < (theirs.instance, theirs.secret)
+        initiator = mine.begins_arm(theirs)
         self.protocol = PairProtocol(
             self.driver.protocol_config,
             locals_,
@@ -331,13 +334,8 @@ class Connection:
             self._abort()
         if self.fence is not None:
             self.fence.tick(now_ns)
-        if self._rx_target is not None:
-            self.drain(self.protocol.recv_pair, recv_only=True)
-        elif self._busy():
-            for k in range(self.n_pairs):
-                self.drain(k)
         self._keys_tick(now_ns)
-        due = self.protocol.next_timeout_ns
+        due = self.protocol.next_timeout_ns if self.protocol is not None else None
         if due is not None and due <= now_ns:
             self.execute(self.protocol.handle_timeout(now_ns))
             self._run_inbox()
@@ -352,15 +350,56 @@ class Connection:
     def _schedule(self) -> None:
         p = self.protocol
         if p is None or self.closed:
+            self._stop_looking()
             return
-        due = p.next_timeout_ns
-        if self._busy() or self._rx_target is not None or self._keys_since_ns is not None:
-            tick = self.driver.now_ns() + BUSY_TICK_NS
-            due = tick if due is None else min(due, tick)
-        if self._abort_by_ns is not None:
-            due = self._abort_by_ns if due is None else min(due, self._abort_by_ns)
-        if due is not None:
-            self.driver.schedule(self, due)
+        self._look()
+        if self.driver.is_going(self) and self._arrived():
+            self.driver.arrived(self)
+        times = [p.next_timeout_ns, self._abort_by_ns]
+        if self.fence is not None:
+            times.append(self.fence.due_ns)
+        if self._keys_since_ns is not None:
+            times.append(self.driver.now_ns() + KEYS_TICK_NS)
+        due = [t for t in times if t is not None]
+        if due:
+            self.driver.schedule(self, min(due))
+
+    def _arrived(self) -> bool:
+        """Whether nothing is left of what began in its turn: all is where it should be, what works is fit."""
+        p = self.protocol
+        if p is None or p.over or p.switching:
+            return True
+        if p.busy:
+            return False
+        works = [not pair.dead and pair.alive is not False for pair in p.pairs]
+        here = (p.send_pair, p.recv_pair)
+        if works[p.preferred] and here != (p.preferred, p.preferred):
+            return False
+        return all(pair.clean or k in here for k, pair in enumerate(p.pairs) if works[k])
+
+    def _look(self) -> None:
+        """Have the driver look at the CQs whose completions matter now, as long as they do."""
+        if self._rx_target is not None:
+            wanted = (1 << self.recv_pair, True)
+        elif self._busy():
+            wanted = ((1 << self.n_pairs) - 1, False)
+        else:
+            wanted = None
+        if wanted == self._looked_for:
+            return
+        self._looked_for = wanted
+        queues: list[tuple[Any, int]] = []
+        if wanted is not None:
+            pairs, recv_only = wanted
+            cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
+            queues = [(cq, k) for k in range(self.n_pairs) if pairs >> k & 1 for cq in cqs]
+        self.driver.look_at(self, queues)
+
+    def _stop_looking(self) -> None:
+        if self._looked_for is not None:
+            self._looked_for = None
+            self.driver.look_at(self, [])
+        self.driver.arrived(self)
 
     def handle_message(self, message: Message) -> None:
         """A control message from this connection's peer."""
@@ -380,9 +419,21 @@ class Connection:
 
     def path_changed(self, path: Path) -> None:
         """Health of one of our paths."""
+        p = self.protocol
         for k, mine in enumerate(self.paths):
-            if mine is path and path.ping.alive is not None:
-                self.feed(ev.PathHealth(k, path.ping.alive))
+            alive = path.told  # what it was when this was said; it may be unknown for the moment
+            if p is None or mine is not path or alive is None:
+                continue
+            if alive and p.pairs[k].alive is False and p.initiator and not p.switching:
+                # The way home, for every QP of the NIC at once: there is no hurry.
+                self.driver.in_turn(self, self._paths_alive)
+            else:
+                self.feed(ev.PathHealth(k, alive))
+
+    def _paths_alive(self) -> None:
+        for k, path in enumerate(self.paths):
+            if path.told:
+                self.feed(ev.PathHealth(k, True))
 
     def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
         """An event of the data path (see _core)."""
@@ -686,7 +737,7 @@ class Connection:
             self._trigger_ns, self._first_wc_ns = self._seen_ns or now, None
         self._seen_ns = None
         if left < len(self.paths):
-            self.driver.channel.suspect(self.paths[left])
+            self.driver.channel.suspect(self.paths[left], now)
         said = (self.shadow.qp_num, self.device(left), self.device(action.target), action.reason)
         self.driver.aside(lambda: logger.warning("QP %#x: leaving %s for %s: %s", *said))
         self._publish(
@@ -759,6 +810,7 @@ class Connection:
             with contextlib.suppress(Exception):
                 self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
         self.driver.channel.flush()
+        self.driver.drop_backlog(self)
         self.pairing.withdraw()
         self._forget_pairing()
         if not self.closed:
@@ -785,6 +837,8 @@ class Connection:
                 if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
                     self._seen_ns = t_ns
                 self.feed(ev.NicDead(k))
+        if self.fence is not None:
+            self.fence.tick(t_ns)
 
     def touched(self, reason: str, reset: bool, for_good: bool = False) -> list[int]:
         """The application moved its QP to a state where nothing is protected; a later RTR begins anew.
@@ -833,6 +887,7 @@ class Connection:
         if self.closed:
             return
         p, self.protocol = self.protocol, None
+        self._stop_looking()
         if p is not None and (p.send_pair or p.recv_pair or p.switching):
             self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
         self.set_status(Status.FAILED, reason)

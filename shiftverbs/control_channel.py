@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shiftverbs.control")
 
 SEND_DEPTH = 256
+# After a pair was suspected, so long it is not suspected again.
+TRUST_NS = 500_000_000
+# Where so many entries wait to be sent together, a datagram is as good as full.
+BATCH_ENTRIES = 11
 # An address handle that could not be made is tried again: resolving a neighbour that is down takes its time.
 RETRY_FIRST_NS, RETRY_MOST_NS = 1_000_000_000, 60_000_000_000
 QUIET_DATAGRAMS = 64  # at most that many malformed ones are logged
@@ -46,6 +50,9 @@ class Path:
         self.users: list[Callable[[Path], None]] = []
         self.outbox: list[Entry] = []
         self.told: bool | None = None
+        self.asked = 0  # number of the last ping
+        self.heard = False  # whether anything else came since then
+        self.trusted_ns = 0  # until then another failure there says nothing new about it
         self.making = False
         self.retry_ns = 0
         self.backoff_ns = RETRY_FIRST_NS
@@ -231,6 +238,8 @@ class ControlChannel:
         if path.ready:
             path.outbox.append(entry)
             self._dirty.add(path)
+            if len(path.outbox) >= BATCH_ENTRIES:
+                self.flush_path(path)  # the peer may begin
 
     def flush(self) -> None:
         """Hand everything queued to the NICs."""
@@ -268,6 +277,8 @@ class ControlChannel:
                         self._on_ping(path, entry.message, now_ns)
                     else:
                         arrived.append((path, entry))
+                        if path is not None:
+                            path.heard = True
         return arrived
 
     def _on_ping(self, path: Path | None, ping: Ping, now_ns: int) -> None:
@@ -285,8 +296,13 @@ class ControlChannel:
         for path in list(self.paths.values()):
             if path.failed is not None and not path.making and not path.nic.dead:
                 self._retry(path, now_ns)
+            dead = path.ping.alive is False
             number = path.ping.poll_ping(now_ns)
             if number is not None:
+                if path.heard and not dead:
+                    # The peer has so much to say that its answer is late. One that counts as dead has to answer.
+                    path.ping.handle_pong(path.asked, now_ns)
+                path.asked, path.heard = number, False
                 self.send(path, Entry(0, 0, Ping(number, False)))
                 self._tell(path)
             due = path.ping.next_timeout_ns
@@ -302,10 +318,16 @@ class ControlChannel:
             path.retry_ns = 0
             self._make_ah(path)
 
-    def suspect(self, path: Path) -> None:
-        """A QP on this NIC pair failed: it counts as dead until a ping is answered."""
-        path.ping.suspect()
-        self._tell(path)
+    def suspect(self, path: Path, now_ns: int) -> None:
+        """A QP on this NIC pair failed: it counts as dead until a ping is answered.
+
+        Once for a while: a thousand QPs that fail one after the other on a pair that answers say no more than the
+        first, and each time every QP there would have to be told.
+        """
+        if now_ns >= path.trusted_ns:
+            path.trusted_ns = now_ns + TRUST_NS
+            path.ping.suspect()
+            self._tell(path)
 
     def port_changed(self, nic: Nic, up: bool) -> None:
         """PORT_ERR or PORT_ACTIVE on `nic`."""

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
 from . import _core, _nic
 from .connection import Connection
 from .control import Entry, Ping
@@ -43,10 +45,27 @@ logger = logging.getLogger("shiftverbs.driver")
 EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
 EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
 WATCH_PERIOD_NS = 20 * MS
+# Between two looks for completions that the application may not poll for; and the part of our time that looks may take.
+LOOK_NS = 500_000
+LOOK_SHARE = 4
 # For so long after a SWITCH began, whatever it does not need waits.
 HURRY_NS = 20 * MS
 # How long a Python thread keeps the GIL from us meanwhile. (As a rule it is 5 ms, at each step.)
 HURRY_SWITCH_INTERVAL_S = 0.0002
+# But no longer: a SWITCH may need the keys of memory, and where very many begin one after the other, the hurry is long.
+EXCHANGE_NS = 100 * MS
+# After so many calls it is looked what came meanwhile: a thousand QPs fail together, and the peer takes us for dead
+# where its pings are not answered. Not many fewer: what is done together is sent together.
+SLICE = 256
+# While so many connections come home or are made fit, no other begins that: of a thousand at once all would be late for
+# their deadlines, and begin again.
+UNDER_WAY = 64
+# But where none of them arrived for so long some more begin: what is under way may wait for the application.
+TURN_NS, TURN_COUNT = 100 * MS, 32
+# While there is more to do than time, this part of it goes to what is due.
+TIMEOUTS_SHARE = 3
+# A timeout of one whose news has not been looked at is put off by this.
+LATER_NS = 5 * MS
 # Connections looked at each period: a thousand idle ones must cost next to nothing.
 WATCH_AT_ONCE = 64
 URGENT_PING_NS = 50 * MS
@@ -94,6 +113,12 @@ class Driver:
         self._lock = threading.RLock()
         self._depth = 0
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        # What has come and is not handled yet: (connection or None, call, arguments), oldest first.
+        self._backlog: collections.deque[tuple[Connection | None, Callable[..., None], tuple[Any, ...]]] = (
+            collections.deque()
+        )
+        self._pending: dict[Connection, int] = {}  # how many of these are each connection's
+        self._unread: set[Entry] = set()  # the messages among them
         self._timers: list[tuple[int, int, Connection]] = []
         self._ticket = itertools.count()
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.
@@ -105,6 +130,7 @@ class Driver:
         self._to_watch: list[Connection] = []
         self._urgent: set[Path] = set()
         self._hurry_until_ns = 0
+        self._exchanged_ns = 0
         self._interval_before_s: float | None = None
         self._asides: collections.deque[Callable[[], object]] = collections.deque()
         self._watched_nics: dict[str, Nic] = {}
@@ -112,6 +138,15 @@ class Driver:
         self._port_bad: set[tuple[str, int]] = set()
         self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._next_ping_ns: int | None = None
+        # The CQs that some connection wants looked at: what each wants, how many want each.
+        self._looks: dict[Connection, list[tuple[Any, int]]] = {}
+        self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
+        self._look_ns = 0
+        # Those whose turn to begin something has not come.
+        self._waiting: dict[Connection, Callable[[], None]] = {}
+        self._going: set[Connection] = set()  # those that began in their turn, and have not arrived
+        self._moved_ns = 0
+        self._timeouts_ns = 0
         self._attention = ctypes.c_int.from_address(_core.attention_address())
         waiter.add(exchanger.fileno())
 
@@ -172,6 +207,8 @@ class Driver:
 
         The interpreter's switch interval belongs to the application: it is put back, unless it was changed meanwhile.
         """
+        if not self._hurry_until_ns:
+            self._exchanged_ns = now_ns
         self._hurry_until_ns = now_ns + HURRY_NS
         if self._interval_before_s is None:
             before_s = sys.getswitchinterval()
@@ -196,8 +233,13 @@ class Driver:
         """The hurry is over: do what waited for that."""
         self._hurry_until_ns = 0
         self.restore_switch_interval()
+        left = SLICE
         while self._asides:
             self._asides.popleft()()
+            left -= 1
+            if left == 0 and not self.stopped:
+                self._attention.value = 1
+                break
 
     def stop(self, timeout_s: float) -> None:
         """Tell all peers that this process ends; nothing runs afterwards. Whoever is in a run is waited for so long."""
@@ -227,47 +269,147 @@ class Driver:
 
     def _once(self) -> None:
         now = self.now_ns()
+        self._collect(now)
+        self._admit(now)
+        # The peer waits for what was said just now, here and below.
+        self._work()
+        self.channel.flush()
+        hurry = now < self._hurry_until_ns
+        if not hurry:
+            self._take_time()
+        # Only when something is there: each system call in it lets go of the GIL, for 5 ms next to a busy program.
+        if (not hurry or now >= self._exchanged_ns + EXCHANGE_NS) and _nic.readable(self.exchanger.fileno()):
+            self._exchange(now)
+        self._timeouts(now)
+        self._tick(now)
+        self.channel.flush()
+        if self._backlog or (self._waiting and self._room() > 0):
+            self._attention.value = 1
+        if not self._attention.value:  # else the next run follows at once
+            self._arm_deadline()
+
+    def later(self, connection: Connection | None, call: Callable[..., None], *args: Any) -> None:
+        """Put at the end of what is to be handled."""
+        self._backlog.append((connection, call, args))
+        if connection is not None:
+            self._pending[connection] = self._pending.get(connection, 0) + 1
+
+    def _collect(self, now: int) -> None:
+        """Take what has come from everywhere, to be handled in this order. Pings are answered at once."""
+        later = self.later
         for _ in range(len(self._posted)):
-            call = self._posted.popleft()
-            try:
-                call()
-            except Exception:
-                logger.exception("a call posted to the failover driver failed")
+            later(None, self._posted.popleft())
         self._async_events()
         for nic in self._nics():
             for tag, err, step, _elapsed_ns in nic.worker.results():
-                self._command_done(tag, err, step)
+                entry = self._commands.pop(tag, None)
+                if entry is not None:
+                    later(entry[0], self._command_ended, entry, err, step)
         for kind, core, k, a, b, t_ns in _core.take_events():
             connection = self.connections.get(core)
             if connection is not None:
-                self.safely(connection, connection.core_event, kind, k, a, b, t_ns)
+                later(connection, connection.core_event, kind, k, a, b, t_ns)
         if _core.events_overflowed():
             logger.warning("more happened at once than there was room to note: looking at every QP")
             for connection in list(self.connections.values()):
-                self.safely(connection, connection.look_again)
-        # The peer waits for what was said just now, here and below.
-        self.channel.flush()
+                later(connection, connection.look_again)
         for path, said in self.channel.receive(now):
-            connection = self.by_secret.get(said.to)
-            peer = connection.peer if connection is not None else None
-            if (
-                connection is None
-                or peer is None
-                or int(peer.secret, 16) != said.sender
-                or isinstance(said.message, Ping)
-            ):
-                self.channel.unknown += 1
-                if connection is None and path is not None:
-                    self._say_bye(path, said)
-                continue
-            self.safely(connection, connection.handle_message, said.message)
-        self.channel.flush()
-        if now >= self._hurry_until_ns:
-            self._take_time()
-            self._exchange()
-        self._tick(now)
-        self.channel.flush()
-        self._arm_deadline()
+            self._hear(path, said)
+
+    def _work(self) -> None:
+        """Handle what was collected; what is too much for once when it was looked what came meanwhile."""
+        backlog, pending = self._backlog, self._pending
+        for _ in range(min(SLICE, len(backlog))):
+            if not backlog:
+                break
+            connection, call, args = backlog.popleft()
+            if connection is None:
+                try:
+                    call(*args)
+                except Exception:
+                    logger.exception("a call posted to the failover driver failed")
+            else:
+                left = pending.pop(connection, 1) - 1
+                if left:
+                    pending[connection] = left
+                if not connection.closed:
+                    self.safely(connection, call, *args)
+
+    def drop_backlog(self, connection: Connection) -> None:
+        """What has come for this connection, and is not handled yet, was about a life of its QP that is over."""
+        self._waiting.pop(connection, None)
+        self.arrived(connection)
+        if self._pending.pop(connection, 0):
+            kept = [entry for entry in self._backlog if entry[0] is not connection]
+            self._unread.difference_update(
+                entry[2][1] for entry in self._backlog if entry[0] is connection and entry[1] == self._read
+            )
+            self._backlog.clear()
+            self._backlog.extend(kept)
+
+    def _hear(self, path: Path | None, said: Entry) -> None:
+        """A message of a peer. One that lies here already is not taken again: the peer only lost patience."""
+        connection = self.by_secret.get(said.to)
+        peer = connection.peer if connection is not None else None
+        if (
+            connection is None
+            or peer is None
+            or int(peer.secret, 16) != said.sender
+            or isinstance(said.message, Ping)
+        ):
+            self.channel.unknown += 1
+            if connection is None and path is not None:
+                self._say_bye(path, said)
+        elif said not in self._unread:
+            self._unread.add(said)
+            self.later(connection, self._read, connection, said)
+
+    def _read(self, connection: Connection, said: Entry) -> None:
+        self._unread.discard(said)
+        assert not isinstance(said.message, Ping)
+        connection.handle_message(said.message)
+
+    # ---- one after the other ----------------------------------------------------------------------------------------
+
+    def in_turn(self, connection: Connection, begin: Callable[[], None]) -> None:
+        """Have a connection begin what is not urgent: at once, or when few others are in the middle of that."""
+        if self._waiting or self._room() <= 0:
+            if not self._waiting:
+                self._moved_ns = self.now_ns()
+            self._waiting[connection] = begin
+        else:
+            self._begin(connection, begin)
+
+    def is_going(self, connection: Connection) -> bool:
+        """Whether it began in its turn, and `arrived` is to be told."""
+        return connection in self._going
+
+    def arrived(self, connection: Connection) -> None:
+        """A connection has nothing more to do of what it began in its turn, or never will."""
+        if connection in self._going:
+            self._going.remove(connection)
+            if self._waiting:
+                self._moved_ns = self.now_ns()
+                self._attention.value = 1
+
+    def _room(self) -> int:
+        return UNDER_WAY - len(self._going)
+
+    def _begin(self, connection: Connection, begin: Callable[[], None]) -> None:
+        self._going.add(connection)
+        begin()
+        if connection.protocol is None:  # there was nothing to begin
+            self.arrived(connection)
+
+    def _admit(self, now: int) -> None:
+        """Let those begin for whom there is room; some in any case where nothing moves on."""
+        room = self._room()
+        if self._waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
+            room = TURN_COUNT
+        for connection in list(itertools.islice(self._waiting, max(0, room))):
+            self._moved_ns = now
+            self._going.add(connection)
+            self.later(connection, self._begin, connection, self._waiting.pop(connection))
 
     def _say_bye(self, path: Path, said: Entry) -> None:
         """Nobody of that name here (any more): our own BYE was lost, and the peer need not wait for its deadline."""
@@ -277,14 +419,37 @@ class Driver:
         nobody = PairAddress(bytes(16), 0, 0, 0, 1)
         self.channel.send(path, Entry(said.sender, said.to, Sync(0, 0, Phase.BYE, 0, False, nobody, 0)))
 
-    def _tick(self, now: int) -> None:
+    def _timeouts(self, now: int) -> None:
+        """What is due, except where something that may have come in time has not been looked at.
+
+        Where there is more to do than time, this gets a part of it: most of it is said again, and not needed.
+        """
+        if self._backlog and now < self._timeouts_ns:
+            return
+        began = self.now_ns()
+        left = SLICE
         while self._timers and self._timers[0][0] <= now:
             due, _, connection = heapq.heappop(self._timers)
-            if connection.timer_ns == due:
-                self.safely(connection, connection.on_time, now)
+            if connection.timer_ns != due:
+                continue
+            if connection in self._pending:
+                connection.timer_ns = None
+                self.schedule(connection, now + LATER_NS)
+                continue
+            self.safely(connection, connection.on_time, now)
+            left -= 1
+            if not left:
+                self._attention.value = 1
+                break
+        ended = self.now_ns()
+        self._timeouts_ns = ended + TIMEOUTS_SHARE * (ended - began)
         if now >= self._watch_ns and self.connections:
             self._watch_ns = now + WATCH_PERIOD_NS
             self._watch(now)
+
+    def _tick(self, now: int) -> None:
+        if self._looked_at and now >= self._look_ns:
+            self._look()
         self._next_ping_ns = self.channel.ping(now)
 
     def _watch(self, now: int) -> None:
@@ -318,10 +483,39 @@ class Driver:
             connection.timer_ns = due_ns
             heapq.heappush(self._timers, (due_ns, next(self._ticket), connection))
 
+    def look_at(self, connection: Connection, queues: list[tuple[Any, int]]) -> None:
+        """From now on look for completions in these (CQ, pair), for this connection's sake, and in none else.
+
+        Connections share CQs: a thousand of them in the middle of something cost one look at each CQ, not a thousand.
+        """
+        if queues and not self._looked_at:
+            self._look_ns = self.now_ns() + LOOK_NS
+        self._looked_at.update(queues)
+        for queue in self._looks.pop(connection, ()):
+            self._looked_at[queue] -= 1
+            if not self._looked_at[queue]:
+                del self._looked_at[queue]
+        if queues:
+            self._looks[connection] = queues
+
+    def _look(self) -> None:
+        began = self.now_ns()
+        for cq, k in list(self._looked_at):
+            try:
+                cq.drain(k)
+            except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing any more
+                logger.debug("a CQ of pair %d: %s", k, error)
+        ended = self.now_ns()
+        self._look_ns = ended + max(LOOK_NS, LOOK_SHARE * (ended - began))
+
     def _arm_deadline(self) -> None:
         times = [t for t in (self._timers[0][0] if self._timers else None, self._next_ping_ns) if t is not None]
         if self.connections:
             times.append(self._watch_ns)
+        if self._looked_at:
+            times.append(self._look_ns)
+        if self._waiting:
+            times.append(self._moved_ns + TURN_NS)
         if self._hurry_until_ns:
             times.append(self._hurry_until_ns)
         self.waiter.set_deadline(max(1, min(times)) if times else 0)
@@ -333,18 +527,18 @@ class Driver:
     ) -> None:
         """Have pair k's NIC carry out steps on its QP; done(errno, step) is called under the lock."""
         nic = connection.nic(k)
-        tag = next(self._ticket)
-        self._commands[tag] = (connection, connection.protocol, done)
+        entry = (connection, connection.protocol, done)
         pointer = connection.shadow.handle(k)
         if not pointer:
-            self.post(lambda: self._command_done(tag, errno.ENODEV, 0))
+            self.post(lambda: self._command_ended(entry, errno.ENODEV, 0))
             return
+        tag = next(self._ticket)
+        self._commands[tag] = entry
         nic.worker.submit(tag, pointer, steps)
 
-    def _command_done(self, tag: int, err: int, step: int) -> None:
-        entry = self._commands.pop(tag, None)
-        if entry is None:
-            return
+    def _command_ended(
+        self, entry: tuple[Connection, object, Callable[[int, int], None]], err: int, step: int
+    ) -> None:
         connection, life, done = entry
         if not connection.closed and connection.protocol is life:
             self.safely(connection, done, err, step)
@@ -438,10 +632,11 @@ class Driver:
             self.on_gids_changed(nic)
 
     def _fail_pairs(self, nic: Nic, port: int, reason: str, now: int) -> None:
+        why = f"{reason} on {nic.name}"
         for connection in list(self.connections.values()):
             for k in range(connection.n_pairs):
                 if connection.nic(k) is nic and connection.port(k) == port:
-                    self.safely(connection, connection.path_failed, k, f"{reason} on {nic.name}", now, True)
+                    self.later(connection, connection.path_failed, k, why, now, True)
 
     def port_ok(self, nic: Nic, port: int) -> bool:
         """Whether that port of `nic` is, as far as events told, active."""
@@ -498,21 +693,12 @@ class Driver:
             if not self.stopped:
                 self.exchanger.unwant(key)
 
-    def _exchange(self) -> None:
+    def _exchange(self, now: int) -> None:
+        self._exchanged_ns = now
         for event in self.exchanger.poll_events():
             match event:
                 case Found():
-                    if event.value is None:
-                        self._values.pop(event.key, None)
-                    elif event.key in self._wanted:
-                        self._values[event.key] = event.value
-                    for found in list(self._wanted.get(event.key, ())):
-                        try:
-                            found(event.value)
-                        except RecordError as error:
-                            logger.warning("ignored: %s", error)
-                        except Exception:
-                            logger.exception("what stands under %s could not be used", event.key)
+                    self.later(None, self._found, event)
                 case Rejected():
                     logger.warning("ignored: %s", event.reason)
                     for connection in list(self.connections.values()):
@@ -524,6 +710,19 @@ class Driver:
                     for connection in list(self.connections.values()):
                         if (connection.why or "").startswith("etcd is away"):
                             connection.set_why("etcd is back; waiting for the peer's entry")
+
+    def _found(self, event: Found) -> None:
+        if event.value is None:
+            self._values.pop(event.key, None)
+        elif event.key in self._wanted:
+            self._values[event.key] = event.value
+        for found in list(self._wanted.get(event.key, ())):
+            try:
+                found(event.value)
+            except RecordError as error:
+                logger.warning("ignored: %s", error)
+            except Exception:
+                logger.exception("what stands under %s could not be used", event.key)
 
     def peer_keys(self, gid: str) -> PeerKeys:
         """The memory keys behind one peer port."""

@@ -292,7 +292,8 @@ class Pairing:
 
     def _path_changed(self, path: Path) -> None:
         if self.connection.protocol is not None:
-            self.driver.safely(self.connection, self.connection.path_changed, path)
+            # One by one, in turn with what else is to be done: a path may have a thousand users.
+            self.driver.later(self.connection, self.connection.path_changed, path)
         elif self._paths:
             self._start_if_ready()
 
@@ -301,7 +302,7 @@ class Pairing:
         for path in paths:
             self.driver.channel.close_path(path, self._path_changed)
 
-    def _start_if_ready(self) -> None:
+    def _start_if_ready(self, my_turn: bool = False) -> None:
         c, mine, theirs = self.connection, self._mine, self._theirs
         if c.closed or c.protocol is not None or mine is None or theirs is None:
             return
@@ -312,7 +313,10 @@ class Pairing:
         if not usable:
             c.set_why(f"no control path to the peer: {self._paths[0].failed}")
             return
-        c.paired(mine, theirs, self._paths)
+        if mine.begins_arm(theirs) and not my_turn:
+            self.driver.in_turn(c, functools.partial(self._start_if_ready, my_turn=True))
+        else:
+            c.paired(mine, theirs, self._paths)
 
     # ---- memory keys ------------------------------------------------------------------------------------------------
 

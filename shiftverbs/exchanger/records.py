@@ -297,6 +297,10 @@ class QpRecord:
             and self.peer_secret == other.secret
         )
 
+    def begins_arm(self, other: QpRecord) -> bool:
+        """Which of two paired QPs begins ARM; both sides see it alike."""
+        return (self.instance, self.secret) < (other.instance, other.secret)
+
 
 @dataclass(frozen=True)
 class MrRecord:

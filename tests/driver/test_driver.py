@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import sys
 import weakref
@@ -12,15 +13,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core, _nic
 from shiftverbs import driver as driver_module
+from shiftverbs import events as ev
 from shiftverbs.config import Config
-from shiftverbs.control import Entry
-from shiftverbs.control_channel import RETRY_FIRST_NS, ControlChannel
-from shiftverbs.driver import WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.control import Entry, Ping
+from shiftverbs.control_channel import RETRY_FIRST_NS, TRUST_NS, ControlChannel
+from shiftverbs.driver import (
+    EXCHANGE_NS,
+    HURRY_NS,
+    LATER_NS,
+    LOOK_NS,
+    LOOK_SHARE,
+    PINGS_UNTIL_DEAD,
+    QUIET_PING_NS,
+    SLICE,
+    TURN_COUNT,
+    TURN_NS,
+    UNDER_WAY,
+    WATCH_AT_ONCE,
+    WATCH_PERIOD_NS,
+    Driver,
+)
 from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.exchanger.records import ControlEndpoint
+from shiftverbs.fence import Fence
 from shiftverbs.messages import Arm, ArmStep, PairAddress, Phase
 from shiftverbs.runtime import Runtime
 
@@ -147,6 +166,7 @@ def test_a_removed_device_stops_nobody_else(
 def test_a_bug_in_one_connection_costs_the_others_nothing(driver: Driver, nic: Any) -> None:
     both = [add(driver, Connection(nic, bug=True)), add(driver, Connection(nic))]
     driver._on_async(nic, driver_module.EVENT_PORT_ERR, 1)
+    driver.run()
     assert all("path_failed" in each.told for each in both)
     assert "give_up" in both[0].told and "give_up" not in both[1].told
 
@@ -155,6 +175,7 @@ def test_a_port_event_is_about_its_own_port(driver: Driver, nic: Any) -> None:
     """One NIC with two ports, a QP on each: the other one's path has not failed."""
     first, second = add(driver, Connection(nic)), add(driver, Connection(nic, port=2))
     driver._on_async(nic, driver_module.EVENT_PORT_ERR, 2)
+    driver.run()
     assert "path_failed" in second.told and "path_failed" not in first.told
     assert driver.port_ok(nic, 1) and not driver.port_ok(nic, 2)
     driver._on_async(nic, driver_module.EVENT_PORT_ACTIVE, 2)
@@ -171,6 +192,274 @@ def test_a_thousand_idle_qps_are_looked_at_in_turns(driver: Driver, nic: Any, cl
         looks = seen
         clock.now += WATCH_PERIOD_NS
     assert all(each.told == ["watch"] for each in many)
+
+
+class Queue:
+    """A CQCore: counts the looks at it."""
+
+    def __init__(self, dead: bool = False) -> None:
+        self.looks: list[int] = []
+        self.dead = dead
+
+    def drain(self, k: int) -> int:
+        self.looks.append(k)
+        if self.dead:
+            raise PyverbsRDMAError("Failed to poll CQ", errno.EIO)
+        return 0
+
+
+def test_a_thousand_qps_in_a_procedure_cost_one_look_at_each_cq(driver: Driver, clock: SimpleNamespace) -> None:
+    """They share their CQs: what is looked at, and how often, does not depend on how many want it."""
+    queue, other = Queue(), Queue(dead=True)
+    many: list[Any] = [Connection(None) for _ in range(1000)]
+    for each in many:
+        driver.look_at(each, [(queue, 0), (queue, 1), (other, 1)])
+    driver.run()
+    assert queue.looks == []
+    for turn in range(1, 4):
+        clock.now += LOOK_NS
+        driver.run()
+        assert sorted(queue.looks) == sorted([0, 1] * turn) and len(other.looks) == turn
+    for each in many[1:]:
+        driver.look_at(each, [])
+    driver.look_at(many[0], [(queue, 1)])
+    clock.now += LOOK_NS
+    driver.run()
+    assert sorted(queue.looks) == [0, 0, 0, 1, 1, 1, 1] and len(other.looks) == 3
+    driver.look_at(many[0], [])
+    clock.now += LOOK_NS
+    driver.run()
+    assert len(queue.looks) == 7 and not driver._looks and not driver._looked_at
+
+
+def test_looks_take_a_part_of_the_time_only(driver: Driver, clock: SimpleNamespace) -> None:
+    """Each of a thousand QPs with a CQ of its own, and each look slow: they come less often."""
+
+    class Slow(Queue):
+        def drain(self, k: int) -> int:
+            clock.now += 10 * LOOK_NS
+            return super().drain(k)
+
+    slow = Slow()
+    driver.look_at(Connection(None), [(slow, 0)])
+    clock.now += LOOK_NS
+    driver.run()
+    assert len(slow.looks) == 1
+    clock.now += (LOOK_SHARE - 1) * 10 * LOOK_NS
+    driver.run()
+    assert len(slow.looks) == 1
+    clock.now += 10 * LOOK_NS
+    driver.run()
+    assert len(slow.looks) == 2
+
+
+def slow_work(driver: Driver, nic: Any, clock: SimpleNamespace, count: int, each_ns: int) -> list[Connection]:
+    """Have so many connections hear that a port failed, which takes each of them so long."""
+
+    class Slow(Connection):
+        def path_failed(self, *args: Any) -> None:
+            clock.now += each_ns
+            self.told.append("path_failed")
+
+    many = [add(driver, Slow(nic)) for _ in range(count)]
+    driver._on_async(nic, driver_module.EVENT_PORT_ERR, 1)
+    return many
+
+
+def failed(many: list[Connection]) -> int:
+    return sum("path_failed" in each.told for each in many)
+
+
+def test_pings_are_answered_while_a_thousand_qps_fail(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """Otherwise the peer takes the other path for dead as well, because we are busy leaving this one."""
+    from shiftverbs import control
+
+    port = with_port(driver.channel, nic)
+    driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
+    nic.worker.work()
+    driver.run()
+    answered: list[int] = []
+    clock.now += WATCH_PERIOD_NS
+    many = slow_work(driver, nic, clock, 10 * SLICE, 10**6)
+
+    def send(ah: int, qpn: int, qkey: int, message: bytes) -> bool:
+        for entry in control.decode(message):
+            if isinstance(entry.message, Ping) and entry.message.answer:
+                answered.append(failed(many))
+        return True
+
+    def recv() -> list[Any]:
+        entry = Entry(0, 0, Ping(len(answered) + 1, False))
+        return [(data, 7, bytes.fromhex(GID.replace(":", ""))) for data in control.encode([entry], 4096)]
+
+    port.send, port.recv = send, recv  # type: ignore[method-assign]
+    driver.run()
+    assert all(each.told.count("path_failed") == 1 for each in many)
+    assert answered[:10] == [SLICE * turn for turn in range(1, 11)]
+
+
+def test_no_deadline_passes_while_what_came_in_time_waits(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    """A thousand answers that lie here are not late, however long the first of them take. Others' deadlines are."""
+    many = slow_work(driver, nic, clock, 3 * SLICE, 10**6)
+    waits, other = many[SLICE + 1], Connection(nic)
+    seen: dict[Any, int] = {}
+    for each in (waits, other):
+        each.timer_ns = None  # type: ignore[attr-defined]
+        each.on_time = lambda now, each=each: seen.setdefault(each, failed(many))  # type: ignore[attr-defined]
+        driver.schedule(each, clock.now)  # type: ignore[arg-type]
+    driver.run()
+    clock.now += LATER_NS
+    driver.run()
+    assert seen[other] == SLICE and seen[waits] >= 2 * SLICE
+    assert not driver._pending
+
+
+def test_what_is_said_again_while_it_lies_here_is_heard_once(driver: Driver, nic: Any) -> None:
+    """A peer that loses patience with us must not give us more to do."""
+    from shiftverbs import control
+
+    port = with_port(driver.channel, nic)
+    driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
+    nic.worker.work()
+    driver.run()
+    heard: list[Any] = []
+    one: Any = add(driver, Connection(nic))
+    one.peer = SimpleNamespace(secret=f"{22:016x}")
+    one.handle_message = heard.append
+    driver.by_secret[11] = one
+    somebody = PairAddress(bytes(16), 0, 1, 0, 3)
+    first, second = (Arm(ArmStep.REQ, 0, 1, number, somebody) for number in (1, 2))
+
+    def arrive(*messages: Any) -> None:
+        entries = [Entry(11, 22, message) for message in messages]
+        port.inbox = [
+            (data, 7, bytes.fromhex(GID.replace(":", ""))) for data in control.encode(entries, 4096)
+        ]
+
+    arrive(first, second, first, first)
+    driver.run()
+    assert heard == [first, second]
+    arrive(first)
+    driver.run()
+    assert heard == [first, second, first] and not driver._unread
+    arrive(second)
+    driver._collect(0)
+    driver.drop_backlog(one)
+    driver.run()
+    assert heard == [first, second, first] and not driver._unread and not driver._pending
+
+
+def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
+    """A thousand QPs that may go home: so many are under way, the others follow as these arrive."""
+    many: list[Any] = [Connection(nic) for _ in range(1000)]
+    begun: list[Any] = []
+    for each in many:
+        driver.in_turn(each, functools.partial(begun.append, each))
+    driver.run()
+    assert begun == many[:UNDER_WAY]
+    many[UNDER_WAY].closed = True
+    driver.drop_backlog(many[UNDER_WAY + 1])
+    for each in many[:3]:
+        assert driver.is_going(each)
+        driver.arrived(each)
+    driver.run()
+    assert begun == many[:UNDER_WAY] + many[UNDER_WAY + 2 : UNDER_WAY + 4]
+    driver.drop_backlog(many[UNDER_WAY])  # it was closed when its turn came
+    driver.run()
+    arrived = 3
+    while arrived < len(begun):
+        driver.arrived(begun[arrived])
+        arrived += 1
+        driver.run()
+    assert len(begun) == 998 and not driver._waiting and not driver._going
+
+
+def test_who_is_under_way_for_long_keeps_nobody_waiting(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """A MOVE may wait for the application's next post: others come home all the same."""
+    many: list[Any] = [Connection(nic) for _ in range(UNDER_WAY + 3 * TURN_COUNT)]
+    begun: list[Any] = []
+    for each in many:
+        driver.in_turn(each, functools.partial(begun.append, each))
+    for turns in range(4):
+        driver.run()
+        assert begun == many[: UNDER_WAY + turns * TURN_COUNT]
+        driver.run()
+        assert begun == many[: UNDER_WAY + turns * TURN_COUNT]
+        clock.now += TURN_NS
+
+
+def test_what_came_for_a_life_that_is_over_is_dropped(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    first, second = slow_work(driver, nic, clock, 2, 10**6)
+    driver.drop_backlog(first)  # type: ignore[arg-type]
+    driver.run()
+    assert "path_failed" not in first.told and "path_failed" in second.told
+
+
+def test_a_long_hurry_does_not_keep_the_keys_of_memory_away(
+    driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a thousand QPs switch one after the other, some may wait for a key of the peer's memory."""
+    began = clock.now
+    looked: list[int] = []
+    monkeypatch.setattr(_nic, "readable", lambda fd: True)
+    driver.exchanger.poll_events = lambda: looked.append(clock.now - began) or []  # type: ignore[method-assign]
+    for _ in range(30):
+        driver.hurry(clock.now)
+        driver.run()
+        clock.now += HURRY_NS // 2
+    driver.restore_switch_interval()
+    assert looked == [EXCHANGE_NS, 2 * EXCHANGE_NS]
+
+
+def fence_of(driver: Driver, nic: Any, deadline_ns: int) -> tuple[Fence, list[Any]]:
+    """A fence of pair 0 of a QP on `nic`, and where its end will be told."""
+    ends: list[Any] = []
+    core = SimpleNamespace(
+        begin_fence=lambda k: None, post_marker=lambda k: 0, fence_state=lambda k: (False, False),
+        counters=lambda: (0, 0, 0), unsafe_reason=lambda cqes_lost: None,
+    )  # fmt: skip
+    connection: Any = Connection(nic)
+    connection.driver, connection.core, connection.timer_ns = driver, core, None
+    connection.rebuild = SimpleNamespace(call_off=lambda k: None)
+    connection.device = lambda k: nic.name
+    connection.fence_over = ends.append
+    connection.fence = Fence(connection, ev.Fence(1, (0,), deadline_ns))
+    connection.fence.begin()
+    return connection.fence, ends
+
+
+def test_a_fence_waits_for_its_turn_at_a_nic_that_works(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    """A thousand QPs fail together: the last command stands behind 999 others, and the NIC hangs at none of them."""
+    hangs = [False]
+    nic.hangs = lambda longer_than_s: hangs[0]
+    fence, ends = fence_of(driver, nic, clock.now + 10**9)
+    for _ in range(50):
+        assert fence.due_ns > clock.now
+        clock.now = fence.due_ns
+        fence.tick(clock.now)
+    assert ends == [] and clock.now > 10**9 + 2 * 10**9
+    hangs[0] = True
+    clock.now = fence.due_ns
+    fence.tick(clock.now)
+    assert isinstance(ends[0], ev.FenceHung) and "did not bring the QP to ERR" in ends[0].reason
+
+
+def test_a_late_answer_leaves_time_for_the_flush(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """The NIC, or we, were busy: the deadline is over when the command comes back, but nothing hangs."""
+    fence, ends = fence_of(driver, nic, clock.now + 10**9)
+    clock.now += 10**9
+    fence._erred(0, 0, 1)
+    fence.tick(clock.now)
+    assert ends == []
+    while not ends:
+        assert clock.now < 5 * 10**9
+        clock.now = fence.due_ns
+        fence.tick(clock.now)
+    assert isinstance(ends[0], ev.FenceHung) and "did not flush" in ends[0].reason
 
 
 def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any) -> None:
@@ -277,6 +566,69 @@ def test_an_address_handle_is_made_again(driver: Driver, nic: Any, clock: Simple
     driver.run()
     nic.worker.work()
     assert port.gone == [1, 2, 3], "one that was being made when the path was closed is destroyed too"
+
+
+def test_a_pair_that_answers_is_not_suspected_again_and_again(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    """A thousand QPs that fail there one after the other: each time every one of them would have to be told."""
+    with_port(driver.channel, nic)
+    told: list[bool | None] = []
+    path = driver.channel.open_path(
+        nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: told.append(path.told)
+    )
+    nic.worker.work()
+    driver.run()
+    path.users[0](path)
+    told.clear()
+
+    def answered() -> None:
+        clock.now += QUIET_PING_NS
+        driver.channel.ping(clock.now)
+        path.ping.handle_pong(path.asked, clock.now)
+        driver.channel._tell(path)
+
+    answered()
+    assert told == [True]
+    for _ in range(1000):
+        driver.channel.suspect(path, clock.now)
+        driver.channel.ping(clock.now)
+        path.ping.handle_pong(path.asked, clock.now)
+        driver.channel._tell(path)
+    assert told == [True, False, True]
+    clock.now += TRUST_NS
+    driver.channel.suspect(path, clock.now)
+    assert told == [True, False, True, False]
+
+
+def test_who_has_much_to_say_is_not_taken_for_dead(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """A busy peer answers a ping late. But one that counts as dead has to answer, whatever else it says."""
+    from shiftverbs import control
+
+    port = with_port(driver.channel, nic)
+    path = driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
+    nic.worker.work()
+    driver.run()
+    somebody = PairAddress(bytes(16), 0, 1, 0, 3)
+
+    def time_passes(say: bool) -> None:
+        clock.now += QUIET_PING_NS
+        if say:
+            entry = Entry(11, 22, Arm(ArmStep.RTU, 0, 1, 1, somebody))
+            port.inbox = [
+                (data, 7, bytes.fromhex(GID.replace(":", ""))) for data in control.encode([entry], 4096)
+            ]
+        driver.run()
+
+    for _ in range(3 * PINGS_UNTIL_DEAD):
+        time_passes(say=True)
+    assert path.ping.alive
+    for _ in range(2 * PINGS_UNTIL_DEAD):
+        time_passes(say=False)
+    assert path.ping.alive is False
+    for _ in range(2 * PINGS_UNTIL_DEAD):
+        time_passes(say=True)
+    assert path.ping.alive is False
 
 
 def test_a_peer_whose_qp_is_gone_here_is_told(driver: Driver, nic: Any) -> None:
