@@ -222,6 +222,8 @@ def test_wrong_arguments(world: World) -> None:
     ):
         with pytest.raises(TypeError):
             call()
+    with pytest.raises(TypeError, match="Argument 'attr' has incorrect type"):
+        _core.CQCursor(world.scq, world.scqs[0].ptr).start_poll(3)
     with pytest.raises(IndexError):
         builder.wr_set_sge_list(2, [])
     with pytest.raises(OverflowError):
