@@ -502,9 +502,9 @@ cdef class CQCore:
             rc = ibv_req_notify_cq(self.c.hw[self.c.order[i]], solicited)
             if rc != 0 and not self.guards():
                 raise PyverbsRDMAError(f'Request notify CQ returned {rc}', rc)
-        self.c.rearmed |= self.c.armed
+        self.c.solicited_only = solicited and (self.c.solicited_only or not self.c.armed)
+        self.c.rearmed += self.c.armed
         self.c.armed = 1
-        self.c.solicited_only = solicited
         if self.c.count:
             cq_signal(&self.c)
 

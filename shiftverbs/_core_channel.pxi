@@ -185,8 +185,9 @@ cdef class ChannelCore:
                     state = <CQState *><uintptr_t>slot.value
                     if not state.rearmed:
                         channel_forget(state)  # the same arming's
-                    state.armed = state.rearmed
-                    state.rearmed = 0
+                    state.armed = state.rearmed > 0
+                    if state.rearmed:
+                        state.rearmed -= 1
                     return (<object>state.owner, k, <uintptr_t>cq)
                 if k == 0:
                     return (None, 0, <uintptr_t>cq)

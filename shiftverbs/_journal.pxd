@@ -118,7 +118,7 @@ ctypedef struct CQState:
     uint32_t first
     uint32_t count
     int armed
-    int rearmed            # armed again before the event of the arming before was taken
+    uint32_t rearmed       # so often armed again before the event of the arming before was taken
     int solicited_only
     int quiet              # > 0: what enters the buffer needs no synthetic event
     int is_pending

@@ -365,3 +365,35 @@ def test_armed_again_before_the_event_is_taken(w: World) -> None:
     assert w.channel.wait(0)[0] is w.scq
     assert w.poll() == [(2, RETRY_EXC)]
     assert w.channel.wait(0) == (None, -1, 0) and not readable(w.channel.fd)
+
+
+def test_an_arming_whose_forerunners_events_are_all_taken(w: World) -> None:
+    """It stands: of what comes on another NIC after a failover there is an event."""
+    for i in range(3):
+        w.scq.req_notify()
+        w.rcq.req_notify()
+        w.recv(10 + i)
+        w.send(i)
+        if i < 2:
+            w.hw[0].complete()
+            w.hw[0].receive()
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS), (10, SUCCESS), (11, SUCCESS)]
+    for _ in range(4):
+        assert w.channel.wait(0)[0] is not None
+    assert w.channel.wait(0) == (None, -1, 0) and w.scq.armed and w.rcq.armed
+    w.scq.set_active(1, True)
+    w.rcq.set_active(1, True)
+    assert w.qp.open_recv(1) == 0
+    w.hw[1].receive()
+    assert w.channel.wait(0) == (w.rcq, 1, w.rcqs[1].ptr)
+
+
+def test_solicited_only_takes_nothing_back(w: World) -> None:
+    """Armed for any completion and then for solicited ones: the first request stands, on a NIC that joins too."""
+    w.rcq.req_notify()
+    w.rcq.req_notify(True)
+    w.recv(5)
+    w.rcq.set_active(1, True)
+    assert w.qp.open_recv(1) == 0
+    w.hw[1].receive()
+    assert w.channel.wait(0) == (w.rcq, 1, w.rcqs[1].ptr)

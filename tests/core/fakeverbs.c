@@ -66,7 +66,7 @@ struct fv_cq {
     uint32_t slots;
     uint32_t first;
     uint32_t count;
-    int armed;
+    int armed; // 1: for any completion, 2: for a solicited one or an error
     int fail_errno;
     unsigned int acked;
     unsigned int polls;
@@ -90,7 +90,7 @@ EXPORT void fv_push(struct fv_cq *cq, const struct ibv_wc *wc) {
         cq->first = 0;
     }
     cq->wcs[(cq->first + cq->count++) & (cq->slots - 1)] = *wc;
-    if (cq->armed && cq->cq.channel) {
+    if ((cq->armed == 1 || (cq->armed && wc->status)) && cq->cq.channel) {
         struct fv_channel *channel = (struct fv_channel *)cq->cq.channel;
         void *event = cq;
         cq->armed = 0;
@@ -201,11 +201,11 @@ static int poll_cq(struct ibv_cq *ibcq, int n, struct ibv_wc *wc) {
 
 static int req_notify(struct ibv_cq *ibcq, int solicited_only) {
     struct fv_cq *cq = (struct fv_cq *)ibcq;
-    (void)solicited_only;
     cq->arms++;
     if (cq->fail_errno)
         return cq->fail_errno;
-    cq->armed = 1;
+    if (!solicited_only || !cq->armed) // a request for any completion stands
+        cq->armed = solicited_only ? 2 : 1;
     return 0;
 }
 
