@@ -55,7 +55,7 @@ from shiftverbs.pyverbs_abi cimport (
 import math
 import os
 
-from pyverbs.cq import PollCqAttr
+from pyverbs.cq import PollCqAttr as _PollCqAttr
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
 

@@ -65,7 +65,7 @@ cdef class CQCursor:
     def start_poll(self, attr) -> int:
         """pyverbs' CQEX.start_poll: go to the oldest completion. 0; ENOENT where there is none; or another errno."""
         if attr is not None:
-            if not isinstance(attr, PollCqAttr):
+            if not isinstance(attr, _PollCqAttr):
                 raise TypeError(f"Argument 'attr' has incorrect type (expected pyverbs.cq.PollCqAttr, got "
                                 f"{type(attr).__name__})")
             if attr.comp_mask:
