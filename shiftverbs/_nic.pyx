@@ -36,9 +36,12 @@ from libc.string cimport memcpy, memset, strcmp
 from posix.unistd cimport close as posix_close, getpid, read as posix_read, write as posix_write
 
 import atexit
+import logging
 import os
 import weakref
 from concurrent.futures import Future
+
+logger = logging.getLogger("shiftverbs.nic")
 
 
 cdef extern from "<errno.h>" nogil:

@@ -10,7 +10,7 @@
 # - A Command's `tag` is a counted reference to a Python object: whatever the caller gave, or the job. It is
 #   dropped only with the GIL: by results(), by the job's own thread, by stop() and by __dealloc__. Who dies
 #   with the process or in a forked child keeps them.
-# - The QP of a command must outlive it: drain(qp) or pending(qp) before destroying it.
+# - The QP of a command must outlive it: drain(qp) or pending(qp) before destroying it, or queue that too.
 #
 # stop(): commands that have not begun get ECANCELED as their result, jobs that have not begun are cancelled,
 #     the one under way is waited for until the timeout. If it hangs, the thread is left with the state it
@@ -25,7 +25,8 @@ cdef struct Command:
     Command *next
     void *tag
     int is_job
-    ibv_qp *qp
+    int kind                   # of what a destroy() takes away, else 0
+    void *target               # ibv_qp of a submit(), whatever a destroy() takes away
     ModifyStep *steps
     int n_steps
     int err
@@ -121,20 +122,54 @@ cdef void worker_announce(WorkerState *worker) noexcept nogil:
 
 
 cdef void run_job(void *job) noexcept with gil:
-    """Carry out a Python job and drop it. Everything it raises goes into its Future."""
+    """Carry out a Python job and drop it. Everything it raises goes into its Future, or the log if it has none."""
     cdef object owned = <object>job
     Py_DECREF(owned)
     future, fn, args, kwargs = owned
-    if not future.set_running_or_notify_cancel():
+    if future is not None and not future.set_running_or_notify_cancel():
         return
     try:
         result = fn(*args, **kwargs)
     except BaseException as error:
-        future.set_exception(error)
+        if future is None:
+            logger.exception("a job on a NIC's thread failed")
+        else:
+            future.set_exception(error)
         # Error -> traceback -> this frame -> future -> error would be a cycle.
         future = None
     else:
-        future.set_result(result)
+        if future is not None:
+            future.set_result(result)
+
+
+cdef enum:
+    KIND_PD = 1
+    KIND_MR
+    KIND_CHANNEL
+    KIND_CQ
+    KIND_QP
+
+_KINDS = {
+    "PD": KIND_PD, "MR": KIND_MR, "completion channel": KIND_CHANNEL, "CQ": KIND_CQ, "QP": KIND_QP,
+}
+
+
+cdef int destroy_object(int kind, void *target) noexcept nogil:
+    """The verb that takes away an object of this kind; errno."""
+    cdef int err = EINVAL
+    if kind == KIND_PD:
+        err = ibv_dealloc_pd(<ibv_pd *>target)
+    elif kind == KIND_MR:
+        err = ibv_dereg_mr(<ibv_mr *>target)
+    elif kind == KIND_CHANNEL:
+        err = ibv_destroy_comp_channel(<ibv_comp_channel *>target)
+    elif kind == KIND_CQ:
+        err = ibv_destroy_cq(<ibv_cq *>target)
+    elif kind == KIND_QP:
+        err = ibv_destroy_qp(<ibv_qp *>target)
+    if err < 0:
+        err = errno if errno > 0 else EIO
+    return err
 
 
 cdef void *worker_main(void *argument) noexcept nogil:
@@ -172,7 +207,10 @@ cdef void *worker_main(void *argument) noexcept nogil:
             continue
         pthread_mutex_unlock(&worker.lock)
         done = 0
-        err = run_steps(command.qp, command.steps, command.n_steps, &done)
+        if command.kind:
+            err = destroy_object(command.kind, command.target)
+        else:
+            err = run_steps(<ibv_qp *>command.target, command.steps, command.n_steps, &done)
         pthread_mutex_lock(&worker.lock)
         command.err = err
         command.done_steps = done
@@ -194,15 +232,15 @@ cdef void *worker_main(void *argument) noexcept nogil:
     return NULL
 
 
-cdef int count_pending(WorkerState *worker, ibv_qp *qp) noexcept nogil:
-    """Commands not finished, under the lock: of one QP, or everything (jobs too) if qp is NULL."""
+cdef int count_pending(WorkerState *worker, void *target) noexcept nogil:
+    """Commands not finished, under the lock: of one QP or other object, or everything (jobs too) if NULL."""
     cdef int n = 0
     cdef Command *command = worker.head
     while command != NULL:
-        if qp == NULL or command.qp == qp:
+        if target == NULL or command.target == target:
             n += 1
         command = command.next
-    if worker.current != NULL and (qp == NULL or worker.current.qp == qp):
+    if worker.current != NULL and (target == NULL or worker.current.target == target):
         n += 1
     return n
 
@@ -298,7 +336,9 @@ cdef class NicWorker:
             command = waiting
             waiting = command.next
             if command.is_job:
-                futures.append((<object>command.tag)[0])
+                future = (<object>command.tag)[0]
+                if future is not None:
+                    futures.append(future)
                 Py_DECREF(<object>command.tag)
                 command_free(command)
             else:
@@ -362,7 +402,30 @@ cdef class NicWorker:
         except MemoryError:
             free(command)
             raise
-        command.qp = <ibv_qp *>qp
+        command.target = <void *>qp
+        Py_INCREF(tag)
+        command.tag = <void *>tag
+        if not self._queue(command):
+            self._finish_cancelled(command)
+
+    def destroy(self, tag, str kind not None, uintptr_t pointer):
+        """Queue the end of an object, in the same order as everything else. Never blocks; needs no GIL to be done.
+
+        After stop() the result is ECANCELED at once, and the object stays.
+
+        :param tag: any object; comes back in the result
+        :param kind: "PD", "MR", "completion channel", "CQ" or "QP"
+        :param pointer: of the object, which is the worker's from now on; drain(pointer) waits until it is gone
+        """
+        cdef Command *command
+        cdef int code = _KINDS[kind]
+        self._check()
+        need(pointer, "pointer")
+        command = <Command *>calloc(1, sizeof(Command))
+        if command == NULL:
+            raise MemoryError()
+        command.kind = code
+        command.target = <void *>pointer
         Py_INCREF(tag)
         command.tag = <void *>tag
         if not self._queue(command):
@@ -388,11 +451,23 @@ cdef class NicWorker:
         :return: concurrent.futures.Future with what fn returns or raises; cancelled by stop(). Its callbacks
             run in the NIC's thread
         """
-        cdef Command *command
         self._check()
         future = Future()
-        job = (future, fn, args, kwargs)
-        command = <Command *>calloc(1, sizeof(Command))
+        if not self._queue_job((future, fn, args, kwargs)):
+            cancel_futures([future])
+        return future
+
+    def post(self, fn, *args):
+        """Queue a Python job as `call` does, but one whose end nobody waits for; cheaper. What it raises is logged.
+
+        :return: whether it was queued; False after stop(). stop() drops what has not begun
+        """
+        self._check()
+        return self._queue_job((None, fn, args, {})) != 0
+
+    cdef int _queue_job(self, tuple job) except -1:
+        """Hand a job to the thread; 0 if that has been stopped."""
+        cdef Command *command = <Command *>calloc(1, sizeof(Command))
         if command == NULL:
             raise MemoryError()
         command.is_job = 1
@@ -401,8 +476,8 @@ cdef class NicWorker:
         if not self._queue(command):
             Py_DECREF(job)
             command_free(command)
-            cancel_futures([future])
-        return future
+            return 0
+        return 1
 
     def results(self):
         """Take what has finished, in order.
@@ -422,7 +497,7 @@ cdef class NicWorker:
         if self.worker.pid != getpid():
             return 0
         pthread_mutex_lock(&self.worker.lock)
-        n = count_pending(self.worker, <ibv_qp *>qp)
+        n = count_pending(self.worker, <void *>qp)
         pthread_mutex_unlock(&self.worker.lock)
         return n
 
@@ -442,7 +517,7 @@ cdef class NicWorker:
         worker.head = worker.tail = NULL
         while command != NULL:
             following = command.next
-            if command.qp == <ibv_qp *>qp:
+            if command.target == <void *>qp and not command.kind:
                 command.err = ECANCELED
                 append(&worker.done_head, &worker.done_tail, command)
                 cancelled += 1
@@ -455,18 +530,24 @@ cdef class NicWorker:
             worker_announce(worker)
         return cancelled
 
-    cdef int _wait(self, ibv_qp *qp, bint for_exit, int64_t deadline) except -1:
-        """Wait without the GIL until nothing of qp is pending, or the thread has ended; 1 if so, 0 at the
+    cdef int _wait(self, void *target, bint for_exit, int64_t deadline) except -1:
+        """Wait without the GIL until nothing of target is pending, or the thread has ended; 1 if so, 0 at the
         deadline."""
         cdef WorkerState *worker = self.worker
         cdef int64_t until
         cdef int there = 0
+        # Who gives up the GIL may wait long to have it back.
+        pthread_mutex_lock(&worker.lock)
+        there = worker.exited if for_exit else count_pending(worker, target) == 0
+        pthread_mutex_unlock(&worker.lock)
+        if there:
+            return 1
         while True:
             with nogil:
                 until = min(deadline, sv_now_ns() + SIGNAL_CHECK_NS)
                 pthread_mutex_lock(&worker.lock)
                 while True:
-                    there = worker.exited if for_exit else count_pending(worker, qp) == 0
+                    there = worker.exited if for_exit else count_pending(worker, target) == 0
                     if there or sv_cond_wait_until(&worker.progress, &worker.lock, until) != 0:
                         break
                 pthread_mutex_unlock(&worker.lock)
@@ -478,6 +559,7 @@ cdef class NicWorker:
     def drain(self, uintptr_t qp=0, timeout_s=None):
         """Wait, without the GIL, until no command of a QP (0: nothing at all) is queued or under way.
 
+        :param qp: ibv_qp pointer, or that of any object given to destroy
         :param timeout_s: seconds; None = for ever
         :return: whether that is so now
         :raises RuntimeError: called from this worker's own job, which would wait for itself
@@ -489,7 +571,7 @@ cdef class NicWorker:
             return True
         if worker.thread_id == sv_thread_id():
             raise RuntimeError("drain() from a job of the same NicWorker")
-        return self._wait(<ibv_qp *>qp, False, deadline) != 0
+        return self._wait(<void *>qp, False, deadline) != 0
 
     def stop(self, timeout_s=5.0):
         """Cancel what has not begun and wait for the thread to end. Again and again is allowed.

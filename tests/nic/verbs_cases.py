@@ -8,10 +8,12 @@ import gc
 import mmap
 import os
 import select
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from fakes import calls, in_child, library, until
+from fakes import calls, in_child, library, n_calls, until
 
 from shiftverbs import _nic
 from shiftverbs.softrnic import faults
@@ -150,6 +152,72 @@ def case_worker_brings_an_rc_pair_up() -> None:
     assert worker.stop()
     for qp, _ in ends:
         _nic.destroy_qp(qp)
+    _nic.destroy_cq(cq)
+    _nic.dealloc_pd(pd)
+    _nic.close_device(ctx)
+
+
+def case_worker_takes_everything_away_without_the_gil() -> None:
+    ctx = _nic.open_device("soft0")
+    pd = _nic.alloc_pd(ctx)
+    memory = mmap.mmap(-1, 4096)
+    addr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    mr, _, _ = _nic.reg_mr(pd, addr, 4096, addr, LOCAL_WRITE)
+    channel, _ = _nic.create_channel(ctx)
+    cq, _ = _nic.create_cq(ctx, 10, channel)
+    qp, _, _ = _nic.create_qp(pd, cq, cq, CAPS)
+    worker = _nic.NicWorker("soft0")
+    worker.call(int).result(30)  # the thread is up
+    # In the order of the queue: what something else stands on is refused, as by the verb.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600.0)  # nobody can take the GIL from this thread, only be given it
+    worker.destroy("too early", "PD", pd)
+    for kind, pointer in (("QP", qp), ("CQ", cq), ("completion channel", channel), ("MR", mr), ("PD", pd)):
+        worker.destroy(kind, kind, pointer)
+    deadline = time.monotonic() + 30
+    while worker.completed < 6 and time.monotonic() < deadline:
+        pass
+    sys.setswitchinterval(interval)
+    assert worker.drain(mr, 0) and worker.pending() == 0
+    assert [r[:2] for r in worker.results()] == [
+        ("too early", errno.EBUSY), ("QP", 0), ("CQ", 0), ("completion channel", 0), ("MR", 0), ("PD", 0),
+    ]  # fmt: skip
+    for kind, pointer, error in (("SRQ", 16, KeyError), ("PD", 0, ValueError)):
+        try:
+            worker.destroy(1, kind, pointer)
+        except error:
+            continue
+        raise AssertionError(f"no {error.__name__}")
+    # Waited for one by one; what is queued after stop() is not done, and says so.
+    pds = [_nic.alloc_pd(ctx) for _ in range(3)]
+    worker.destroy(1, "PD", pds[0])
+    assert worker.drain(pds[0], 30) and worker.pending(pds[0]) == 0
+    assert worker.cancel(pds[1]) == 0
+    assert worker.stop()
+    worker.destroy(2, "PD", pds[1])
+    assert [r[:2] for r in worker.results()] == [(1, 0), (2, errno.ECANCELED)]
+    for left in pds[1:]:
+        _nic.dealloc_pd(left)
+    _nic.close_device(ctx)
+
+
+def case_cancelling_a_qps_commands_leaves_its_end_in_the_queue() -> None:
+    ctx = _nic.open_device("soft0")
+    pd = _nic.alloc_pd(ctx)
+    cq, _ = _nic.create_cq(ctx, 10)
+    qp, _, _ = _nic.create_qp(pd, cq, cq, CAPS)
+    worker = _nic.NicWorker("soft0")
+    library.fake_hold(1)
+    worker.submit("slow", 1, _nic.ModifySteps().add(state=ERR))
+    until(n_calls)
+    worker.submit("modify", qp, _nic.ModifySteps().add(state=ERR))
+    worker.destroy("end", "QP", qp)
+    assert worker.pending(qp) == 2 and not worker.drain(qp, 0)
+    assert worker.cancel(qp) == 1 and worker.pending(qp) == 1
+    library.fake_hold(-1)
+    assert worker.drain(qp, 30)
+    assert [r[:2] for r in worker.results()] == [("modify", errno.ECANCELED), ("slow", 0), ("end", 0)]
+    assert worker.stop()
     _nic.destroy_cq(cq)
     _nic.dealloc_pd(pd)
     _nic.close_device(ctx)
