@@ -238,6 +238,8 @@ def settle() -> None:
         machinery.driver.post(seen.set)
         if not seen.wait(30):
             raise RuntimeError("the failover machinery does not come to rest")
+        with machinery.driver.locked():
+            pass  # the run that set it is over too
 
 
 def wait_journal(side: Side) -> None:
