@@ -806,15 +806,22 @@ class Connection:
 
     def disconnect(self, reason: str) -> None:
         """The application closed, reset or failed the QP: tell the peer, withdraw, forget the pairing."""
+        self._take_leave(reason)
+        self._forget_peer()
+        if not self.closed:
+            self.core.remote_keys = None
+
+    def _take_leave(self, reason: str) -> None:
+        """Tell the peer."""
         if self.protocol is not None:
             with contextlib.suppress(Exception):
                 self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
-        self.driver.channel.flush()
+            self.driver.channel.flush()
+
+    def _forget_peer(self) -> None:
         self.driver.drop_backlog(self)
         self.pairing.withdraw()
         self._forget_pairing()
-        if not self.closed:
-            self.core.remote_keys = None
         if self.history[-1][1] != SendState.DEFAULT.value:
             self.history.append((self.driver.now_ns(), SendState.DEFAULT.value))
 
@@ -823,10 +830,9 @@ class Connection:
         self._forget_pairing()
         self.set_status(Status.PAIRING, "the peer connects its QP anew")
 
-    def carried(self, closing: bool) -> set[int]:
-        """The pairs whose CQs need no polling for this connection any more; forgets them."""
-        keep = set() if closing else {0}
-        gone, self._active = self._active - keep, self._active & keep
+    def carried(self) -> set[int]:
+        """The backup pairs whose CQs need no polling for this connection any more; forgets them."""
+        gone, self._active = self._active - {0}, {0}
         return gone
 
     def nic_dead(self, nic: Nic, t_ns: int) -> None:
@@ -898,13 +904,19 @@ class Connection:
             self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
 
     def close(self) -> None:
-        """The QP is going away."""
+        """The QP is going away, and nothing is done to it any more; `clear_away` is to follow."""
         if self.closed:
             return
-        self.disconnect("the QP is closed")
-        self.driver.settle(self, closing=True)
+        self._take_leave("the QP is closed")
+        self.driver.drop_backlog(self)
+        self._stop_looking()
         self.closed = True
         self.status, self.why = Status.UNPROTECTED, "it is closed"
+
+    def clear_away(self) -> None:
+        """What is left to be done for a closed QP; its verb need not wait for that."""
+        self.driver.settle(self)
+        self._forget_peer()
         self._tell()
 
 

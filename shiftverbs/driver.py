@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
@@ -77,6 +77,23 @@ _WC_NAMES = (
     " REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR"
     " REM_ABORT_ERR INV_EECN_ERR INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
 ).split()
+
+
+class _Held:
+    """What `Driver.locked` returns. (A class, because a generator takes too long for a verb.)"""
+
+    def __init__(self, lock: threading.RLock, due: ctypes.c_int, waiter: Any) -> None:
+        self._lock = lock
+        self._due = due
+        self._waiter = waiter
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        if self._due.value:
+            self._waiter.wake()
 
 
 class Driver:
@@ -148,6 +165,7 @@ class Driver:
         self._moved_ns = 0
         self._timeouts_ns = 0
         self._attention = ctypes.c_int.from_address(_core.attention_address())
+        self._held = _Held(self._lock, self._attention, waiter)
         waiter.add(exchanger.fileno())
 
     # ---- running ----------------------------------------------------------------------------------------------------
@@ -162,11 +180,15 @@ class Driver:
         """Name of an enum ibv_wc_status, without its prefix."""
         return _WC_NAMES[status] if 0 <= status < len(_WC_NAMES) else f"status {status}"
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Have `call` run under the lock, soon; from any thread."""
+    def post(self, call: Callable[[], None], wake: bool = True) -> None:
+        """Have `call` run under the lock, soon; from any thread.
+
+        wake: False where the control thread is woken anyway, as by the end of a NIC's command.
+        """
         self._posted.append(call)
         _core.raise_attention()
-        self.waiter.wake()
+        if wake:
+            self.waiter.wake()
 
     def run(self) -> None:
         """Handle everything that is there. Any thread; returns at once where another one is at it."""
@@ -190,17 +212,13 @@ class Driver:
             if not self._attention.value:
                 return
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """The driver's lock, for set-up and teardown from application threads.
 
         Whoever wanted to run meanwhile found it taken and left; so the control thread is told if a run is due. The
         application's verb does not wait for that.
         """
-        with self._lock:
-            yield
-        if self._attention.value:
-            self.waiter.wake()
+        return self._held
 
     def hurry(self, now_ns: int) -> None:
         """A SWITCH begins. What it does not need waits a moment, and no busy Python thread keeps us from the GIL.
@@ -302,6 +320,9 @@ class Driver:
         self._async_events()
         for nic in self._nics():
             for tag, err, step, _elapsed_ns in nic.worker.results():
+                if callable(tag):  # not a command of a connection's
+                    later(None, tag, err)
+                    continue
                 entry = self._commands.pop(tag, None)
                 if entry is not None:
                     later(entry[0], self._command_ended, entry, err, step)
@@ -647,15 +668,14 @@ class Driver:
         cq.set_active(k, True)
         self._active[cq, k] += 1
 
-    def settle(self, connection: Connection, closing: bool = False) -> None:
-        """Everything of this connection is on the default pair again: its polls need not look elsewhere."""
-        for k in sorted(connection.carried(closing)):
+    def settle(self, connection: Connection) -> None:
+        """Everything of this connection is on the default pair, or gone: its polls need not look elsewhere."""
+        for k in sorted(connection.carried()):
             for cq in {connection.core.send_cq, connection.core.recv_cq}:
                 self._active[cq, k] -= 1
                 if self._active[cq, k] <= 0:
                     del self._active[cq, k]
-                    if k:
-                        cq.set_active(k, False)
+                    cq.set_active(k, False)
 
     # ---- exchanger --------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,12 @@ class Node:
         self.owner_id = id(owner)
         self.children = 0
         self.open = True
-        self.parents = [node for node in map(node_of, parents) if node is not None]
-        for parent in self.parents:
-            parent.children += 1
+        self.parents = []
+        for parent in parents:
+            node = getattr(parent, "_node", None)
+            if isinstance(node, Node):
+                self.parents.append(node)
+                node.children += 1
 
     def closed(self) -> None:
         """The object's resource is gone: let the parents know. Does nothing the second time."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import weakref
 from typing import Any
 
 import pyverbs.qp
@@ -35,8 +34,10 @@ _SEND_OPS = 0b10_1111_1111 & ~(1 << 8)
 _COMM_EST = 4  # enum ibv_event_type
 
 _lock = threading.RLock()
-# The protected QPs, by their default ibv_qp.
-_by_pointer: weakref.WeakValueDictionary[int, ShadowQP] = weakref.WeakValueDictionary()
+# The protected QPs, by their default ibv_qp, until they are closed.
+_by_pointer: dict[int, ShadowQP] = {}
+
+_INIT_ATTRS = (pyverbs.qp.QPInitAttr, pyverbs.qp.QPInitAttrEx)
 
 
 def required() -> bool:
@@ -128,13 +129,14 @@ class QpPlan:
     Used as a context manager: whatever happens, the application's init_attr shows its own capacities afterwards.
     """
 
-    def __init__(self, init_attr: Any, pd: ShadowPD, send_cq: ShadowCQ, recv_cq: ShadowCQ) -> None:
+    def __init__(self, init_attr: Any, attr: Any, pd: ShadowPD, send_cq: ShadowCQ, recv_cq: ShadowCQ) -> None:
         self.domain = pd.domain
         self.why = ""
-        self._init_attr = init_attr
+        self._init_attr = init_attr  # keeps attr, which lies in it
+        self._attr = attr
         self._pd = pd
         self._cqs = (send_cq, recv_cq)
-        self._cap = pyverbs_objects.init_attr(init_attr).cap
+        self._cap = attr.cap
         self._asked = pyverbs_objects.cap_tuple(self._cap)
         self._shown: Any = None
         # Whether the verb is asked for our own WRs too.
@@ -166,24 +168,18 @@ class QpPlan:
         """The shadow of the QP just created; None, with `why`, where there is none after all."""
         if self.why:
             return None
-        attr = pyverbs_objects.init_attr(self._init_attr)
-        send, recv, send_sge, recv_sge, inline = pyverbs_objects.cap_tuple(attr.cap)
+        send, recv, send_sge, recv_sge, inline = pyverbs_objects.cap_tuple(self._cap)
         send_sge = send_sge if self._asked[2] else 0
         cap = (send - HEADROOM_SEND_WR, recv - HEADROOM_RECV_WR, send_sge, recv_sge, inline)
         send_cq, recv_cq = self._cqs
+        number, sig_all = qp.qp_num, self._attr.sq_sig_all
         core = _core.QPCore(
-            send_cq.core,
-            recv_cq.core,
-            pyverbs_objects.pointer(qp),
-            qp.qp_num,
-            *cap,
-            bool(attr.sq_sig_all),
-            self.domain.keymap,
+            send_cq.core, recv_cq.core, pyverbs_objects.pointer(qp), number, *cap, bool(sig_all), self.domain.keymap
         )
-        shadow = ShadowQP(qp, self._pd, send_cq, recv_cq, core, qp.qp_num, cap, attr.sq_sig_all)
+        shadow = ShadowQP(qp, self._pd, send_cq, recv_cq, core, number, cap, sig_all)
         reserved: list[tuple[ShadowCQ, int]] = []
         try:
-            for cq, entries in shadow.entries().items():
+            for cq, entries in shadow.entries.items():
                 cq.reserve(entries)
                 reserved.append((cq, entries))
         except OSError as error:
@@ -202,7 +198,7 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
 
     Arguments as the QP's constructor got them, unchecked: what pyverbs will refuse gives some reason too.
     """
-    if not isinstance(init_attr, pyverbs.qp.QPInitAttr | pyverbs.qp.QPInitAttrEx):
+    if not isinstance(init_attr, _INIT_ATTRS):
         return None, "it is a provider's QP"
     attr = pyverbs_objects.init_attr(init_attr)
     if attr.qp_type != _QPT_RC:
@@ -226,13 +222,19 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
         if cq._shadow is None or cq._shadow.domain is not pd._shadow.domain:
             return None, cq._why or "its CQ has no shadow"
         cqs.append(cq._shadow)
-    return QpPlan(init_attr, pd._shadow, cqs[0], cqs[1]), ""
+    return QpPlan(init_attr, attr, pd._shadow, cqs[0], cqs[1]), ""
+
+
+def closing(shadow: ShadowQP) -> None:
+    """A protected QP is about to be destroyed: driver, NIC commands and data path let go of it."""
+    _by_pointer.pop(shadow.default, None)
+    shadow.closing()
 
 
 def count_other(init_attr: Any) -> list[tuple[ShadowCQ, int]]:
     """Note the WRs of an unprotected QP on the CQs that it shares. Returns what uncount_other takes."""
     counted: list[tuple[ShadowCQ, int]] = []
-    if not isinstance(init_attr, pyverbs.qp.QPInitAttr | pyverbs.qp.QPInitAttrEx):
+    if not isinstance(init_attr, _INIT_ATTRS):
         return counted
     cap = pyverbs_objects.init_attr(init_attr).cap
     for cq, entries in ((init_attr.send_cq, cap.max_send_wr), (init_attr.recv_cq, cap.max_recv_wr)):
@@ -257,4 +259,5 @@ def status_of(qp: Any) -> ShiftStatus:
         return ShiftStatus(None, qp._why)
     if held.is_inherited:
         return ShiftStatus(None, runtime.FORKED)
-    return ShiftStatus(held.connection)
+    connection = held.domain.runtime.connection_of(held)
+    return ShiftStatus(connection, "it is closed")

@@ -26,6 +26,8 @@ _post_recv = _base.QP.post_recv
 
 # Moving here, the application ends (or suspends) the connection by itself.
 _LEAVING = (e.IBV_QPS_RESET, e.IBV_QPS_ERR, e.IBV_QPS_SQD, e.IBV_QPS_SQE)
+# What of a QPInitAttr(Ex) must outlive its QP.
+_PARENTS = ("send_cq", "recv_cq", "srq", "pd", "xrcd", "ind_table")
 # What pyverbs' constructor does with qp_attr, by type.
 _FIRST_TRANSITION = {
     e.IBV_QPT_RC: "to_init",
@@ -67,9 +69,8 @@ class QP(_base.QP):
             super().__init__(creator, init_attr, None)
         else:
             self._create_protected(plan, creator, init_attr)
-        cqs = (getattr(init_attr, "send_cq", None), getattr(init_attr, "recv_cq", None))
-        others = [getattr(init_attr, name, None) for name in ("srq", "pd", "xrcd", "ind_table")]
-        self._node = lifetime.Node(self, creator, *cqs, *others)
+        parents = [getattr(init_attr, name, None) for name in _PARENTS]
+        self._node = lifetime.Node(self, creator, *parents)
         if self._shadow is None:
             self._counted = protection.count_other(init_attr)
         if qp_attr is not None:
@@ -101,7 +102,7 @@ class QP(_base.QP):
         protection.shortcut(self, self._core, QP, "post_send", "post_recv")
         for cq in {init_attr.send_cq, init_attr.recv_cq}:
             cq._qps.add(self)
-        self._shadow.announce()
+        self._shadow.start()
 
     def _refuse(self) -> None:
         raise ShiftError(f"The QP would not be protected ({self._why}), and SHIFTVERBS_REQUIRE is set")
@@ -235,7 +236,7 @@ class QP(_base.QP):
         """Go on as a plain pyverbs QP. Nothing may be outstanding."""
         held, self._shadow = self._shadow, None
         assert held is not None
-        held.closing()
+        protection.closing(held)
         held.core.close()  # the default QP lives on and its WCs are the application's again
         self._unprotected()
         held.close()
@@ -252,7 +253,7 @@ class QP(_base.QP):
             return
         held, self._shadow = self._shadow, None
         if held is not None:
-            held.closing()
+            protection.closing(held)
             self._why = "it is closed"
         try:
             super().close()

@@ -71,29 +71,29 @@ class QPInitAttr(_base.QPInitAttr):
         if rcq is not None:
             self.recv_cq = rcq
 
-    @property
-    def send_cq(self) -> Any:
-        """The CQ of the send queue. Set to a CQ or CQEX (value)."""
-        return super().send_cq
-
-    @send_cq.setter
-    def send_cq(self, value: Any) -> None:
+    def _set_send_cq(self, value: Any) -> None:
         _base.QPInitAttr.send_cq.__set__(self, value)
         pointer = _cq_pointer(value)
         if pointer is not None:
             pyverbs_objects.init_attr(self).send_cq = pointer
 
-    @property
-    def recv_cq(self) -> Any:
-        """The CQ of the receive queue. Set to a CQ or CQEX (value)."""
-        return super().recv_cq
+    send_cq = property(  # pyverbs reads it often: without a Python frame
+        _base.QPInitAttr.send_cq.__get__,
+        _set_send_cq,
+        doc="The CQ of the send queue. Set to a CQ or CQEX (value).",
+    )
 
-    @recv_cq.setter
-    def recv_cq(self, value: Any) -> None:
+    def _set_recv_cq(self, value: Any) -> None:
         _base.QPInitAttr.recv_cq.__set__(self, value)
         pointer = _cq_pointer(value)
         if pointer is not None:
             pyverbs_objects.init_attr(self).recv_cq = pointer
+
+    recv_cq = property(  # pyverbs reads it often: without a Python frame
+        _base.QPInitAttr.recv_cq.__get__,
+        _set_recv_cq,
+        doc="The CQ of the receive queue. Set to a CQ or CQEX (value).",
+    )
 
     @property
     def cap(self) -> Any:
@@ -137,29 +137,29 @@ class QPInitAttrEx(_base.QPInitAttrEx):
         if rcq is not None:
             self.recv_cq = rcq
 
-    @property
-    def send_cq(self) -> Any:
-        """The CQ of the send queue. Set to a CQ or CQEX (value)."""
-        return super().send_cq
-
-    @send_cq.setter
-    def send_cq(self, value: Any) -> None:
+    def _set_send_cq(self, value: Any) -> None:
         _base.QPInitAttrEx.send_cq.__set__(self, value)
         pointer = _cq_pointer(value)
         if pointer is not None:
             pyverbs_objects.init_attr(self).send_cq = pointer
 
-    @property
-    def recv_cq(self) -> Any:
-        """The CQ of the receive queue. Set to a CQ or CQEX (value)."""
-        return super().recv_cq
+    send_cq = property(  # pyverbs reads it often: without a Python frame
+        _base.QPInitAttrEx.send_cq.__get__,
+        _set_send_cq,
+        doc="The CQ of the send queue. Set to a CQ or CQEX (value).",
+    )
 
-    @recv_cq.setter
-    def recv_cq(self, value: Any) -> None:
+    def _set_recv_cq(self, value: Any) -> None:
         _base.QPInitAttrEx.recv_cq.__set__(self, value)
         pointer = _cq_pointer(value)
         if pointer is not None:
             pyverbs_objects.init_attr(self).recv_cq = pointer
+
+    recv_cq = property(  # pyverbs reads it often: without a Python frame
+        _base.QPInitAttrEx.recv_cq.__get__,
+        _set_recv_cq,
+        doc="The CQ of the receive queue. Set to a CQ or CQEX (value).",
+    )
 
     @property
     def cap(self) -> Any:

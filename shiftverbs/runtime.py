@@ -166,17 +166,25 @@ class Runtime:
                     self._publish_mr(shadow)
 
     def mr_gone(self, shadow: Any) -> None:
-        """An MR is about to be deregistered."""
-        self.driver.post(lambda: self._withdraw_mr(shadow))
+        """An MR is about to be deregistered. `wake`, or a command to a NIC, is to follow."""
+        self.driver.post(lambda: self._withdraw_mr(shadow), wake=False)
+
+    def wake(self) -> None:
+        """Have the control thread do what was posted for it."""
+        self.driver.waiter.wake()
 
     def _withdraw_mr(self, shadow: Any) -> None:
         for key in self._mr_keys.pop(shadow, ()):
             self.driver.withdraw(key)
 
-    def qp_created(self, shadow: Any) -> None:
-        """A QP that may be protected exists."""
-        # Without the lock: nobody knows the connection yet, and whoever walks the table walks a copy.
-        self.driver.connections[shadow.core] = shadow.connection = Connection(self.driver, shadow)
+    def connection_of(self, shadow: Any) -> Connection | None:
+        """The connection of a QP that may be protected, made when first needed; None if it is closed before that."""
+        if shadow.connection is None:
+            with self.driver.locked():
+                if shadow.connection is None and not shadow.closed:
+                    self.driver.connections[shadow.core] = shadow.connection = Connection(self.driver, shadow)
+        found: Connection | None = shadow.connection
+        return found
 
     def qp_shadowed(self, shadow: Any) -> None:
         """Every backup NIC has answered for a QP."""
@@ -191,13 +199,15 @@ class Runtime:
         self.driver.post(lambda: self._advance(shadow))
 
     def _advance(self, shadow: Any) -> None:
-        connection = getattr(shadow, "connection", None)
+        if shadow.connection is None and "RTR" not in shadow.transitions:
+            return  # until it is connected, there is nothing to do for it
+        connection = self.connection_of(shadow)
         if connection is not None and not connection.closed:
             connection.pairing.advance()
 
     def qp_touched(self, shadow: Any, state: int) -> None:
         """The application moves a QP to RESET, ERR, SQD or SQE by itself."""
-        connection = getattr(shadow, "connection", None)
+        connection = self.connection_of(shadow)
         if connection is not None:
             with self.driver.locked():
                 used = connection.touched(
@@ -215,23 +225,28 @@ class Runtime:
 
     def qp_flushed(self, shadow: Any) -> None:
         """The application ended a QP whose default NIC is gone: nothing there will flush it."""
-        connection = getattr(shadow, "connection", None)
+        connection = shadow.connection
         if connection is not None:
             with self.driver.locked():
                 connection.flush()
 
     def qp_closing(self, shadow: Any) -> None:
-        """A QP is about to be destroyed: no command of ours may be under way on it afterwards."""
-        connection = getattr(shadow, "connection", None)
-        if connection is None or self._stopped or os.getpid() != self.pid:
+        """A QP is about to be destroyed: no command of ours may be under way on it afterwards.
+
+        `wake`, or a command to a NIC, is to follow.
+        """
+        if self._stopped or os.getpid() != self.pid:
             return
         with self.driver.locked():
+            connection = shadow.connection
+            if connection is None:  # then no command of ours ever was
+                return
             connection.close()
             self.driver.forget(connection)
-        for k in range(len(shadow.domain.backups) + 1):
-            nic = connection.nic(k)
+        self.driver.post(connection.clear_away, wake=False)
+        for k, nic in enumerate((shadow.domain.nic, *shadow.domain.backups)):
             pointer = shadow.handle(k)
-            if pointer and not nic.on_worker():
+            if pointer and nic.worker.pending(pointer) and not nic.on_worker():
                 nic.worker.cancel(pointer)
                 if not nic.worker.drain(pointer, QP_DRAIN_S):
                     logger.error("%s hangs: a QP is destroyed with a command under way", nic.name)

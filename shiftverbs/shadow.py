@@ -2,9 +2,10 @@
 """Shadow resources: what stands on the backup NICs behind each default resource.
 
 A control verb runs on the default NIC at once, in the application's thread. The same verb, with the same attributes,
-is queued here as a job for each backup NIC's own thread. Jobs of one NIC run in order, so a PD is there before its
-MRs and gone after them. Nothing here waits for a peer. A job that fails leaves a reason behind and nothing else: the
-default resource works on.
+is queued here for each backup NIC's own thread: what makes something as a job in Python, what takes it away as a
+command that needs no GIL. A NIC's thread goes by the order of its queue, so a PD is there before its MRs and gone
+after them. Nothing here waits for a peer. A job that fails leaves a reason behind and nothing else: the default
+resource works on.
 
 Pair numbers k: 0 is the default NIC, 1 … n are the backups in `domain.backups`' order.
 """
@@ -12,6 +13,8 @@ Pair numbers k: 0 is the default NIC, 1 … n are the backups in `domain.backups
 from __future__ import annotations
 
 import atexit
+import errno
+import functools
 import logging
 import os
 import threading
@@ -28,6 +31,9 @@ DEREG_TIMEOUT_S = 5.0
 
 # (address, length, iova, access) of a registration.
 Region = tuple[int, int, int, int]
+
+# The NIC that something is being taken away from, and what waits for that so many seconds and says whether it is done.
+Ending = tuple[Any, Callable[[float], bool]]
 
 
 # Set at exit: the NICs' threads will not get the GIL any more, and the kernel takes back what is left.
@@ -104,13 +110,11 @@ class Shadow:
         """Whether some backup NIC has not answered yet."""
         return any(slot.state == PENDING for slot in self.slots)
 
-    def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> Any:
+    def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> None:
         """Have a job run on a NIC's thread; whatever it raises makes slot k FAILED."""
         slot = self.slots[k - 1]
-        future = nic.worker.call(self._run, k, nic, slot, job)
-        if future.cancelled():
+        if not nic.worker.post(self._run, k, nic, slot, job):
             self._fail(k, slot, f"{nic.name} is shut down")
-        return future
 
     def _run(self, k: int, nic: Any, slot: Slot, job: Callable[[int, Any, Slot], None]) -> None:
         if self.closed:
@@ -170,33 +174,80 @@ class Shadow:
     def settled(self) -> None:
         """Called once no backup NIC is PENDING any more."""
 
-    def close(self) -> list[Any]:
+    def close(self) -> list[Ending]:
         """Take the resources away in the background. Any thread, any number of times; nothing in a forked child.
 
-        Returns the futures of what was queued.
+        Returns what can be waited for.
         """
         if self._disposed:
             return []
         self._disposed = self.closed = True
         if self._pid != os.getpid() or _exiting:
+            for k in range(1, len(self.slots) + 1):
+                self.gone(k)
             return []
-        return [nic.worker.call(self._dispose, k, nic) for k, nic in enumerate(self.domain.backups, 1)]
+        endings: list[Ending] = []
+        commands = 0
+        for k, nic in enumerate(self.domain.backups, 1):
+            if self.slots[k - 1].state == PENDING:
+                # Its own job is queued or under way: only after that is there something to take away, or nothing.
+                job = nic.worker.call(self._dispose, k, nic)
+                endings.append((nic, functools.partial(_ended, job)))
+                continue
+            handle = self._take(k)
+            if not handle:
+                self.gone(k)
+                continue
+            nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+            endings.append((nic, functools.partial(nic.worker.drain, handle)))
+            commands += 1
+        if not commands:
+            self.domain.runtime.wake()  # as the end of a command does
+        return endings
 
     def _close_here(self) -> bool:
         """Whether close() runs where waiting for the NICs' threads makes no sense: in one of them, or at exit."""
         return _exiting or any(nic.on_worker() for nic in (self.domain.nic, *self.domain.backups))
 
-    def _dispose(self, k: int, nic: Any) -> None:
+    def _take(self, k: int) -> int:
+        """The handle on NIC k, for whoever destroys it: nobody else has it any more. 0 where there is none."""
         slot = self.slots[k - 1]
         handle, slot.handle = slot.handle, 0
-        if not handle:
-            return
-        slot.state, slot.reason = FAILED, "closed"
-        self._detach(k)
-        try:
-            self._destroy(nic, handle)
-        except OSError as error:
-            logger.warning("%s on %s was not destroyed: %s", self.kind, nic.name, error)
+        if handle:
+            slot.state, slot.reason = FAILED, "closed"
+            self._detach(k)
+        return handle
+
+    def _dispose(self, k: int, nic: Any) -> None:
+        """Job: take away what is on NIC k."""
+        handle = self._take(k)
+        error = 0
+        if handle:
+            try:
+                self._destroy(nic, handle)
+            except OSError as failure:
+                error = failure.errno or errno.EIO
+        self._destroyed(k, nic, error)
+
+    def _destroyed(self, k: int, nic: Any, error: int) -> None:
+        """NIC k's resource was destroyed, or not: error is the verb's errno."""
+        if error and error != errno.ECANCELED:  # which is the end of the process
+            logger.warning("%s on %s was not destroyed: %s", self.kind, nic.name, os.strerror(error))
+        self.gone(k)
+
+    def gone(self, k: int) -> None:
+        """Called when close() was called and NIC k has nothing of it any more; perhaps twice."""
+
+
+def _ended(job: Any, timeout_s: float) -> bool:
+    """Whether a job ends in time."""
+    try:
+        job.result(timeout_s)
+    except TimeoutError:
+        return False
+    except CancelledError:
+        pass  # the NIC's thread has been stopped: the process is ending
+    return True
 
 
 def require(parent: Shadow, k: int) -> int:
@@ -306,6 +357,7 @@ class ShadowMR(Shadow):
             return []
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
+        self.domain.runtime.wake()
         self._disposed = self.closed = True
         handles = []
         for slot in self.slots:
@@ -320,34 +372,32 @@ class ShadowMR(Shadow):
         """Wait until every backup NIC has done what was queued for it so far: the memory may be freed next."""
         if self.unshadowable or self._pid != os.getpid() or self._close_here():
             return
-        self._await([nic.worker.call(int) for nic in self.domain.backups])
+        self._await([(nic, functools.partial(_ended, nic.worker.call(int))) for nic in self.domain.backups])
 
-    def close(self) -> list[Any]:
+    def close(self) -> list[Ending]:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
         if self.closed:
             return []
-        if self._pid == os.getpid():
-            self.domain.keymap.del_local(self.lkey)
+        if self._pid != os.getpid():
+            return super().close()
+        self.domain.keymap.del_local(self.lkey)
+        if self._close_here():
             self.domain.runtime.mr_gone(self)
-        if self._pid == os.getpid() and self._close_here():
+            self.domain.runtime.wake()
             self._disposed = self.closed = True
             for k, nic in enumerate(self.domain.backups, 1):
                 self._dispose(k, nic)
             return []
-        futures = super().close()
-        if not self.unshadowable:
-            self._await(futures)
-        return futures
+        self.domain.runtime.mr_gone(self)
+        endings = super().close()
+        self._await(endings)
+        return endings
 
-    def _await(self, futures: list[Any]) -> None:
-        for nic, future in zip(self.domain.backups, futures, strict=False):
-            try:
-                # A NIC that hangs already is not waited for again and again.
-                future.result(0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
-            except TimeoutError:
+    def _await(self, endings: list[Ending]) -> None:
+        for nic, ended in endings:
+            # A NIC that hangs already is not waited for again and again.
+            if not ended(0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
-            except CancelledError:
-                pass  # the NIC's thread has been stopped: the process is ending
 
 
 class ShadowChannel(Shadow):
@@ -447,7 +497,7 @@ class ShadowCQ(Shadow):
             return
         for k, nic in enumerate(self.domain.backups, 1):
             if self.slots[k - 1].size < self.needed:
-                nic.worker.call(self._fit, k, nic)
+                nic.worker.post(self._fit, k, nic)
 
     def _fit(self, k: int, nic: Any) -> None:
         """On the NIC's thread: make the shadow as deep as needed."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from shiftverbs import pyverbs_objects
 from shiftverbs.backup import Gid
-from shiftverbs.shadow import NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
+from shiftverbs.shadow import Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 
 logger = logging.getLogger("shiftverbs.shadow")
 
@@ -115,12 +115,16 @@ class ShadowQP(Shadow):
         self.qp_num = qp_num
         self.cap = cap
         self.sq_sig_all = sq_sig_all
+        # How many CQ entries this QP may fill: every WR, ours included, may end in a WC.
+        self.entries = {send_cq: cap[0] + HEADROOM_SEND_WR}
+        self.entries[recv_cq] = self.entries.get(recv_cq, 0) + cap[1] + HEADROOM_RECV_WR
         self.transitions: dict[str, dict[str, Any]] = {}
         self.attrs: dict[str, Any] = {}
         self.app_state = RESET
         self._ended_without_nic = False
+        self._left = set(range(1, len(self.slots) + 1))  # the backups that may still have a QP of it
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
-        # The driver's, set by runtime.qp_created.
+        # The driver's, from when it first needs one (runtime.connection_of).
         self.connection: Any = None
 
     @property
@@ -161,11 +165,6 @@ class ShadowQP(Shadow):
 
     # ---- making and unmaking ----------------------------------------------------------------------------------
 
-    def announce(self) -> None:
-        """The default QP is complete: tell the driver, then make the shadows."""
-        self._tell("qp_created")
-        self.start()
-
     def _create(self, k: int, nic: Any, slot: Slot) -> None:
         pd = require(self.pd, k)
         send_cq, recv_cq = require(self.send_cq, k), require(self.recv_cq, k)
@@ -203,32 +202,21 @@ class ShadowQP(Shadow):
         self._tell("qp_closing")
         self.core.detach(0)
 
-    def close(self) -> list[Any]:
+    def close(self) -> list[Ending]:
         """As for the others; the CQs get their room back, and the journal goes with the last shadow."""
         if not self._disposed:
-            for cq, entries in self.entries().items():
+            for cq, entries in self.entries.items():
                 cq.release(entries)
-        futures = super().close()
-        pending = len(futures)
-        core = self.core
+        endings = super().close()
+        if not self._left:
+            self.core.close()
+        return endings
 
-        def one_less(_: Any) -> None:
-            nonlocal pending
-            pending -= 1
-            if pending == 0:
-                core.close()
-
-        for future in futures:
-            future.add_done_callback(one_less)
-        if not futures:
-            core.close()
-        return futures
-
-    def entries(self) -> dict[ShadowCQ, int]:
-        """How many CQ entries this QP may fill: every WR, ours included, may end in a WC."""
-        found = {self.send_cq: self.cap[0] + HEADROOM_SEND_WR}
-        found[self.recv_cq] = found.get(self.recv_cq, 0) + self.cap[1] + HEADROOM_RECV_WR
-        return found
+    def gone(self, k: int) -> None:
+        """With the last one goes the journal."""
+        self._left.discard(k)
+        if not self._left:
+            self.core.close()
 
     # ---- what the application does ----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -492,6 +493,47 @@ def test_what_comes_back_after_its_pairing_is_dropped(driver: Driver, nic: Any) 
         driver.run()
         assert came == expected
     assert not driver._commands
+
+
+def test_the_end_of_what_no_connection_asked_for_is_told(
+    driver: Driver, nic: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def bug(err: int) -> None:
+        raise RuntimeError("a bug")
+
+    nic.worker.finished += [(told.append, 0, 0, 9), (bug, 0, 0, 9), (told.append, errno.EBUSY, 0, 9)]
+    driver.run()
+    assert told == [0, errno.EBUSY] and "a bug" in caplog.text
+
+
+def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver: Driver, nic: Any) -> None:
+    runtime: Any = Runtime.__new__(Runtime)
+    runtime.driver, runtime._stopped, runtime.pid = driver, False, os.getpid()
+    nic.worker.pending = lambda qp: 0
+
+    def qp(number: int) -> Any:
+        core = SimpleNamespace(send_cq=None, recv_cq=None)
+        return Shadow(
+            core=Shadow(**vars(core)), connection=None, closed=False, transitions={}, qp_num=number,
+            domain=SimpleNamespace(nic=nic, backups=[]), handle=lambda k: 4096, state=lambda k: "pending",
+        )  # fmt: skip
+
+    unused, asked, connected = qp(1), qp(2), qp(3)
+    assert runtime.connection_of(asked) is runtime.connection_of(asked) is asked.connection is not None
+    runtime.qp_shadowed(unused)
+    connected.transitions["RTR"] = {}
+    runtime.qp_connected(connected)
+    driver.run()
+    assert list(driver.connections.values()) == [asked.connection, connected.connection] and not unused.connection
+    for shadow in (unused, asked, connected):
+        shadow.closed = True
+        runtime.qp_closing(shadow)
+        runtime.qp_connected(shadow)  # as from another thread, a moment too late
+    assert not driver.connections and asked.connection.closed and connected.connection.status.value == "UNPROTECTED"
+    driver.run()
+    assert not driver.connections and runtime.connection_of(unused) is None
 
 
 def test_lost_events_make_it_look_at_every_qp(

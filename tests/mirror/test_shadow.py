@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +20,11 @@ from shiftverbs.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, S
 class Worker:
     """Jobs wait until run() or step()."""
 
-    def __init__(self) -> None:
+    def __init__(self, verbs: Verbs) -> None:
+        self.verbs = verbs
         self.jobs: deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = deque()
+        self.queued: set[int] = set()
+        self.destroyed: list[tuple[str, int]] = []
         self.stopped = False
         self.inside = False
 
@@ -31,6 +36,27 @@ class Worker:
         else:
             self.jobs.append((future, lambda: job(*args)))
         return future
+
+    def post(self, job: Callable[..., Any], *args: Any) -> bool:
+        return not self.call(job, *args).cancelled()
+
+    def destroy(self, tag: Callable[[int], None], kind: str, handle: int) -> None:
+        def job() -> None:
+            error = self.verbs.take(kind, handle)
+            tag(error)
+
+        if self.stopped:
+            tag(errno.ECANCELED)
+        else:
+            self.destroyed.append((kind, handle))
+            self.queued.add(handle)
+            self.call(job).add_done_callback(lambda _: self.queued.discard(handle))
+
+    def drain(self, handle: int, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while handle in self.queued and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return handle not in self.queued
 
     def step(self) -> bool:
         if not self.jobs:
@@ -70,6 +96,14 @@ class Verbs:
         self.log.append((f"-{kind}", handle))
         assert self.alive.pop(handle) == kind
 
+    def take(self, kind: str, handle: int) -> int:
+        """What a NIC's thread does for NicWorker.destroy: errno."""
+        short = {"completion channel": "channel"}.get(kind, kind.lower())
+        if f"-{short}" in self.broken:
+            return self.broken[f"-{short}"].errno or 0
+        self._take(short, handle)
+        return 0
+
     def alloc_pd(self, ctx: int) -> int:
         return self._make("pd", ctx)
 
@@ -108,8 +142,8 @@ class Verbs:
 class Nic:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.worker = Worker()
         self.verbs = Verbs()
+        self.worker = Worker(self.verbs)
         self.ctx = 1
         self.error = ""
         self.is_open = True
@@ -136,12 +170,16 @@ class KeyMap(dict[tuple[int, int], int | None]):
 class Runtime:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
+        self.woken = 0
 
     def mr_shadowed(self, held: Any) -> None:
         self.told.append(("shadowed", held))
 
     def mr_gone(self, held: Any) -> None:
         self.told.append(("gone", held))
+
+    def wake(self) -> None:
+        self.woken += 1
 
 
 class Core:
@@ -229,6 +267,47 @@ def test_a_failure_is_a_reason_and_nothing_else() -> None:
     assert domain.runtime.told == [("shadowed", mr)]
     settle_close(domain, mr, pd)
     assert not domain.leftovers()
+
+
+def test_what_a_nic_does_not_take_away_is_told_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+    domain = Domain()
+    domain.backups[0].verbs.broken["-mr"] = OSError(16, "busy")
+    pd = ShadowPD(domain, 1)
+    made, unmade = an_mr(domain, pd), an_mr(domain, pd, 9)
+    domain.run()
+    settle_close(domain, made, unmade)
+    assert caplog.text.count("MR on backup1 was not destroyed: Device or resource busy") == 2
+    assert domain.leftovers() == ["pd", "mr", "mr", "pd"] and made.handle(1) == made.handle(2) == 0
+
+
+def test_what_is_ready_is_taken_away_by_a_command_and_what_is_not_by_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    ready, pending = an_mr(domain, pd), an_mr(domain, pd, 9)
+    worker = domain.backups[0].worker
+    worker.step()
+    worker.step()
+    handles = [ready.handle(1), pd.handle(1)]
+    for held in (ready, pending, pd):
+        held.close()
+    assert worker.destroyed == [("MR", handles[0]), ("PD", handles[1])]
+    domain.run()
+    assert not domain.leftovers()
+
+
+def test_the_control_thread_is_woken_where_no_command_to_a_nic_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    unshadowable, ready = an_mr(domain, pd, unshadowable="device memory"), an_mr(domain, pd, 9)
+    domain.run()
+    pending = an_mr(domain, pd, 13)
+    for mr, woken in ((ready, 0), (pending, 1), (unshadowable, 2)):
+        mr.close()
+        assert domain.runtime.told[-1] == ("gone", mr) and domain.runtime.woken == woken
 
 
 def test_what_stands_on_something_that_failed_fails_with_its_reason() -> None:
