@@ -504,6 +504,8 @@ cdef class CQCore:
                 raise PyverbsRDMAError(f'Request notify CQ returned {rc}', rc)
         self.c.solicited_only = solicited and (self.c.solicited_only or not self.c.armed)
         self.c.rearmed += self.c.armed
+        if self.c.is_pending:
+            self.c.is_pending = 2
         self.c.armed = 1
         if self.c.count:
             cq_signal(&self.c)

@@ -183,7 +183,7 @@ cdef class ChannelCore:
                 slot = map_find(&self.c.cqs, <uintptr_t>cq)
                 if slot != NULL:
                     state = <CQState *><uintptr_t>slot.value
-                    if not state.rearmed:
+                    if not state.rearmed and state.is_pending == 1:
                         channel_forget(state)  # the same arming's
                     state.armed = state.rearmed > 0
                     if state.rearmed:

@@ -81,7 +81,7 @@ cdef class WrBuilder:
         """ibv_wr_complete: post the batch.
 
         Raises PyverbsRDMAError: ENOMEM where the send queue has no room for all of it, EINVAL or EOPNOTSUPP for a WR
-        that is wrong; then nothing is posted.
+        that is wrong; then nothing is posted. (What only the provider finds wrong leaves what is ahead of it posted.)
         """
         cdef int rc
         if shared.attention:
@@ -219,6 +219,10 @@ cdef class WrBuilder:
         """ibv_wr_atomic_fetch_add."""
         self.atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, rkey, remote_addr, add, 0)
 
+    def refuse(self, int error) -> None:
+        """An operation that a protected QP has not: wr_complete tells the errno."""
+        self.fail(error)
+
     # --- its data
 
     cdef ibv_sge *data_sges(self, size_t n) noexcept nogil:
@@ -251,9 +255,10 @@ cdef class WrBuilder:
         cdef SGE sge
         cdef ibv_sge *to
         cdef list given = [sg_list[i] for i in range(n)]
-        for item in given:
-            if not isinstance(item, SGE):
-                raise TypeError(f'an SGE expected, not {type(item).__name__}')
+        for i in range(n):
+            if not isinstance(given[i], SGE):
+                item = given[i]
+                given[i] = SGE(item.addr, item.length, item.lkey)  # pyverbs asks for no more
         to = self.data_sges(n)
         if to == NULL:
             return

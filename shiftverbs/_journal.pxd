@@ -121,7 +121,7 @@ ctypedef struct CQState:
     uint32_t rearmed       # so often armed again before the event of the arming before was taken
     int solicited_only
     int quiet              # > 0: what enters the buffer needs no synthetic event
-    int is_pending
+    int is_pending         # a synthetic event waits: 1 of the last arming, 2 of one before
     int failed             # errno of a lost WC (no memory for the buffer)
     uint64_t polled
     uint64_t swallowed

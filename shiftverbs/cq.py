@@ -216,8 +216,8 @@ class CQEX(Cursor, _Shadowed, _base.CQEX):
 
     _shadow: shadow.ShadowCQ | None = None
 
-    def __init__(self, context: Any, init_attr: Any = None) -> None:
-        """As pyverbs' (context: Context; init_attr: CqInitAttrEx): verb ibv_create_cq_ex.
+    def __init__(self, context: Any, init_attr: Any) -> None:
+        """As pyverbs' (context: Context; init_attr: CqInitAttrEx or None): verb ibv_create_cq_ex.
 
         Raises PyverbsRDMAError as the verb does.
         """

@@ -397,3 +397,25 @@ def test_solicited_only_takes_nothing_back(w: World) -> None:
     assert w.qp.open_recv(1) == 0
     w.hw[1].receive()
     assert w.channel.wait(0) == (w.rcq, 1, w.rcqs[1].ptr)
+
+
+def test_a_synthetic_event_of_a_former_arming_stands(w: World) -> None:
+    """Two armings, each with a completion: two events, whoever raised them."""
+    w.scq.req_notify()
+    w.send(1)
+    w.fence(0)
+    w.qp.abort(RETRY_EXC, 0)
+    assert w.poll() == [(1, RETRY_EXC)]
+    assert w.channel.wait(0)[0] is w.scq  # the NIC's own, and the synthetic one with it
+    assert w.channel.wait(0) == (None, -1, 0)
+
+
+def test_two_armings_one_synthetic_event_and_one_of_the_nic(w: World) -> None:
+    w.recv(5)
+    w.rcq.req_notify()
+    w.qp.close_recv()
+    w.qp.abort(RETRY_EXC, 0)  # no NIC has anything to do with it
+    w.rcq.req_notify()
+    w.rcqs[0].push(9, SUCCESS, 0x77)
+    assert [w.channel.wait(0)[0] for _ in range(2)] == [w.rcq, w.rcq]
+    assert w.channel.wait(0) == (None, -1, 0)

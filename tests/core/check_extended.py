@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import random
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -216,7 +217,6 @@ def test_wrong_arguments(world: World) -> None:
     builder.wr_send()
     for call in (
         lambda: builder.wr_set_sge(None),
-        lambda: builder.wr_set_sge_list(1, [3]),
         lambda: builder.wr_set_inline_data_list(1, [None]),
         lambda: builder.wr_send_imm("x"),
     ):
@@ -224,6 +224,8 @@ def test_wrong_arguments(world: World) -> None:
             call()
     with pytest.raises(TypeError, match="Argument 'attr' has incorrect type"):
         _core.CQCursor(world.scq, world.scqs[0].ptr).start_poll(3)
+    with pytest.raises(AttributeError):
+        builder.wr_set_sge_list(1, [3])
     with pytest.raises(IndexError):
         builder.wr_set_sge_list(2, [])
     with pytest.raises(OverflowError):
@@ -232,8 +234,15 @@ def test_wrong_arguments(world: World) -> None:
         _core.WrBuilder(world.qp, 0, ALL)
     with pytest.raises(ValueError, match="address"):
         _core.CQCursor(world.scq, 0)
+    builder.wr_set_sge_list(1, [types.SimpleNamespace(addr=5, length=6, lkey=7)])  # as with pyverbs
     builder.wr_complete()
-    assert world.hw[0].count() == 1
+    (post,) = world.hw[0].posts()
+    assert [(s.addr, s.length, s.lkey) for s in post.sge[: post.num_sge]] == [(5, 6, 7)]
+    builder.wr_send()
+    builder.refuse(errno.EOPNOTSUPP)
+    with pytest.raises(PyverbsRDMAError) as error:
+        builder.wr_complete()
+    assert error.value.error_code == errno.EOPNOTSUPP and world.hw[0].count() == 1
 
 
 def test_a_closed_qp(world: World) -> None:
