@@ -127,7 +127,7 @@ class SendOperations:
         """
         self._writer().wr_set_inline_data_list(num_buf, buf_list)
 
-    def _refuse(self, error: int, name: str, *args: Any) -> None:
+    def _not_protected(self, error: int, name: str, *args: Any) -> None:
         """Have pyverbs do it, or wr_complete of a protected QP tell that it cannot be."""
         if self._builder is None:
             getattr(super(), name)(*args)
@@ -136,26 +136,26 @@ class SendOperations:
 
     def wr_bind_mw(self, mw: Any, rkey: int, bind_info: Any) -> None:
         """Verb ibv_wr_bind_mw. mw: MW of type 2; rkey: its new rkey; bind_info: MWBindInfo. EOPNOTSUPP if protected."""
-        self._refuse(errno.EOPNOTSUPP, "wr_bind_mw", mw, rkey, bind_info)
+        self._not_protected(errno.EOPNOTSUPP, "wr_bind_mw", mw, rkey, bind_info)
 
     def wr_send_tso(self, hdr: int, hdr_sz: int, mss: int) -> None:
         """Verb ibv_wr_send_tso. hdr: address; hdr_sz, mss: bytes. EOPNOTSUPP if protected."""
-        self._refuse(errno.EOPNOTSUPP, "wr_send_tso", hdr, hdr_sz, mss)
+        self._not_protected(errno.EOPNOTSUPP, "wr_send_tso", hdr, hdr_sz, mss)
 
     def wr_atomic_write(self, rkey: int, remote_addr: int, atomic_wr: bytes) -> None:
         """Verb ibv_wr_atomic_write. rkey, remote_addr: 8 bytes of the peer's; atomic_wr: 8 bytes. As wr_send_tso."""
-        self._refuse(errno.EOPNOTSUPP, "wr_atomic_write", rkey, remote_addr, atomic_wr)
+        self._not_protected(errno.EOPNOTSUPP, "wr_atomic_write", rkey, remote_addr, atomic_wr)
 
     if hasattr(pyverbs.qp.QPEx, "wr_flush"):
 
         def wr_flush(self, rkey: int, remote_addr: int, length: int, ptype: int, level: int) -> None:
             """Verb ibv_wr_flush. rkey, remote_addr, length: the peer's memory; ptype, level: enums. As wr_send_tso."""
-            self._refuse(errno.EOPNOTSUPP, "wr_flush", rkey, remote_addr, length, ptype, level)
+            self._not_protected(errno.EOPNOTSUPP, "wr_flush", rkey, remote_addr, length, ptype, level)
 
     def wr_set_ud_addr(self, ah: Any, remote_qpn: int, remote_rkey: int) -> None:
         """Verb ibv_wr_set_ud_addr. ah: AH; remote_qpn: QP number; remote_rkey: Q_Key. EINVAL if protected, being RC."""
-        self._refuse(errno.EINVAL, "wr_set_ud_addr", ah, remote_qpn, remote_rkey)
+        self._not_protected(errno.EINVAL, "wr_set_ud_addr", ah, remote_qpn, remote_rkey)
 
     def wr_set_xrc_srqn(self, remote_srqn: int) -> None:
         """Verb ibv_wr_set_xrc_srqn. remote_srqn: number of the peer's SRQ. EINVAL if protected, being RC."""
-        self._refuse(errno.EINVAL, "wr_set_xrc_srqn", remote_srqn)
+        self._not_protected(errno.EINVAL, "wr_set_xrc_srqn", remote_srqn)

@@ -189,3 +189,11 @@ def test_closing_in_the_middle(network: Network) -> None:
     a("ep.cq.close(); ep.recv_cq.close(); ep.cq.close()")
     assert b("ep.poll(1, queue=ep.recv_cq)")[0][:2] == [1, "SUCCESS"]
     b("del ep; import gc; gc.collect()")
+
+
+def test_a_qpex_that_would_not_be_protected_is_refused_where_that_is_wanted(network: Network) -> None:
+    network.env["SHIFTVERBS_REQUIRE"] = "1"
+    a = network.host("a")
+    with pytest.raises(HostError, match="cannot be moved") as error:
+        a("Extended(ops='SEND BIND_MW')")
+    assert error.value.type == "ShiftError"
