@@ -107,3 +107,19 @@ class Network:
 
 HOME = "s.state == 'DEFAULT' and s.recv_state == 'DEFAULT'"
 AWAY = "s.state == 'FALLBACK' and s.path == 'soft1' and s.recv_path == 'soft1'"
+
+#: Where verbs are tried: at home, on the backup, and home again.
+WHERE = ["home", "away", "back"]
+
+
+def go(faults: Any, where: str, *hosts: Host) -> None:
+    """Bring the QPs of both hosts to where they are to be tried."""
+    if where == "home":
+        return
+    faults.down("a/soft0")
+    for host in hosts:
+        host(f"ep.wait({AWAY!r}, 20)")
+    if where == "back":
+        faults.up("a/soft0")
+        for host in hosts:
+            host(f"ep.wait({HOME!r}, 20)")

@@ -7,23 +7,9 @@ import errno
 from typing import Any
 
 import pytest
-from hosts import AWAY, HOME, Host, HostError, Network
+from hosts import AWAY, HOME, WHERE, Host, HostError, Network, go
 
-WHERE = ["home", "away", "back"]
 KIND: dict[str, Any] = {"kind": "Extended"}
-
-
-def go(faults: Any, where: str, *hosts: Host) -> None:
-    """Bring the QPs of both hosts to where they are to be tried."""
-    if where == "home":
-        return
-    faults.down("a/soft0")
-    for host in hosts:
-        host(f"ep.wait({AWAY!r}, 20)")
-    if where == "back":
-        faults.up("a/soft0")
-        for host in hosts:
-            host(f"ep.wait({HOME!r}, 20)")
 
 
 EVERY_OPERATION = """

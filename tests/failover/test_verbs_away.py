@@ -6,22 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hosts import AWAY, HOME, Host, HostError, Network
-
-WHERE = ["home", "away", "back"]
-
-
-def go(faults: Any, where: str, *hosts: Host) -> None:
-    """Bring the QPs of both hosts to where they are to be tried."""
-    if where == "home":
-        return
-    faults.down("a/soft0")
-    for host in hosts:
-        host(f"ep.wait({AWAY!r}, 20)")
-    if where == "back":
-        faults.up("a/soft0")
-        for host in hosts:
-            host(f"ep.wait({HOME!r}, 20)")
+from hosts import AWAY, HOME, WHERE, Host, HostError, Network, go
 
 
 def code_of(host: Host, source: str) -> int | None:
