@@ -712,6 +712,7 @@ class Connection:
         if home and self._away_ns is not None:
             self._home_ns, away = now, now - self._away_ns
             self._away_ns = None
+            self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"home on {name}")
             self._publish(
                 observe.Failback(
                     qp_num=self.shadow.qp_num,
@@ -726,8 +727,8 @@ class Connection:
             self._home_ns = None
         if home and len(self._active) > 1:
             self.driver.settle(self)
-        number, direction, state = self.shadow.qp_num, action.direction, action.state
-        self.driver.aside(lambda: logger.info("QP %#x: %s queue %s on %s", number, direction, state, name))
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name)
         self._tell()
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:
@@ -738,8 +739,8 @@ class Connection:
         self._seen_ns = None
         if left < len(self.paths):
             self.driver.channel.suspect(self.paths[left], now)
-        said = (self.shadow.qp_num, self.device(left), self.device(action.target), action.reason)
-        self.driver.aside(lambda: logger.warning("QP %#x: leaving %s for %s: %s", *said))
+        said = f"leaving {self.device(left)} for {self.device(action.target)}: {action.reason}"
+        self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, said)
         self._publish(
             observe.PathFailed(
                 qp_num=self.shadow.qp_num, device=self.device(0), path=self.device(left), why=action.reason

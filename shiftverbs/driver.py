@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from . import _core, _nic
+from .announce import Announcements
 from .connection import Connection
 from .control import Entry, Ping
 from .control_channel import ControlChannel
@@ -123,6 +124,7 @@ class Driver:
         self.channel = ControlChannel(
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
         )
+        self.announcements = Announcements()
         self.stopped = False
         # Called under the lock after the GID table of a NIC changed, or may have.
         self.on_gids_changed: Callable[[Nic], None] | None = None
@@ -273,7 +275,7 @@ class Driver:
             self.stopped = True
             if free:
                 self._take_time()
-            if free:
+                self.announcements.flush()
                 self._lock.release()
 
     def safely(self, connection: Connection, call: Callable[..., None], *args: Any) -> None:
@@ -467,6 +469,8 @@ class Driver:
         if now >= self._watch_ns and self.connections:
             self._watch_ns = now + WATCH_PERIOD_NS
             self._watch(now)
+            if now >= self._hurry_until_ns:
+                self.announcements.flush()
 
     def _tick(self, now: int) -> None:
         if self._looked_at and now >= self._look_ns:
@@ -497,6 +501,7 @@ class Driver:
         if not self.connections:
             self._to_watch.clear()
             self._timers.clear()
+            self.announcements.flush()
 
     def schedule(self, connection: Connection, due_ns: int) -> None:
         """Call `connection.on_time` at due_ns; an earlier appointment stands."""
