@@ -369,6 +369,15 @@ cdef class Waiter:
         if sv_timer_set(self.wake_point.timer_fd, at_ns) != 0:
             raise verb_error("timerfd_settime", errno)
 
+    def wake_within(self, int64_t ns):
+        """Wake up after so many ns, as set_deadline does (and in its place), but from any thread; after close, and
+        in a forked child, it does nothing.
+
+        Waking a thread that sleeps takes several times as long as setting a timer.
+        """
+        if self.wake_point.pid == getpid() and not sv_load(&self.wake_point.closed):
+            sv_timer_set(self.wake_point.timer_fd, sv_now_ns() + ns)
+
     def wake(self):
         """Set attention and wake the wait and the listeners. Any thread; after close it does nothing."""
         if self.wake_point.pid == getpid() and not sv_load(&self.wake_point.closed):

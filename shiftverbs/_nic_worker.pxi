@@ -19,6 +19,10 @@
 cdef enum:
     # Longest time without looking for signals (Ctrl-C) in waits of Python threads.
     SIGNAL_CHECK_NS = 100000000
+    # For so long after its last command the thread looks by itself, that often, for what can wait a moment: a program
+    # makes its QPs one after the other, and waking a thread that sleeps would be most of what a verb costs.
+    LINGER_NS = 1000000
+    LINGER_STEP_NS = 50000
 
 
 cdef struct Command:
@@ -46,6 +50,7 @@ cdef struct WorkerState:
     Command *done_head         # FIFO of results
     Command *done_tail
     int stopping
+    int lingering              # the thread looks by itself soon
     int exited
     int in_python
     uintptr_t thread_id
@@ -172,6 +177,19 @@ cdef int destroy_object(int kind, void *target) noexcept nogil:
     return err
 
 
+cdef void wait_for_work(WorkerState *worker, int64_t idle_since) noexcept nogil:
+    """Sleep, under the lock, until there is a command or the thread is to stop."""
+    cdef int64_t now
+    while worker.head == NULL and not worker.stopping:
+        now = sv_now_ns()
+        if now - idle_since < LINGER_NS:
+            worker.lingering = 1
+            sv_cond_wait_until(&worker.work, &worker.lock, now + LINGER_STEP_NS)
+            worker.lingering = 0
+        else:
+            pthread_cond_wait(&worker.work, &worker.lock)
+
+
 cdef void *worker_main(void *argument) noexcept nogil:
     """The thread: takes commands in order until it is told to stop. Touches Python only for jobs."""
     cdef WorkerState *worker = <WorkerState *>argument
@@ -180,12 +198,12 @@ cdef void *worker_main(void *argument) noexcept nogil:
     cdef int err
     cdef int done
     cdef void *job
+    cdef int64_t idle_since = 0
     sv_mark_worker_thread()
     pthread_mutex_lock(&worker.lock)
     worker.thread_id = sv_thread_id()
     while True:
-        while worker.head == NULL and not worker.stopping:
-            pthread_cond_wait(&worker.work, &worker.lock)
+        wait_for_work(worker, idle_since)
         if worker.stopping:
             break
         command = pop(&worker.head, &worker.tail)
@@ -204,6 +222,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
             worker.started_ns = 0
             pthread_cond_broadcast(&worker.progress)
             command_free(command)
+            idle_since = sv_now_ns()
             continue
         pthread_mutex_unlock(&worker.lock)
         done = 0
@@ -224,6 +243,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         pthread_cond_broadcast(&worker.progress)
         pthread_mutex_unlock(&worker.lock)
         worker_announce(worker)
+        idle_since = sv_now_ns()
         pthread_mutex_lock(&worker.lock)
     worker.exited = 1
     pthread_cond_broadcast(&worker.progress)
@@ -370,15 +390,19 @@ cdef class NicWorker:
             command = following
         return results
 
-    cdef int _queue(self, Command *command) noexcept:
-        """Hand a command to the thread; 0 if that has been stopped (the command stays the caller's)."""
+    cdef int _queue(self, Command *command, bint urgent) noexcept:
+        """Hand a command to the thread; 0 if that has been stopped (the command stays the caller's).
+
+        urgent: begun at once; otherwise within LINGER_STEP_NS, which is cheaper.
+        """
         cdef WorkerState *worker = self.worker
         cdef int accepted
         pthread_mutex_lock(&worker.lock)
         accepted = not worker.stopping
         if accepted:
             append(&worker.head, &worker.tail, command)
-            pthread_cond_signal(&worker.work)
+            if urgent or not worker.lingering:
+                pthread_cond_signal(&worker.work)
         pthread_mutex_unlock(&worker.lock)
         return accepted
 
@@ -405,7 +429,7 @@ cdef class NicWorker:
         command.target = <void *>qp
         Py_INCREF(tag)
         command.tag = <void *>tag
-        if not self._queue(command):
+        if not self._queue(command, True):
             self._finish_cancelled(command)
 
     def destroy(self, tag, str kind not None, uintptr_t pointer):
@@ -428,7 +452,8 @@ cdef class NicWorker:
         command.target = <void *>pointer
         Py_INCREF(tag)
         command.tag = <void *>tag
-        if not self._queue(command):
+        # The end of an MR is waited for: the application may unmap the memory next.
+        if not self._queue(command, code == KIND_MR):
             self._finish_cancelled(command)
 
     cdef int _finish_cancelled(self, Command *command) except -1:
@@ -453,7 +478,7 @@ cdef class NicWorker:
         """
         self._check()
         future = Future()
-        if not self._queue_job((future, fn, args, kwargs)):
+        if not self._queue_job((future, fn, args, kwargs), True):
             cancel_futures([future])
         return future
 
@@ -463,9 +488,9 @@ cdef class NicWorker:
         :return: whether it was queued; False after stop(). stop() drops what has not begun
         """
         self._check()
-        return self._queue_job((None, fn, args, {})) != 0
+        return self._queue_job((None, fn, args, {}), False) != 0
 
-    cdef int _queue_job(self, tuple job) except -1:
+    cdef int _queue_job(self, tuple job, bint urgent) except -1:
         """Hand a job to the thread; 0 if that has been stopped."""
         cdef Command *command = <Command *>calloc(1, sizeof(Command))
         if command == NULL:
@@ -473,7 +498,7 @@ cdef class NicWorker:
         command.is_job = 1
         Py_INCREF(job)
         command.tag = <void *>job
-        if not self._queue(command):
+        if not self._queue(command, urgent):
             Py_DECREF(job)
             command_free(command)
             return 0
@@ -539,6 +564,8 @@ cdef class NicWorker:
         # Who gives up the GIL may wait long to have it back.
         pthread_mutex_lock(&worker.lock)
         there = worker.exited if for_exit else count_pending(worker, target) == 0
+        if not there and worker.lingering:
+            pthread_cond_signal(&worker.work)
         pthread_mutex_unlock(&worker.lock)
         if there:
             return 1

@@ -192,11 +192,11 @@ class Runtime:
 
     def qp_connected(self, shadow: Any) -> None:
         """The application brought a QP to RTR: its peer is known."""
-        self.driver.post(lambda: self._advance(shadow))
+        self.driver.post_soon(lambda: self._advance(shadow))
 
     def qp_ready(self, shadow: Any) -> None:
         """The application brought a QP to RTS."""
-        self.driver.post(lambda: self._advance(shadow))
+        self.driver.post_soon(lambda: self._advance(shadow))
 
     def _advance(self, shadow: Any) -> None:
         if shadow.connection is None and "RTR" not in shadow.transitions:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """ShadowQP: a protected QP as the driver sees it, and what the application did with it.
 
-The attributes needed to rebuild a QP are remembered from the application's `modify`, never queried.
+Which attributes the application gave it is in qp_attributes.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from shiftverbs import pyverbs_objects
 from shiftverbs.backup import Gid
+from shiftverbs.qp_attributes import RESET, RTR, RTS, QpAttributes, Transitions
 from shiftverbs.shadow import Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 
 logger = logging.getLogger("shiftverbs.shadow")
@@ -24,63 +25,11 @@ HEADROOM_RECV_WR = 2
 # How long a verb of the application's waits for a command of ours that is under way on the same QP.
 DRAIN_TIMEOUT_S = 5.0
 
-# enum ibv_qp_state
-RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
-_STATE_NAMES = {INIT: "INIT", RTR: "RTR", RTS: "RTS"}
-
 # enum ibv_qp_attr_mask
 _STATE = 1 << 0
-_AV = 1 << 7
-_FIELDS = {
-    1 << 3: "qp_access_flags",
-    1 << 4: "pkey_index",
-    1 << 5: "port_num",
-    1 << 6: "qkey",
-    1 << 8: "path_mtu",
-    1 << 9: "timeout",
-    1 << 10: "retry_cnt",
-    1 << 11: "rnr_retry",
-    1 << 12: "rq_psn",
-    1 << 13: "max_rd_atomic",
-    1 << 15: "min_rnr_timer",
-    1 << 16: "sq_psn",
-    1 << 17: "max_dest_rd_atomic",
-    1 << 20: "dest_qp_num",
-    1 << 25: "rate_limit",
-}
 
 # (send WRs, receive WRs, send SGEs, receive SGEs, inline bytes)
 Cap = tuple[int, int, int, int, int]
-
-
-def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
-    """struct ibv_ah_attr as a dict; `dgid` (16 bytes) and what goes with it only where it is global."""
-    fields = {
-        "dlid": attr.dlid,
-        "sl": attr.sl,
-        "src_path_bits": attr.src_path_bits,
-        "static_rate": attr.static_rate,
-        "port_num": attr.port_num,
-        "is_global": attr.is_global,
-    }
-    if attr.is_global:
-        grh = attr.grh
-        fields.update(
-            dgid=bytes(grh.dgid),
-            flow_label=grh.flow_label,
-            sgid_index=grh.sgid_index,
-            hop_limit=grh.hop_limit,
-            traffic_class=grh.traffic_class,
-        )
-    return fields
-
-
-def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
-    """The fields of an ibv_qp_attr that a mask selects (without the state)."""
-    fields = {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit}
-    if mask & _AV:
-        fields["ah_attr"] = address_vector(attr.ah_attr)
-    return fields
 
 
 class ShadowQP(Shadow):
@@ -88,9 +37,7 @@ class ShadowQP(Shadow):
 
     qp: the application's QP (kept weakly); core: its QPCore; qp_num: the default QP's number.
     cap: capacities as the application knows them: what the default QP was granted, without headroom.
-    transitions: what the application gave to each transition: "INIT", "RTR", "RTS" -> fields of ibv_qp_attr by name,
-    the address vector as a dict `ah_attr` (see address_vector). attrs: the same merged, later ones over earlier ones.
-    app_state: the state it last set (enum ibv_qp_state).
+    app_state: the state the application last set (enum ibv_qp_state).
     """
 
     kind = "QP"
@@ -118,14 +65,23 @@ class ShadowQP(Shadow):
         # How many CQ entries this QP may fill: every WR, ours included, may end in a WC.
         self.entries = {send_cq: cap[0] + HEADROOM_SEND_WR}
         self.entries[recv_cq] = self.entries.get(recv_cq, 0) + cap[1] + HEADROOM_RECV_WR
-        self.transitions: dict[str, dict[str, Any]] = {}
-        self.attrs: dict[str, Any] = {}
         self.app_state = RESET
+        self._attributes = QpAttributes()
         self._ended_without_nic = False
         self._left = set(range(1, len(self.slots) + 1))  # the backups that may still have a QP of it
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
         # The driver's, from when it first needs one (runtime.connection_of).
         self.connection: Any = None
+
+    @property
+    def transitions(self) -> Transitions:
+        """What the application gave to each transition, see QpAttributes."""
+        return self._attributes.transitions
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The same merged, later ones over earlier ones."""
+        return self._attributes.merged
 
     @property
     def qp(self) -> Any:
@@ -254,24 +210,11 @@ class ShadowQP(Shadow):
 
     def modified(self, attr: pyverbs_objects.Attr, mask: int) -> None:
         """After the application's modify succeeded."""
-        fields = masked_fields(attr, mask)
         before = self.app_state
         if mask & _STATE:
             self.app_state = int(attr.qp_state)
         state = self.app_state
-        name = _STATE_NAMES.get(state)
-        if state == RESET:
-            self.transitions = {}
-        elif name is not None:
-            if state == before or (state, before) == (RTS, SQD):
-                fields = {**self.transitions.get(name, {}), **fields}
-            elif state == INIT:
-                self.transitions = {}
-            self.transitions[name] = fields
-        merged: dict[str, Any] = {}
-        for known in _STATE_NAMES.values():
-            merged.update(self.transitions.get(known, {}))
-        self.attrs = merged  # in one go: the driver may look at any time
+        self._attributes.note(attr, mask, before, state)
         if state == before:
             return
         if state == RESET:
@@ -292,20 +235,6 @@ class ShadowQP(Shadow):
             return
         if attr.qp_state != self.app_state or self.was_rebuilt():
             # The default QP is out of service, being rebuilt, or was: failover chose other PSNs, perhaps another GID.
-            for name, value in self.attrs.items():
-                if name == "ah_attr":
-                    _set_address_vector(attr.ah_attr, value)
-                else:
-                    setattr(attr, name, value)
+            self._attributes.write_to(attr)
             init.sq_sig_all, init.qp_type = self.sq_sig_all, 2
         attr.qp_state = attr.cur_qp_state = self.app_state
-
-
-def _set_address_vector(attr: pyverbs_objects.AhAttr, fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        if name == "dgid":
-            attr.grh.dgid[:] = value
-        elif name in ("flow_label", "sgid_index", "hop_limit", "traffic_class"):
-            setattr(attr.grh, name, value)
-        else:
-            setattr(attr, name, value)

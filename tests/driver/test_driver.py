@@ -31,6 +31,7 @@ from shiftverbs.driver import (
     PINGS_UNTIL_DEAD,
     QUIET_PING_NS,
     SLICE,
+    SOON_NS,
     TURN_COUNT,
     TURN_NS,
     UNDER_WAY,
@@ -125,7 +126,11 @@ def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_nic, "async_fd", lambda ctx: 99)
     monkeypatch.setattr(_nic, "get_async_event", lambda ctx: None)
     waiter = SimpleNamespace(
-        add=lambda fd: None, remove=lambda fd: None, wake=lambda: None, set_deadline=lambda at: None
+        add=lambda fd: None,
+        remove=lambda fd: None,
+        wake=lambda: None,
+        set_deadline=lambda at: None,
+        wake_within=lambda ns: None,
     )
     exchanger = MemoryExchanger(MemoryStore())
     made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic])
@@ -138,6 +143,46 @@ def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) ->
 def add(driver: Driver, connection: Connection) -> Connection:
     driver.connections[connection] = connection  # type: ignore[assignment]
     return connection
+
+
+def test_what_can_wait_a_moment_is_one_wake_up(
+    driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[int] = []
+    monkeypatch.setattr(driver.waiter, "wake", lambda: pytest.fail("woken at once"))
+    monkeypatch.setattr(driver.waiter, "wake_within", lambda ns: deadlines.append(clock.now + ns))
+    done: list[int] = []
+    for number in range(3):
+        driver.post_soon(lambda number=number: done.append(number))  # type: ignore[misc]
+        clock.now += SOON_NS // 4
+    assert len(deadlines) == 1 and done == []
+    driver.run()
+    assert done == [0, 1, 2]
+    # The run has put the driver's own deadline in its place.
+    driver.post_soon(lambda: done.append(3))
+    assert len(deadlines) == 2 and deadlines[1] == clock.now + SOON_NS
+    # Nobody ran in time: the next one does not rely on that.
+    clock.now += SOON_NS
+    driver.post_soon(lambda: done.append(4))
+    assert len(deadlines) == 3
+    driver.run()
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_what_can_wait_a_moment_is_not_forgotten_where_a_run_ends(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is past looking puts its own deadline in place of the moment's: it has to look once more."""
+    done: list[int] = []
+
+    def ends(at_ns: int) -> None:
+        if not done:
+            done.append(0)
+            driver.post_soon(lambda: done.append(1))
+
+    monkeypatch.setattr(driver.waiter, "set_deadline", ends)
+    driver.run()
+    assert done == [0, 1]
 
 
 def test_a_removed_device_stops_nobody_else(

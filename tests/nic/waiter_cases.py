@@ -156,6 +156,20 @@ def case_deadline_wakes_can_be_moved_and_disarmed() -> None:
     assert bench.returned == [[]] and bench.flag.value == 1
 
 
+def case_wake_within_wakes_whoever_sleeps() -> None:
+    bench = Bench()
+    thread = bench.in_thread(grace_us=0)
+    until(lambda: _sleeping_in_epoll(thread))
+    begun = time.monotonic_ns()
+    bench.waiter.wake_within(2_000_000)
+    assert bench.flag.value == 0, "attention is its caller's to raise"
+    thread.join(30)
+    assert bench.returned == [[]] and bench.flag.value == 1
+    assert time.monotonic_ns() - begun >= 2_000_000
+    bench.waiter.close()
+    bench.waiter.wake_within(1)  # does nothing
+
+
 def case_control_thread_needs_no_gil_to_raise_attention() -> None:
     bench = Bench()
     listener = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -308,6 +322,7 @@ def case_forked_child_leaves_the_shared_epoll_set_alone() -> None:
                 continue
             raise AssertionError("used in a child")
         waiter.wake()
+        waiter.wake_within(1)
         assert bench.flag.value == 0
         waiter.remove(bench.read_fd)
         before = fds()

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The attributes that an application gave its QP: what is needed to make the QP anew, and to show it unchanged.
+
+They are remembered from the application's `modify`, never queried; and as the bytes they came in, which are read only
+when somebody asks: the verb need not wait for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shiftverbs import pyverbs_objects
+
+# enum ibv_qp_state
+RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
+_STATE_NAMES = {INIT: "INIT", RTR: "RTR", RTS: "RTS"}
+
+# enum ibv_qp_attr_mask
+_AV = 1 << 7
+_FIELDS = {
+    1 << 3: "qp_access_flags",
+    1 << 4: "pkey_index",
+    1 << 5: "port_num",
+    1 << 6: "qkey",
+    1 << 8: "path_mtu",
+    1 << 9: "timeout",
+    1 << 10: "retry_cnt",
+    1 << 11: "rnr_retry",
+    1 << 12: "rq_psn",
+    1 << 13: "max_rd_atomic",
+    1 << 15: "min_rnr_timer",
+    1 << 16: "sq_psn",
+    1 << 17: "max_dest_rd_atomic",
+    1 << 20: "dest_qp_num",
+    1 << 25: "rate_limit",
+}
+# More notes than this are read, and kept as what they say.
+_MOST_NOTES = 32
+
+# Fields of ibv_qp_attr by name, for each of "INIT", "RTR" and "RTS".
+Transitions = dict[str, dict[str, Any]]
+# A struct ibv_qp_attr, which of it counts, the states before and after; or what all earlier ones come to.
+_Note = tuple[bytes, int, int, int] | Transitions
+
+
+def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
+    """struct ibv_ah_attr as a dict; `dgid` (16 bytes) and what goes with it only where it is global."""
+    fields = {
+        "dlid": attr.dlid,
+        "sl": attr.sl,
+        "src_path_bits": attr.src_path_bits,
+        "static_rate": attr.static_rate,
+        "port_num": attr.port_num,
+        "is_global": attr.is_global,
+    }
+    if attr.is_global:
+        grh = attr.grh
+        fields.update(
+            dgid=bytes(grh.dgid),
+            flow_label=grh.flow_label,
+            sgid_index=grh.sgid_index,
+            hop_limit=grh.hop_limit,
+            traffic_class=grh.traffic_class,
+        )
+    return fields
+
+
+def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
+    """The fields of an ibv_qp_attr that a mask selects (without the state)."""
+    fields = {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit}
+    if mask & _AV:
+        fields["ah_attr"] = address_vector(attr.ah_attr)
+    return fields
+
+
+class QpAttributes:
+    """What the application gave to each transition of one QP. Any thread may ask, and nobody is kept waiting."""
+
+    def __init__(self) -> None:
+        # Since the last RESET. Only ever appended to, or another list: who reads sees all of it or the former one.
+        self._notes: list[_Note] = []
+        # What was read: of which list, how many of its notes, what they come to. Replaced as a whole.
+        self._read: tuple[list[_Note], int, Transitions, dict[str, Any]] = (self._notes, 0, {}, {})
+
+    def note(self, attr: pyverbs_objects.Attr, mask: int, before: int, state: int) -> None:
+        """The application's `modify` succeeded: it came from state `before` to `state` (enum ibv_qp_state)."""
+        if state == RESET:
+            self._notes = []
+            return
+        if len(self._notes) >= _MOST_NOTES:
+            self._notes = [self.transitions]
+        self._notes.append((bytes(attr), mask, before, state))
+
+    @property
+    def transitions(self) -> Transitions:
+        """What each transition was given: "INIT", "RTR", "RTS" -> fields of ibv_qp_attr by name.
+
+        The address vector is a dict `ah_attr` (see address_vector).
+        """
+        return self._all()[0]
+
+    @property
+    def merged(self) -> dict[str, Any]:
+        """The same in one: later ones over earlier ones."""
+        return self._all()[1]
+
+    def _all(self) -> tuple[Transitions, dict[str, Any]]:
+        notes = self._notes
+        of, count, transitions, merged = self._read
+        if of is not notes:
+            count, transitions, merged = 0, {}, {}
+        elif count == len(notes):
+            return transitions, merged
+        transitions = dict(transitions)
+        new = notes[count:]
+        for one in new:
+            _apply(transitions, one)
+        merged = {}
+        for name in _STATE_NAMES.values():
+            merged.update(transitions.get(name, {}))
+        self._read = (notes, count + len(new), transitions, merged)
+        return transitions, merged
+
+    def write_to(self, attr: pyverbs_objects.Attr) -> None:
+        """Write all of it into an ibv_qp_attr."""
+        for name, value in self.merged.items():
+            if name == "ah_attr":
+                _set_address_vector(attr.ah_attr, value)
+            else:
+                setattr(attr, name, value)
+
+
+def _apply(transitions: Transitions, note: _Note) -> None:
+    if isinstance(note, dict):
+        transitions.update(note)
+        return
+    raw, mask, before, state = note
+    name = _STATE_NAMES.get(state)
+    if name is None:
+        return
+    fields = masked_fields(pyverbs_objects.Attr.from_buffer_copy(raw), mask)
+    if state == before or (state, before) == (RTS, SQD):
+        fields = {**transitions.get(name, {}), **fields}
+    elif state == INIT:
+        transitions.clear()
+    transitions[name] = fields
+
+
+def _set_address_vector(attr: pyverbs_objects.AhAttr, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if name == "dgid":
+            attr.grh.dgid[:] = value
+        elif name in ("flow_label", "sgid_index", "hop_limit", "traffic_class"):
+            setattr(attr.grh, name, value)
+        else:
+            setattr(attr, name, value)
