@@ -86,10 +86,10 @@ class _Shadowed:
     _shadow: shadow.ShadowCQ | None = None
     _core: Any = None
     _why = ""
+    _qps: weakref.WeakSet[Any] | None = None
 
     def _begin(self, context: Any, channel: Any, comp_vector: int) -> bool:
         """Make the shadows, if there can be any. channel: CompChannel or None."""
-        self._qps: weakref.WeakSet[Any] = weakref.WeakSet()
         domain, self._why = protection.domain_of(context)
         if domain is None or (channel is not None and getattr(channel, "_core", None) is None):
             return False
@@ -101,6 +101,11 @@ class _Shadowed:
             domain, pyverbs_objects.pointer(self), self._core, entries, channel_shadow, comp_vector
         )
         return True
+
+    def used_by(self, qp: Any) -> None:
+        """A protected QP's completions come here: it is to be closed first."""
+        # Two threads may make the first QPs of a CQ at once.
+        self.__dict__.setdefault("_qps", weakref.WeakSet()).add(qp)
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -115,7 +120,7 @@ class _Shadowed:
             return
         pointer = pyverbs_objects.pointer(self)
         if self._core is not None:
-            for qp in list(self._qps):
+            for qp in list(self._qps or ()):
                 qp.close()
             # The journals of those QPs end on the NICs' threads, and look at what their CQs still hold.
             self._core.detach(0)

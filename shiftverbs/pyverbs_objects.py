@@ -9,6 +9,7 @@ public ABI. The data path reads the same places in C (_core).
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any
 
 import pyverbs.cq
@@ -45,6 +46,10 @@ class Cap(ctypes.Structure):
         ("max_recv_sge", ctypes.c_uint32),
         ("max_inline_data", ctypes.c_uint32),
     ]
+
+
+# The same, all at once.
+_CAP = struct.Struct("=5I")
 
 
 # What struct ibv_qp_init_attr and struct ibv_qp_init_attr_ex begin with.
@@ -273,12 +278,13 @@ def copy_struct(target: ctypes.Structure, source: ctypes.Structure) -> None:
 
 def cap_tuple(cap: Cap) -> tuple[int, int, int, int, int]:
     """(max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data)."""
-    return (cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
+    send_wr, recv_wr, send_sge, recv_sge, inline = _CAP.unpack_from(cap)
+    return send_wr, recv_wr, send_sge, recv_sge, inline
 
 
 def set_cap(cap: Cap, values: tuple[int, int, int, int, int]) -> None:
     """Write all five capacities."""
-    (cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data) = values
+    _CAP.pack_into(cap, 0, *values)
 
 
 def check() -> None:

@@ -101,7 +101,7 @@ class QP(_base.QP):
         self._core = self._shadow.core
         protection.shortcut(self, self._core, QP, "post_send", "post_recv")
         for cq in {init_attr.send_cq, init_attr.recv_cq}:
-            cq._qps.add(self)
+            cq.used_by(self)
         self._shadow.start()
 
     def _refuse(self) -> None:
