@@ -15,6 +15,7 @@ from shiftverbs.demo.options import Plan
 from shiftverbs.demo.scenario import Lab as DemoLab
 from shiftverbs.softrnic import faults
 
+from . import cold
 from .failure_host import RETRY_CNT, TIMEOUT
 from .lab import Child, Lab, SuiteError
 from .programs import Progress
@@ -213,6 +214,9 @@ def failure_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
     values = [f.failback_ms for each in found.values() for f in each if f.failback_ms is not None]
     if values:
         rows.append(limit_row("failback: healed to both directions home", "ms", values, None))
+    warm = statistics.median(cold.first_steps(0.0))
+    name = f"the protocol's first step after {1000 * cold.IDLE_S:.0f} ms of nothing"
+    rows.append(limit_row(name, "µs", cold.first_steps(cold.IDLE_S), None, f"one after the other: {warm:.1f} µs"))
     return rows
 
 
