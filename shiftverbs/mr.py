@@ -107,6 +107,8 @@ class MR(_base.MR):
             # The translation that this verb ended may have been the last use of the memory.
             if self._shadow is not None:
                 self._shadow.wait()
+            else:
+                old.take_back(former)  # the PD is one without shadows
 
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
         """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""

@@ -119,12 +119,14 @@ class Shadow:
     def _run(self, k: int, nic: Any, slot: Slot, job: Callable[[int, Any, Slot], None]) -> None:
         if self.closed:
             self._fail(k, slot, "closed")
+            if slot.handle:  # handed over to this one, which nobody else will let go of now
+                self._dispose(k, nic)
             return
         try:
             if not nic.is_open:
                 raise NotReady(nic.error or "it is not open")
             job(k, nic, slot)
-            if self.closed:
+            if self._disposed:
                 self._dispose(k, nic)  # close() may have been unable to queue it
         except (OSError, NotReady) as error:
             self._fail(k, slot, f"{self.kind} on {nic.name}: {error}")
@@ -324,6 +326,9 @@ class ShadowMR(Shadow):
 
     def _create(self, k: int, nic: Any, slot: Slot) -> None:
         address, length, iova, access = self.region
+        if slot.handle and not self.pd.handle(k):  # of the memory before, which is the application's again
+            handle, slot.handle = slot.handle, 0
+            nic.verbs.dereg_mr(handle)
         pd = require(self.pd, k)
         if slot.handle:
             try:
@@ -335,7 +340,8 @@ class ShadowMR(Shadow):
         if not slot.handle:
             slot.handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
         slot.keys = (keys[0], keys[1])
-        self.domain.keymap.set_local(self.lkey, k, keys[0])
+        if not self.closed:  # else the key may be another MR's by now
+            self.domain.keymap.set_local(self.lkey, k, keys[0])
         self._ready(k, slot)
 
     def _destroy(self, nic: Any, handle: int) -> None:
@@ -355,10 +361,10 @@ class ShadowMR(Shadow):
         """As close(), but the registrations stay: they are the caller's. By backup, 0 where there is none."""
         if self.closed or self._pid != os.getpid():
             return []
+        self._disposed = self.closed = True  # before all else: what is made from now on enters no key
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
         self.domain.runtime.wake()
-        self._disposed = self.closed = True
         handles = []
         for slot in self.slots:
             # One that is being made is taken back by its own job, which sees `closed`.
@@ -367,6 +373,15 @@ class ShadowMR(Shadow):
                 slot.handle, slot.state, slot.reason = 0, FAILED, "changed"
             handles.append(taken)
         return handles
+
+    def take_back(self, handles: Sequence[int]) -> None:
+        """What `hand_over` gave, and nobody took: it is taken away as by close()."""
+        for slot, handle in zip(self.slots, handles, strict=False):
+            if handle:
+                slot.handle, slot.state = handle, READY
+        if handles:
+            self._disposed = False
+            self._take_away()
 
     def wait(self) -> None:
         """Wait until every backup NIC has done what was queued for it so far: the memory may be freed next."""
@@ -380,15 +395,18 @@ class ShadowMR(Shadow):
             return []
         if self._pid != os.getpid():
             return super().close()
+        self.closed = True  # before all else: what is made from now on enters no key
         self.domain.keymap.del_local(self.lkey)
+        self.domain.runtime.mr_gone(self)
+        return self._take_away()
+
+    def _take_away(self) -> list[Ending]:
         if self._close_here():
-            self.domain.runtime.mr_gone(self)
             self.domain.runtime.wake()
-            self._disposed = self.closed = True
+            self._disposed = True
             for k, nic in enumerate(self.domain.backups, 1):
                 self._dispose(k, nic)
             return []
-        self.domain.runtime.mr_gone(self)
         endings = super().close()
         self._await(endings)
         return endings

@@ -185,7 +185,16 @@ def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
     assert settled(mr).state(1) == "ready" and len(keymap) == 1
     other.close()
     assert len(keymap) == 0
+    moved = v.mr.MR(pd, 4096, 7, address=first)
+    settled(moved)
+    parent = v.pd.ParentDomain(ctx, v.pd.ParentDomainInitAttr(pd=pd))  # has no shadow: no backup keeps the memory
+    moved.rereg(e.IBV_REREG_MR_CHANGE_PD, parent, 0, 0, 0)
+    assert moved._shadow is None and len(keymap) == 0
+    moved.close()
+    parent.close()
     ctx.close()
+    nics_are_idle()
+    shiftverbs.runtime.current().driver.run()  # what could not be destroyed would be told
 
 
 @check

@@ -115,6 +115,13 @@ class Verbs:
         handle = self._make("mr", address, length, iova, access)
         return handle, handle + 1, handle + 2
 
+    def rereg_mr(
+        self, handle: int, flags: int, pd: int, address: int, length: int, access: int
+    ) -> tuple[int, int]:
+        assert self.alive[handle] == "mr" and self.alive[pd] == "pd"
+        self.log.append(("rereg", handle, address, length))
+        return handle + 1, handle + 2
+
     def dereg_mr(self, handle: int) -> None:
         self._take("mr", handle)
 
@@ -373,6 +380,111 @@ def test_closing_an_mr_from_a_nics_own_thread_before_it_was_made() -> None:
     holder.append(an_mr(domain, pd))
     domain.run()
     assert "mr" not in domain.leftovers()
+
+
+def changed(mr: ShadowMR, pd: ShadowPD) -> ShadowMR:
+    """What takes the place of an MR that is registered anew."""
+    return ShadowMR(pd, 999, (0x3000, 100, 0x3000, 7), mr.lkey, mr.rkey, "", mr.hand_over(), 1)
+
+
+def test_an_mr_that_is_changed_again_before_a_nic_began_with_the_first_change() -> None:
+    """It hung for so long that the first one was not waited for; what it holds of the memory goes all the same."""
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    first = changed(mr, pd)
+    second = changed(first, pd)
+    domain.run()
+    assert domain.leftovers() == ["pd", "mr"] and second.state(1) == READY
+    settle_close(domain, second, pd)
+    assert not domain.leftovers()
+
+
+def test_what_nobody_takes_over_goes() -> None:
+    """An MR is moved to a PD without shadows: a parent domain, an imported one."""
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.backups[0].worker.run()
+    assert (mr.state(1), mr.state(2)) == (READY, PENDING)
+    handed = mr.hand_over()
+    settle_close(domain, Returned(mr, handed), pd)
+    assert not domain.leftovers()
+
+
+def test_memory_is_let_go_where_the_new_pd_is_missing() -> None:
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    domain.backups[0].verbs.broken["pd"] = OSError(28, "No space left on device")
+    after = changed(mr, ShadowPD(domain, 2))
+    domain.run()
+    assert after.state(1) == FAILED and domain.leftovers() == ["pd"]
+    settle_close(domain, after, pd)
+    assert not domain.leftovers()
+
+
+class Returned:
+    def __init__(self, mr: ShadowMR, handles: list[int]) -> None:
+        self.close = lambda: mr.take_back(handles)
+
+
+def test_no_key_of_an_mr_that_is_closed_while_a_nic_registers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may have that key next, and no backup's yet."""
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    domain.run()
+    mr = an_mr(domain, pd)
+    worker, verbs = domain.backups[0].worker, domain.backups[0].verbs
+    register = verbs.reg_mr
+
+    def closed_meanwhile(*args: Any) -> tuple[int, int, int]:
+        worker.inside = False  # the application's thread does it
+        mr.close()
+        return register(*args)
+
+    monkeypatch.setattr(verbs, "reg_mr", closed_meanwhile)
+    domain.run()
+    assert not domain.keymap and domain.leftovers() == ["pd"]
+
+
+def test_an_mr_is_closed_when_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever publishes it after that finds it closed."""
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    told: list[bool] = []
+    monkeypatch.setattr(domain.runtime, "mr_gone", lambda held: told.append(held.closed))
+    for end in (lambda mr: settle_close(domain, mr), ShadowMR.hand_over):
+        mr = an_mr(domain, pd)
+        domain.run()
+        end(mr)
+    domain.backups[0].worker.call(an_mr(domain, pd).close)
+    domain.run()
+    assert told == [True] * 3
+
+
+def test_who_only_is_about_to_be_closed_keeps_what_was_made() -> None:
+    """A QP's driver lets go of it first; the journal must not go with a shadow made meanwhile."""
+    gone: list[int] = []
+
+    class Closing(ShadowPD):
+        def _create(self, k: int, nic: Any, slot: Any) -> None:
+            super()._create(k, nic, slot)
+            self.closed = True
+
+        def gone(self, k: int) -> None:
+            gone.append(k)
+
+    domain = Domain(1)
+    held = Closing(domain, 1)
+    domain.run()
+    assert gone == [] and domain.leftovers() == ["pd"]
+    held.close()
+    domain.run()
+    assert not domain.leftovers() and 1 in gone
 
 
 def test_at_exit_memory_is_let_go_without_the_nics_threads(monkeypatch: pytest.MonkeyPatch) -> None:
