@@ -895,8 +895,15 @@ class Connection:
             return
         p, self.protocol = self.protocol, None
         self._stop_looking()
-        if p is not None and (p.send_pair or p.recv_pair or p.switching):
-            self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
+        due, self._abort_by_ns = self._abort_by_ns is not None, None
+        if p is not None:
+            core = self.core
+            moving = p.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
+            shut = not core.recv_is_open or not (core.send_is_open or moving)
+            if p.send_pair or p.recv_pair or core.send_pair or core.recv_pair or p.switching or shut or due:
+                core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
+            else:
+                core.move_cancel()  # nobody would open the gate behind its fence
         self.set_status(Status.FAILED, reason)
 
     def quit(self, reason: str) -> None:

@@ -220,7 +220,12 @@ class Driver:
                 try:
                     _core.clear_attention()
                     self._once()
-                except Exception:
+                except BaseException as error:
+                    # No timer was set, and what is left must not wait until something else happens.
+                    with contextlib.suppress(Exception):
+                        self.waiter.set_deadline(self.now_ns() + WATCH_PERIOD_NS)
+                    if not isinstance(error, Exception):
+                        raise  # a signal's: the application's own
                     # A bug of ours must not surface in an application's poll.
                     logger.exception("the failover driver failed")
                 finally:
@@ -379,12 +384,14 @@ class Driver:
         self._waiting.pop(connection, None)
         self.arrived(connection)
         if self._pending.pop(connection, 0):
-            kept = [entry for entry in self._backlog if entry[0] is not connection]
-            self._unread.difference_update(
-                entry[2][1] for entry in self._backlog if entry[0] is connection and entry[1] == self._read
-            )
-            self._backlog.clear()
-            self._backlog.extend(kept)
+            # Nothing in this loop makes an object: the collector may close another QP, which comes here too.
+            backlog, dropped = self._backlog, list[Any]()
+            for _ in range(len(backlog)):
+                entry = backlog.popleft()
+                (dropped if entry[0] is connection else backlog).append(entry)
+            for _, call, args in dropped:
+                if call == self._read:
+                    self._unread.discard(args[1])
 
     def _hear(self, path: Path | None, said: Entry) -> None:
         """A message of a peer. One that lies here already is not taken again: the peer only lost patience."""
@@ -406,7 +413,9 @@ class Driver:
     def _read(self, connection: Connection, said: Entry) -> None:
         self._unread.discard(said)
         assert not isinstance(said.message, Ping)
-        connection.handle_message(said.message)
+        peer = connection.peer  # it may be in another life since this was heard
+        if peer is not None and int(peer.secret, 16) == said.sender:
+            connection.handle_message(said.message)
 
     # ---- one after the other ----------------------------------------------------------------------------------------
 

@@ -235,15 +235,19 @@ class Runtime:
 
         `wake`, or a command to a NIC, is to follow.
         """
-        if self._stopped or os.getpid() != self.pid:
+        if os.getpid() != self.pid:
             return
-        with self.driver.locked():
-            connection = shadow.connection
-            if connection is None:  # then no command of ours ever was
+        if self._stopped:  # the NICs' threads may be at work all the same
+            if shadow.connection is None:
                 return
-            connection.close()
-            self.driver.forget(connection)
-        self.driver.post(connection.clear_away, wake=False)
+        else:
+            with self.driver.locked():
+                connection = shadow.connection
+                if connection is None:  # then no command of ours ever was
+                    return
+                connection.close()
+                self.driver.forget(connection)
+            self.driver.post(connection.clear_away, wake=False)
         for k, nic in enumerate((shadow.domain.nic, *shadow.domain.backups)):
             pointer = shadow.handle(k)
             if pointer and nic.worker.pending(pointer) and not nic.on_worker():

@@ -20,6 +20,7 @@ from shiftverbs import _core, _nic
 from shiftverbs import driver as driver_module
 from shiftverbs import events as ev
 from shiftverbs.config import Config
+from shiftverbs.connection import Connection as RealConnection
 from shiftverbs.control import Entry, Ping
 from shiftverbs.control_channel import RETRY_FIRST_NS, TRUST_NS, ControlChannel
 from shiftverbs.driver import (
@@ -44,6 +45,7 @@ from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.fence import Fence
 from shiftverbs.messages import Arm, ArmStep, PairAddress, Phase
 from shiftverbs.runtime import Runtime
+from shiftverbs.state_machine import SendState
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
 
@@ -810,3 +812,130 @@ def test_the_end_of_the_process_says_what_waited(driver: Driver, clock: SimpleNa
     driver.aside(lambda: told.append(1))
     driver.stop(1.0)
     assert told == [1] and sys.getswitchinterval() == pytest.approx(before_s)
+
+
+def test_what_a_former_life_of_the_peer_said_is_not_for_its_next(driver: Driver, nic: Any) -> None:
+    """Its BYE comes between the news of the next life and our looking at that: it ends the new pairing for good."""
+    from shiftverbs import control
+
+    port = with_port(driver.channel, nic)
+    driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
+    nic.worker.work()
+    driver.run()
+    heard: list[Any] = []
+    one: Any = add(driver, Connection(nic))
+    one.peer = SimpleNamespace(secret=f"{22:016x}")
+    one.handle_message = heard.append
+    driver.by_secret[11] = one
+    somebody = PairAddress(bytes(16), 0, 1, 0, 3)
+
+    def arrive(sender: int) -> None:
+        entries = [Entry(11, sender, Arm(ArmStep.REQ, 0, 1, 1, somebody))]
+        port.inbox = [
+            (data, 7, bytes.fromhex(GID.replace(":", ""))) for data in control.encode(entries, 4096)
+        ]
+
+    def found() -> None:
+        one.peer = SimpleNamespace(secret=f"{33:016x}")
+
+    driver.post(found)
+    arrive(22)
+    driver.run()
+    assert heard == [] and not driver._unread
+    arrive(33)
+    driver.run()
+    assert len(heard) == 1
+
+
+def test_an_interrupted_run_goes_on(driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of it: no timer may stay unset, and what was collected must not wait for something new."""
+    deadlines: list[int] = []
+    monkeypatch.setattr(driver.waiter, "set_deadline", deadlines.append)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    told: list[int] = []
+    driver.post(interrupted)
+    driver.post(lambda: told.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        driver.run()
+    assert not told and clock.now < deadlines[-1] <= clock.now + WATCH_PERIOD_NS
+    driver.run()
+    assert told == [1]
+
+
+def test_a_run_that_fails_is_repeated(driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines: list[int] = []
+    monkeypatch.setattr(driver.waiter, "set_deadline", deadlines.append)
+
+    def bug(now: int) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(driver, "_tick", bug)
+    driver.run()
+    assert clock.now < deadlines[-1] <= clock.now + WATCH_PERIOD_NS
+
+
+def test_the_collector_may_close_a_qp_wherever_we_are(driver: Driver, nic: Any) -> None:
+    """It runs where objects are made, as when one of the messages that lie here is looked up."""
+    somebody = PairAddress(bytes(16), 0, 1, 0, 3)
+    first, second = add(driver, Connection(nic)), add(driver, Connection(nic))
+    collect: list[Any] = []
+
+    class Said(Entry):
+        def __hash__(self) -> int:
+            if collect:
+                driver.drop_backlog(collect.pop())
+            return hash(self.message)
+
+    for each in (first, second, first, second):
+        said = Said(11, 22, Arm(ArmStep.REQ, 0, 1, len(driver._unread), somebody))
+        driver._unread.add(said)
+        driver.later(each, driver._read, each, said)  # type: ignore[arg-type]
+    collect.append(second)
+    driver.drop_backlog(first)  # type: ignore[arg-type]
+    assert not collect and not driver._backlog and not driver._pending and not driver._unread
+
+
+def test_no_command_is_under_way_on_a_qp_closed_at_exit(driver: Driver, nic: Any) -> None:
+    """By an exit handler of the application's, which comes after ours: the NICs' threads are still at work."""
+    runtime: Any = Runtime.__new__(Runtime)
+    runtime.driver, runtime._stopped, runtime.pid = driver, True, os.getpid()
+    waited: list[tuple[str, int]] = []
+    nic.on_worker = lambda: False
+    nic.worker.pending = lambda qp: 1
+    nic.worker.cancel = lambda qp: waited.append(("cancel", qp))
+    nic.worker.drain = lambda qp, timeout_s: waited.append(("drain", qp)) or True
+    domain = SimpleNamespace(nic=nic, backups=[])
+    shadow = Shadow(connection=object(), closed=True, handle=lambda k: 4096, domain=domain)
+    runtime.qp_closing(shadow)
+    assert waited == [("cancel", 4096), ("drain", 4096)]
+
+
+@pytest.mark.parametrize(
+    ("closed", "state", "due_ns", "expected"),
+    [
+        ("", SendState.WAIT_SIGNALED, None, "move_cancel"),
+        ("send_is_open", SendState.WAIT_DRAINED, None, "move_cancel"),
+        ("send_is_open", SendState.DEFAULT, 10**12, "abort"),
+        ("send_is_open", SendState.DEFAULT, None, "abort"),
+        ("recv_is_open", SendState.DEFAULT, None, "abort"),
+    ],
+)
+def test_giving_up_opens_the_gates(
+    driver: Driver, nic: Any, closed: str, state: SendState, due_ns: int | None, expected: str
+) -> None:
+    """Amid a MOVE from home, or while errors wait for the default QP to be in ERR: nobody would come back."""
+    done: list[str] = []
+    core = Shadow(send_is_open=True, recv_is_open=True, send_pair=0, recv_pair=0, guarded=True)
+    core.abort = lambda status, vendor_err: done.append("abort")
+    core.move_cancel = lambda: done.append("move_cancel")
+    if closed:
+        setattr(core, closed, False)
+    domain = SimpleNamespace(nic=nic, backups=[])
+    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=domain))
+    protocol: Any = SimpleNamespace(send_pair=0, recv_pair=0, switching=False, send_state=state)
+    connection.protocol, connection._abort_by_ns = protocol, due_ns
+    connection.give_up("a bug")
+    assert done == [expected] and not core.guarded and connection.status.value == "FAILED"
