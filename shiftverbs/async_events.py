@@ -69,10 +69,16 @@ class AsyncEvents:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
 
-    def pump(self) -> int:
-        """Take all events that are there. Returns how many. Any thread; never blocks on the device."""
+    def pump(self, wait: bool = True) -> int:
+        """Take all events that are there. Returns how many. Any thread; never blocks on the device.
+
+        wait: False where another thread that is at it need not be waited for. The driver must not: the collector may
+        run in that thread, and close a QP, which takes the driver's lock.
+        """
         count = 0
-        with self._lock:
+        if not self._lock.acquire(blocking=wait):
+            return 0
+        try:
             while not self._closed:
                 event = self._take(self._context)
                 if event is None:
@@ -91,6 +97,8 @@ class AsyncEvents:
                             self.dropped += 1
             if count:
                 os.eventfd_write(self._wake, 1)
+        finally:
+            self._lock.release()
         return count
 
     def get(self) -> pyverbs.device.AsyncEvent:

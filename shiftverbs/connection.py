@@ -78,7 +78,7 @@ class Connection:
         self.history.append((time.monotonic_ns(), SendState.DEFAULT.value))
         self.closed = False
         self.timer_ns: int | None = None
-        self.changed = threading.Condition()
+        self._waiting: collections.deque[Any] = collections.deque()  # a lock of each thread in wait_for
         self._inbox: collections.deque[ev.Event] = collections.deque()
         self._feeding = False
         self._active: set[int] = {0}
@@ -190,20 +190,28 @@ class Connection:
 
     def wait_for(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
-        with self.changed:
-            while not condition():
+        while True:
+            # No Condition: the collector may run in here, and close a QP, which takes the driver's lock. Whoever has
+            # that and tells us something must not wait for us.
+            told = threading.Lock()
+            told.acquire()
+            self._waiting.append(told)
+            try:
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or self.closed:
+                if condition() or (left is not None and left <= 0) or self.closed:
                     return condition()
-                self.changed.wait(left if left is not None else 1.0)
-        return True
+                told.acquire(timeout=left if left is not None else 1.0)
+            finally:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(told)
 
     def _epoch(self) -> int:
         return self.protocol.epoch if self.protocol is not None else 0
 
     def _tell(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
+        with contextlib.suppress(IndexError):
+            while self._waiting:
+                self._waiting.popleft().release()
 
     def prefer(self, pair: int) -> None:
         """`migrate` or `restore`, from the application's thread."""
@@ -387,13 +395,14 @@ class Connection:
             wanted = None
         if wanted == self._looked_for:
             return
-        self._looked_for = wanted
         queues: list[tuple[Any, int]] = []
         if wanted is not None:
             pairs, recv_only = wanted
             cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
             queues = [(cq, k) for k in range(self.n_pairs) if pairs >> k & 1 for cq in cqs]
         self.driver.look_at(self, queues)
+        # Only now: where the collector closes this QP meanwhile, `clear_away` must find it.
+        self._looked_for = wanted
 
     def _stop_looking(self) -> None:
         if self._looked_for is not None:

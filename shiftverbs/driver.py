@@ -622,7 +622,7 @@ class Driver:
     def _async_events(self) -> None:
         for events in list(self._watched_events):
             try:
-                events.pump()
+                events.pump(wait=False)
             except OSError as error:  # the device was removed; our own handle on it says so too
                 logger.error("the events of a context cannot be read any more: %s", error)
                 self.unwatch_events(events)

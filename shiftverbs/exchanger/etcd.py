@@ -92,7 +92,11 @@ class EtcdExchanger(Exchanger):
     def poll_events(self) -> list[ExchangerEvent]:
         if os.getpid() != self._pid:
             return []
-        with self._lock:
+        # Not waited for either: the collector may run in the thread that has the lock, and close a QP, which takes the
+        # lock under which we are called. What makes the descriptor readable is still there then.
+        if not self._lock.acquire(blocking=False):
+            return []
+        try:
             if self._closed.is_set():
                 return []
             with contextlib.suppress(BlockingIOError):
@@ -109,6 +113,8 @@ class EtcdExchanger(Exchanger):
             ]
             self._events.clear()
             return events
+        finally:
+            self._lock.release()
 
     def close(self, after_fork: bool = False) -> None:
         if after_fork or os.getpid() != self._pid:

@@ -8,6 +8,8 @@ import functools
 import gc
 import os
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from shiftverbs import _core, _nic
 from shiftverbs import driver as driver_module
 from shiftverbs import events as ev
+from shiftverbs.async_events import AsyncEvents
 from shiftverbs.config import Config
 from shiftverbs.connection import Connection as RealConnection
 from shiftverbs.control import Entry, Ping
@@ -939,3 +942,91 @@ def test_giving_up_opens_the_gates(
     connection.protocol, connection._abort_by_ns = protocol, due_ns
     connection.give_up("a bug")
     assert done == [expected] and not core.guarded and connection.status.value == "FAILED"
+
+
+def as_the_collector(driver: Driver) -> Any:
+    """What a finalizer that closes a QP does, wherever its thread is: takes the driver's lock. And if it began."""
+    began = threading.Event()
+
+    def collect() -> None:
+        began.set()
+        with driver.locked():
+            pass
+
+    return collect, began
+
+
+def ends(call: Any) -> bool:
+    """Whether a call returns in another thread."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(5)
+    return not thread.is_alive()
+
+
+def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
+    """The collector may close a QP in a thread that waits for a state, while the driver changes that state."""
+    connection = RealConnection(driver, Shadow(core=None, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    collect, began = as_the_collector(driver)
+    told = [False]
+
+    def condition() -> bool:
+        if not began.is_set():
+            collect()
+        return told[0]
+
+    results: list[bool] = []
+    waiter = threading.Thread(
+        target=lambda: results.append(connection.wait_for(condition, time.monotonic() + 30)), daemon=True
+    )
+    with driver.locked():
+        waiter.start()
+        assert began.wait(5) and ends(connection._tell)
+    time.sleep(0.05)
+    told[0] = True
+    connection._tell()
+    waiter.join(5)
+    assert results == [True] and not connection._waiting
+    assert connection.wait_for(lambda: False, time.monotonic() + 0.01) is False and not connection._waiting
+
+
+def test_the_driver_does_not_wait_for_who_takes_async_events(driver: Driver) -> None:
+    collect, began = as_the_collector(driver)
+    reading, writing = os.pipe()
+    events = AsyncEvents(1, reading, lambda context: collect() if not began.is_set() else None)
+    driver.watch_events(events)
+    taker = threading.Thread(target=events.pump, daemon=True)
+    with driver.locked():
+        taker.start()
+        assert began.wait(5)
+        assert events.pump(wait=False) == 0
+        done: list[bool] = []
+        driver.post(lambda: done.append(True))
+        driver.run()
+    taker.join(5)
+    assert done and not taker.is_alive()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, nic: Any) -> None:
+    """By the collector, for one: its CQs would be looked at two thousand times a second for ever."""
+    holder: list[RealConnection] = []
+
+    class Core(Shadow):
+        @property
+        def send_cq(self) -> Queue:
+            if holder:
+                holder.pop().close()
+            return Queue()
+
+    core = Core(recv_cq=Queue(), remote_keys=None)
+    domain = SimpleNamespace(nic=nic, backups=[])
+    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=domain))
+    protocol: Any = SimpleNamespace(over=False, busy=True, handle=lambda event, now: [])
+    connection.protocol = protocol
+    holder.append(connection)
+    connection._look()
+    assert connection.closed
+    connection.clear_away()
+    assert not driver._looks and not driver._looked_at

@@ -739,3 +739,20 @@ def test_nothing_is_left_open(etcd_world: EtcdWorld) -> None:
     wait_until(lambda: threading.active_count() <= threads)
     assert sys.modules.get("grpc") is None
     assert subprocess._active == []  # type: ignore[attr-defined]
+
+
+def test_polling_does_not_wait_for_who_gets_a_broker(etcd_world: EtcdWorld) -> None:
+    """The collector may close a QP in that thread, which takes the lock under which we are polled.."""
+    one = etcd_world.make()
+    exchanger = one.exchanger
+    assert isinstance(exchanger, EtcdExchanger)
+    polled = threading.Event()
+
+    def poll() -> None:
+        one.poll()
+        polled.set()
+
+    with exchanger._lock:
+        threading.Thread(target=poll, daemon=True).start()
+        assert polled.wait(5)
+    one.next(Connected)
