@@ -133,6 +133,7 @@ class Driver:
         self._nics = nics
         self._lock = threading.RLock()
         self._depth = 0
+        self._lost = False  # what a run had taken, when it was interrupted
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         # What has come and is not handled yet: (connection or None, call, arguments), oldest first.
         self._backlog: collections.deque[tuple[Connection | None, Callable[..., None], tuple[Any, ...]]] = (
@@ -204,7 +205,13 @@ class Driver:
         self._posted.append(call)
         _core.raise_attention()
         now = self.now_ns()
-        if now >= self._soon_ns:
+        if now < self._soon_ns:
+            return
+        if self._soon_ns:
+            # It is over, and nobody has run: setting it anew, whenever the application makes a QP, would put it off.
+            self._soon_ns = 0
+            self.waiter.wake()
+        else:
             self._soon_ns = now + SOON_NS
             self.waiter.wake_within(SOON_NS)
 
@@ -222,6 +229,7 @@ class Driver:
                     self._once()
                 except BaseException as error:
                     # No timer was set, and what is left must not wait until something else happens.
+                    self._lost = True
                     with contextlib.suppress(Exception):
                         self.waiter.set_deadline(self.now_ns() + WATCH_PERIOD_NS)
                     if not isinstance(error, Exception):
@@ -353,8 +361,11 @@ class Driver:
             connection = self.connections.get(core)
             if connection is not None:
                 later(connection, connection.core_event, kind, k, a, b, t_ns)
+        lost, self._lost = self._lost, False
         if _core.events_overflowed():
             logger.warning("more happened at once than there was room to note: looking at every QP")
+            lost = True
+        if lost:
             for connection in list(self.connections.values()):
                 later(connection, connection.look_again)
         for path, said in self.channel.receive(now):

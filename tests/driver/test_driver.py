@@ -166,12 +166,16 @@ def test_what_can_wait_a_moment_is_one_wake_up(
     # The run has put the driver's own deadline in its place.
     driver.post_soon(lambda: done.append(3))
     assert len(deadlines) == 2 and deadlines[1] == clock.now + SOON_NS
-    # Nobody ran in time: the next one does not rely on that.
+    # Nobody ran in time. Whoever set the moment anew each time would put it off for as long as the application goes on.
+    woken: list[int] = []
+    monkeypatch.setattr(driver.waiter, "wake", lambda: woken.append(clock.now))
     clock.now += SOON_NS
     driver.post_soon(lambda: done.append(4))
-    assert len(deadlines) == 3
+    assert len(deadlines) == 2 and woken == [clock.now]
+    driver.post_soon(lambda: done.append(5))
+    assert len(deadlines) == 3 and len(woken) == 1
     driver.run()
-    assert done == [0, 1, 2, 3, 4]
+    assert done == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_can_wait_a_moment_is_not_forgotten_where_a_run_ends(
@@ -866,6 +870,24 @@ def test_an_interrupted_run_goes_on(driver: Driver, clock: SimpleNamespace, monk
     assert not told and clock.now < deadlines[-1] <= clock.now + WATCH_PERIOD_NS
     driver.run()
     assert told == [1]
+
+
+def test_what_an_interrupted_run_took_is_found_again(
+    driver: Driver, nic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is withheld and forgotten would be neither hidden nor delivered."""
+    one = add(driver, Connection(nic))
+
+    def taken() -> list[Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(_core, "take_events", taken)
+        driver.run()
+    assert "look_again" not in one.told
+    driver.run()
+    driver.run()
+    assert one.told.count("look_again") == 1
 
 
 def test_a_run_that_fails_is_repeated(driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
