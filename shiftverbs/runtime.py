@@ -250,9 +250,10 @@ class Runtime:
             self.driver.post(connection.clear_away, wake=False)
         for k, nic in enumerate((shadow.domain.nic, *shadow.domain.backups)):
             pointer = shadow.handle(k)
-            if pointer and nic.worker.pending(pointer) and not nic.on_worker():
+            if pointer and nic.worker.pending(pointer):
                 nic.worker.cancel(pointer)
-                if not nic.worker.drain(pointer, QP_DRAIN_S):
+                # In the NIC's own thread, where the collector may run, none is under way.
+                if not nic.on_worker() and not nic.worker.drain(pointer, QP_DRAIN_S):
                     logger.error("%s hangs: a QP is destroyed with a command under way", nic.name)
 
     # ---- the end ----------------------------------------------------------------------------------------------------

@@ -326,19 +326,20 @@ class ShadowMR(Shadow):
 
     def _create(self, k: int, nic: Any, slot: Slot) -> None:
         address, length, iova, access = self.region
-        if slot.handle and not self.pd.handle(k):  # of the memory before, which is the application's again
-            handle, slot.handle = slot.handle, 0
+        handle, slot.handle = slot.handle, 0  # nobody else's while it is being changed
+        if handle and not self.pd.handle(k):  # of the memory before, which is the application's again
             nic.verbs.dereg_mr(handle)
         pd = require(self.pd, k)
-        if slot.handle:
+        if handle:
             try:
-                keys = nic.verbs.rereg_mr(slot.handle, self._flags, pd, address, length, access)
+                keys = nic.verbs.rereg_mr(handle, self._flags, pd, address, length, access)
             except OSError as error:
                 logger.info("an MR on %s is registered anew: %s", nic.name, error)
-                handle, slot.handle = slot.handle, 0
                 nic.verbs.dereg_mr(handle)
-        if not slot.handle:
-            slot.handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
+                handle = 0
+        if not handle:
+            handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
+        slot.handle = handle
         slot.keys = (keys[0], keys[1])
         if not self.closed:  # else the key may be another MR's by now
             self.domain.keymap.set_local(self.lkey, k, keys[0])

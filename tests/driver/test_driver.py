@@ -923,19 +923,38 @@ def test_the_collector_may_close_a_qp_wherever_we_are(driver: Driver, nic: Any) 
     assert not collect and not driver._backlog and not driver._pending and not driver._unread
 
 
+def waits(nic: Any) -> list[tuple[str, int]]:
+    """Have a command for a QP in that NIC's queue; what is done about it."""
+    done: list[tuple[str, int]] = []
+    nic.on_worker = lambda: False
+    nic.worker.pending = lambda qp: 1
+    nic.worker.cancel = lambda qp: done.append(("cancel", qp))
+    nic.worker.drain = lambda qp, timeout_s: done.append(("drain", qp)) or True
+    return done
+
+
+def closed_qp(nic: Any) -> Any:
+    domain = SimpleNamespace(nic=nic, backups=[])
+    return Shadow(connection=object(), closed=True, handle=lambda k: 4096, domain=domain)
+
+
 def test_no_command_is_under_way_on_a_qp_closed_at_exit(driver: Driver, nic: Any) -> None:
     """By an exit handler of the application's, which comes after ours: the NICs' threads are still at work."""
     runtime: Any = Runtime.__new__(Runtime)
     runtime.driver, runtime._stopped, runtime.pid = driver, True, os.getpid()
-    waited: list[tuple[str, int]] = []
-    nic.on_worker = lambda: False
-    nic.worker.pending = lambda qp: 1
-    nic.worker.cancel = lambda qp: waited.append(("cancel", qp))
-    nic.worker.drain = lambda qp, timeout_s: waited.append(("drain", qp)) or True
-    domain = SimpleNamespace(nic=nic, backups=[])
-    shadow = Shadow(connection=object(), closed=True, handle=lambda k: 4096, domain=domain)
-    runtime.qp_closing(shadow)
+    waited = waits(nic)
+    runtime.qp_closing(closed_qp(nic))
     assert waited == [("cancel", 4096), ("drain", 4096)]
+
+
+def test_no_command_waits_for_a_qp_closed_on_a_nics_own_thread(driver: Driver, nic: Any) -> None:
+    """By the collector, which may run there: none is under way then, but what is queued would find it destroyed."""
+    runtime: Any = Runtime.__new__(Runtime)
+    runtime.driver, runtime._stopped, runtime.pid = driver, True, os.getpid()
+    waited = waits(nic)
+    nic.on_worker = lambda: True
+    runtime.qp_closing(closed_qp(nic))
+    assert waited == [("cancel", 4096)]
 
 
 @pytest.mark.parametrize(

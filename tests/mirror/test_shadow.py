@@ -401,6 +401,29 @@ def test_an_mr_that_is_changed_again_before_a_nic_began_with_the_first_change() 
     assert not domain.leftovers()
 
 
+def test_an_mr_is_closed_on_one_nics_thread_while_another_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run there, and takes away for all NICs at once."""
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    after = changed(mr, pd)
+    verbs, other = domain.backups[0].verbs, domain.backups[1].worker
+    change = verbs.rereg_mr
+
+    def meanwhile(handle: int, *args: int) -> tuple[int, int]:
+        other.inside = True
+        after.close()
+        other.inside = False
+        alive.append(handle in verbs.alive)
+        return change(handle, *args)
+
+    alive: list[bool] = []
+    monkeypatch.setattr(verbs, "rereg_mr", meanwhile)
+    domain.run()
+    assert alive == [True] and domain.leftovers() == ["pd", "pd"]
+
+
 def test_what_nobody_takes_over_goes() -> None:
     """An MR is moved to a PD without shadows: a parent domain, an imported one."""
     domain = Domain()
