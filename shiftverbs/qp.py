@@ -253,7 +253,11 @@ class QP(_base.QP):
             return
         held, self._shadow = self._shadow, None
         if held is not None:
-            protection.closing(held)
+            try:
+                protection.closing(held)
+            except BaseException:  # Ctrl-C while it waited for a NIC: the next close begins anew
+                self._shadow = held
+                raise
             self._why = "it is closed"
         try:
             super().close()

@@ -657,6 +657,31 @@ def closed_objects_do_not_crash(v: Verbs) -> None:
 
 
 @check
+def an_interrupted_close_can_be_repeated(v: Verbs) -> None:
+    """Ctrl-C while close waits for a NIC that hangs: whatever closes the QP next does all that is left."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    whole = shiftverbs.runtime.Runtime.qp_closing
+
+    def interrupted(machinery: Any, held: Any) -> None:
+        shiftverbs.runtime.Runtime.qp_closing = whole  # type: ignore[method-assign]
+        whole(machinery, held)
+        raise KeyboardInterrupt
+
+    shiftverbs.runtime.Runtime.qp_closing = interrupted  # type: ignore[method-assign]
+    try:
+        first.close()
+    except KeyboardInterrupt:
+        first.close()
+    assert first.shift.why == "it is closed" and not first._shadow
+    ctx.close()
+    nics_are_idle()
+    shiftverbs.runtime.current().driver.run()  # what could not be destroyed would be told
+
+
+@check
 def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     """A backup NIC is slow to destroy a shadow QP, whose journal ends only then, when its CQ has long been closed."""
     ctx = v.context()

@@ -29,6 +29,7 @@ PLAIN = [
     "left_to_the_exit_while_pending",
     "left_to_the_exit_in_cycles",
     "closed_objects_do_not_crash",
+    "an_interrupted_close_can_be_repeated",
     "a_destroyed_cq_is_not_polled",
     "a_cq_that_cannot_be_destroyed_works_on",
 ]
