@@ -124,7 +124,8 @@ def set_driver(run) -> None:
     """The callable that post, poll and blocked waits run inline when attention is set; None: nobody.
 
     It must call clear_attention() before it takes events. An Exception it raises is reported through
-    sys.unraisablehook and goes no further: the application's post or poll is not its business.
+    sys.unraisablehook and goes no further: the application's post or poll is not its business. Except what it named in
+    let_through().
     """
     global driver, driver_busy
     if run is not None and not callable(run):
@@ -135,9 +136,18 @@ def set_driver(run) -> None:
         shared.attention = 1
 
 
+cdef object passing = None
+
+
+def let_through(error) -> None:
+    """The driver is about to raise this, and it is the application's own: its post, poll or wait raises it."""
+    global passing
+    passing = error
+
+
 cdef int run_driver_inline() except -1:
     """One driver run at a time in the process, whichever thread comes first; it goes on while attention is set."""
-    global driver_busy
+    global driver_busy, passing
     cdef int rounds = 0
     if driver is None:
         shared.attention = 0
@@ -154,6 +164,9 @@ cdef int run_driver_inline() except -1:
             try:
                 run()
             except Exception as e:
+                if e is passing:
+                    passing = None
+                    raise
                 driver_failed(e)
     finally:
         driver_busy = 0

@@ -15,6 +15,7 @@ import errno
 import heapq
 import itertools
 import logging
+import signal
 import sys
 import threading
 import time
@@ -80,6 +81,20 @@ _WC_NAMES = (
     " REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR"
     " REM_ABORT_ERR INV_EECN_ERR INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
 ).split()
+
+
+def _of_a_signal(error: Exception) -> bool:
+    """Whether a signal's handler raised it, which the interpreter ran in the middle of us: it is the application's."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 class _Held:
@@ -234,6 +249,9 @@ class Driver:
                         self.waiter.set_deadline(self.now_ns() + WATCH_PERIOD_NS)
                     if not isinstance(error, Exception):
                         raise  # a signal's: the application's own
+                    if _of_a_signal(error):
+                        _core.let_through(error)
+                        raise
                     # A bug of ours must not surface in an application's poll.
                     logger.exception("the failover driver failed")
                 finally:
@@ -311,7 +329,9 @@ class Driver:
         """Call into one connection. A bug of ours there costs that QP its protection, and nobody else anything."""
         try:
             call(*args)
-        except Exception:
+        except Exception as error:
+            if _of_a_signal(error):
+                raise
             logger.exception("QP %#x: failover of this QP failed and is given up", connection.shadow.qp_num)
             with contextlib.suppress(Exception):
                 connection.give_up("an internal error, see the log")
@@ -381,7 +401,9 @@ class Driver:
             if connection is None:
                 try:
                     call(*args)
-                except Exception:
+                except Exception as error:
+                    if _of_a_signal(error):
+                        raise
                     logger.exception("a call posted to the failover driver failed")
             else:
                 left = pending.pop(connection, 1) - 1

@@ -144,6 +144,22 @@ def test_interrupts_pass_through_the_driver(world: World) -> None:
     assert world.scq.poll() == (0, [])
 
 
+def test_what_is_the_applications_passes_through_the_driver(world: World) -> None:
+    """The handler of a signal raised it, in the middle of the driver."""
+    error = TimeoutError("too long")
+
+    def driver() -> None:
+        _core.clear_attention()
+        _core.let_through(error)
+        raise error
+
+    _core.set_driver(driver)
+    _core.raise_attention()
+    with pytest.raises(TimeoutError, match="too long"):
+        world.scq.poll()
+    _core.set_driver(None)
+
+
 def test_a_new_driver_learns_of_old_events(guarded: World) -> None:
     guarded.send(1)
     guarded.hw[0].fail_send(RETRY_EXC)

@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -1071,3 +1072,30 @@ def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, n
     assert connection.closed
     connection.clear_away()
     assert not driver._looks and not driver._looked_at
+
+
+@pytest.fixture
+def alarm() -> Iterator[Any]:
+    """A call in the middle of which the application's signal handler raises TimeoutError."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("the application's")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda *args: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_signal_handler_raises_is_the_applications(
+    driver: Driver, nic: Any, alarm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must get its timeout, and no QP loses its protection on that account."""
+    one = add(driver, Connection(nic))
+    for begin in (driver.post, functools.partial(driver.later, None), functools.partial(driver.later, one)):
+        begin(alarm)  # type: ignore[operator]
+        with pytest.raises(TimeoutError, match="application"):
+            driver.run()
+    assert "give_up" not in one.told and not caplog.records
+    _core.let_through(None)  # type: ignore[arg-type]
+    driver.run()
+    assert "look_again" in one.told
