@@ -909,7 +909,8 @@ class Connection:
             core = self.core
             moving = p.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
             shut = not core.recv_is_open or not (core.send_is_open or moving)
-            if p.send_pair or p.recv_pair or core.send_pair or core.recv_pair or p.switching or shut or due:
+            withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
+            if p.send_pair or p.recv_pair or core.send_pair or core.recv_pair or p.switching or shut or due or withheld:
                 core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
             else:
                 core.move_cancel()  # nobody would open the gate behind its fence

@@ -966,6 +966,7 @@ def test_no_command_waits_for_a_qp_closed_on_a_nics_own_thread(driver: Driver, n
         ("send_is_open", SendState.DEFAULT, 10**12, "abort"),
         ("send_is_open", SendState.DEFAULT, None, "abort"),
         ("recv_is_open", SendState.DEFAULT, None, "abort"),
+        ("withheld", SendState.DEFAULT, None, "abort"),
     ],
 )
 def test_giving_up_opens_the_gates(
@@ -976,6 +977,7 @@ def test_giving_up_opens_the_gates(
     core = Shadow(send_is_open=True, recv_is_open=True, send_pair=0, recv_pair=0, guarded=True)
     core.abort = lambda status, vendor_err: done.append("abort")
     core.move_cancel = lambda: done.append("move_cancel")
+    core.first_error = lambda k: (12, 0) if closed == "withheld" else None
     if closed:
         setattr(core, closed, False)
     domain = SimpleNamespace(nic=nic, backups=[])
