@@ -361,8 +361,8 @@ class Connection:
             self._stop_looking()
             return
         self._look()
-        if self.driver.is_going(self) and self._arrived():
-            self.driver.arrived(self)
+        if self.driver.turns.is_going(self) and self._arrived():
+            self.driver.turns.arrived(self)
         times = [p.next_timeout_ns, self._abort_by_ns]
         if self.fence is not None:
             times.append(self.fence.due_ns)
@@ -400,15 +400,15 @@ class Connection:
             pairs, recv_only = wanted
             cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
             queues = [(cq, k) for k in range(self.n_pairs) if pairs >> k & 1 for cq in cqs]
-        self.driver.look_at(self, queues)
+        self.driver.looks.look_at(self, queues)
         # Only now: where the collector closes this QP meanwhile, `clear_away` must find it.
         self._looked_for = wanted
 
     def _stop_looking(self) -> None:
         if self._looked_for is not None:
             self._looked_for = None
-            self.driver.look_at(self, [])
-        self.driver.arrived(self)
+            self.driver.looks.look_at(self, [])
+        self.driver.turns.arrived(self)
 
     def handle_message(self, message: Message) -> None:
         """A control message from this connection's peer."""
@@ -435,7 +435,7 @@ class Connection:
                 continue
             if alive and p.pairs[k].alive is False and p.initiator and not p.switching:
                 # The way home, for every QP of the NIC at once: there is no hurry.
-                self.driver.in_turn(self, self._paths_alive)
+                self.driver.turns.begin_in_turn(self, self._paths_alive)
             else:
                 self.feed(ev.PathHealth(k, alive))
 
@@ -609,7 +609,7 @@ class Connection:
         if k not in self._active:
             self._active.add(k)
             for cq in {self.core.send_cq, self.core.recv_cq}:
-                self.driver.activate(cq, k)
+                self.driver.looks.activate(cq, k)
 
     def _post_receives(self, action: ev.PostReceives) -> None:
         self._activate(action.pair)
@@ -735,7 +735,7 @@ class Connection:
             self._away_ns = now
             self._home_ns = None
         if home and len(self._active) > 1:
-            self.driver.settle(self)
+            self.driver.looks.settle(self)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name)
         self._tell()
@@ -794,7 +794,7 @@ class Connection:
         if p.switching:
             return
         for k in {p.send_pair, p.recv_pair}:
-            if not self.driver.port_ok(self.nic(k), self.port(k)):
+            if not self.driver.nic_events.port_ok(self.nic(k), self.port(k)):
                 self.path_failed(k, f"the port of {self.device(k)} is down", now_ns, advisory=True)
                 return
         age_ns = self.core.oldest_post_ns
@@ -891,7 +891,7 @@ class Connection:
         if flush and (away or core.first_error(0) is not None):
             self.drain(0)
             core.abort(WC_WR_FLUSH_ERR, 0)
-        self.driver.settle(self)
+        self.driver.looks.settle(self)
 
     def flush(self) -> None:
         """Everything outstanding is flushed, by us: its NIC is gone."""
@@ -933,7 +933,7 @@ class Connection:
 
     def clear_away(self) -> None:
         """What is left to be done for a closed QP; its verb need not wait for that."""
-        self.driver.settle(self)
+        self.driver.looks.settle(self)
         self._forget_peer()
         self._tell()
 

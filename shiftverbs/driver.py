@@ -22,21 +22,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyverbs.pyverbs_error import PyverbsRDMAError
-
 from . import _core, _nic
 from .announce import Announcements
 from .connection import Connection
 from .control import Entry, Ping
 from .control_channel import ControlChannel
-from .exchanger.interface import Connected, Found, Rejected, Unavailable
-from .exchanger.records import RecordError, mr_key
+from .directory import Directory
+from .looks import Looks
 from .messages import PairAddress, Phase, Sync
+from .nic_events import NicEvents
 from .pair_protocol import MS, ProtocolConfig
-from .pairing import PeerKeys, gid_text
+from .turns import Turns
 
 if TYPE_CHECKING:
-    from .async_events import AsyncEvents
     from .backup import Nic
     from .config import Config
     from .control_channel import Path
@@ -44,12 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
-EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
 WATCH_PERIOD_NS = 20 * MS
-# Between two looks for completions that the application may not poll for; and the part of our time that looks may take.
-LOOK_NS = 500_000
-LOOK_SHARE = 4
 # For so long after a SWITCH began, whatever it does not need waits.
 HURRY_NS = 20 * MS
 # How long a Python thread keeps the GIL from us meanwhile. (As a rule it is 5 ms, at each step.)
@@ -61,11 +54,6 @@ EXCHANGE_NS = 100 * MS
 SLICE = 256
 # What a verb leaves to be done soon waits so long at most.
 SOON_NS = 1 * MS
-# While so many connections come home or are made fit, no other begins that: of a thousand at once all would be late for
-# their deadlines, and begin again.
-UNDER_WAY = 64
-# But where none of them arrived for so long some more begin: what is under way may wait for the application.
-TURN_NS, TURN_COUNT = 100 * MS, 32
 # While there is more to do than time, this part of it goes to what is due.
 TIMEOUTS_SHARE = 3
 # A timeout of one whose news has not been looked at is put off by this.
@@ -142,9 +130,11 @@ class Driver:
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
         )
         self.announcements = Announcements()
+        self.nic_events = NicEvents(self)
+        self.directory = Directory(self, exchanger)
+        self.turns = Turns(self.now_ns, self.run_again, self.later)
+        self.looks = Looks(self.now_ns)
         self.stopped = False
-        # Called under the lock after the GID table of a NIC changed, or may have.
-        self.on_gids_changed: Callable[[Nic], None] | None = None
         self._nics = nics
         self._lock = threading.RLock()
         self._depth = 0
@@ -160,9 +150,6 @@ class Driver:
         self._ticket = itertools.count()
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.
         self._commands: dict[int, tuple[Connection, object, Callable[[int, int], None]]] = {}
-        self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
-        self._values: dict[str, dict[str, Any]] = {}
-        self._peer_keys: dict[str, PeerKeys] = {}
         self._watch_ns = 0
         self._to_watch: list[Connection] = []
         self._urgent: set[Path] = set()
@@ -170,19 +157,7 @@ class Driver:
         self._exchanged_ns = 0
         self._interval_before_s: float | None = None
         self._asides: collections.deque[Callable[[], object]] = collections.deque()
-        self._watched_nics: dict[str, Nic] = {}
-        self._watched_events: set[AsyncEvents] = set()
-        self._port_bad: set[tuple[str, int]] = set()
-        self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._next_ping_ns: int | None = None
-        # The CQs that some connection wants looked at: what each wants, how many want each.
-        self._looks: dict[Connection, list[tuple[Any, int]]] = {}
-        self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
-        self._look_ns = 0
-        # Those whose turn to begin something has not come.
-        self._waiting: dict[Connection, Callable[[], None]] = {}
-        self._going: set[Connection] = set()  # those that began in their turn, and have not arrived
-        self._moved_ns = 0
         self._timeouts_ns = 0
         self._soon_ns = 0  # until then the waiter's deadline is post_soon's
         self._attention = ctypes.c_int.from_address(_core.attention_address())
@@ -339,7 +314,7 @@ class Driver:
     def _once(self) -> None:
         now = self.now_ns()
         self._collect(now)
-        self._admit(now)
+        self.turns.admit(now)
         # The peer waits for what was said just now, here and below.
         self._work()
         self.channel.flush()
@@ -348,14 +323,23 @@ class Driver:
             self._take_time()
         # Only when something is there: each system call in it lets go of the GIL, for 5 ms next to a busy program.
         if (not hurry or now >= self._exchanged_ns + EXCHANGE_NS) and _nic.readable(self.exchanger.fileno()):
-            self._exchange(now)
+            self._exchanged_ns = now
+            self.directory.take()
         self._timeouts(now)
         self._tick(now)
         self.channel.flush()
-        if self._backlog or (self._waiting and self._room() > 0):
+        if self._backlog or self.turns.may_begin:
             self._attention.value = 1
         if not self._attention.value:  # else the next run follows at once
             self._arm_deadline()
+
+    def run_again(self) -> None:
+        """Have another run follow the one under way."""
+        self._attention.value = 1
+
+    def watch_soon(self) -> None:
+        """Have connections looked at now, not only when their period is over."""
+        self._watch_ns = 0
 
     def later(self, connection: Connection | None, call: Callable[..., None], *args: Any) -> None:
         """Put at the end of what is to be handled."""
@@ -368,7 +352,7 @@ class Driver:
         later = self.later
         for _ in range(len(self._posted)):
             later(None, self._posted.popleft())
-        self._async_events()
+        self.nic_events.take()
         for nic in self._nics():
             for tag, err, step, _elapsed_ns in nic.worker.results():
                 if callable(tag):  # not a command of a connection's
@@ -414,8 +398,7 @@ class Driver:
 
     def drop_backlog(self, connection: Connection) -> None:
         """What has come for this connection, and is not handled yet, was about a life of its QP that is over."""
-        self._waiting.pop(connection, None)
-        self.arrived(connection)
+        self.turns.drop(connection)
         if self._pending.pop(connection, 0):
             # Nothing in this loop makes an object: the collector may close another QP, which comes here too.
             backlog, dropped = self._backlog, list[Any]()
@@ -449,48 +432,6 @@ class Driver:
         peer = connection.peer  # it may be in another life since this was heard
         if peer is not None and int(peer.secret, 16) == said.sender:
             connection.handle_message(said.message)
-
-    # ---- one after the other ----------------------------------------------------------------------------------------
-
-    def in_turn(self, connection: Connection, begin: Callable[[], None]) -> None:
-        """Have a connection begin what is not urgent: at once, or when few others are in the middle of that."""
-        if self._waiting or self._room() <= 0:
-            if not self._waiting:
-                self._moved_ns = self.now_ns()
-            self._waiting[connection] = begin
-        else:
-            self._begin(connection, begin)
-
-    def is_going(self, connection: Connection) -> bool:
-        """Whether it began in its turn, and `arrived` is to be told."""
-        return connection in self._going
-
-    def arrived(self, connection: Connection) -> None:
-        """A connection has nothing more to do of what it began in its turn, or never will."""
-        if connection in self._going:
-            self._going.remove(connection)
-            if self._waiting:
-                self._moved_ns = self.now_ns()
-                self._attention.value = 1
-
-    def _room(self) -> int:
-        return UNDER_WAY - len(self._going)
-
-    def _begin(self, connection: Connection, begin: Callable[[], None]) -> None:
-        self._going.add(connection)
-        begin()
-        if connection.protocol is None:  # there was nothing to begin
-            self.arrived(connection)
-
-    def _admit(self, now: int) -> None:
-        """Let those begin for whom there is room; some in any case where nothing moves on."""
-        room = self._room()
-        if self._waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
-            room = TURN_COUNT
-        for connection in list(itertools.islice(self._waiting, max(0, room))):
-            self._moved_ns = now
-            self._going.add(connection)
-            self.later(connection, self._begin, connection, self._waiting.pop(connection))
 
     def _say_bye(self, path: Path, said: Entry) -> None:
         """Nobody of that name here (any more): our own BYE was lost, and the peer need not wait for its deadline."""
@@ -531,8 +472,9 @@ class Driver:
                 self.announcements.flush()
 
     def _tick(self, now: int) -> None:
-        if self._looked_at and now >= self._look_ns:
-            self._look()
+        due = self.looks.due_ns
+        if due is not None and now >= due:
+            self.looks.look()
         self._next_ping_ns = self.channel.ping(now)
 
     def _watch(self, now: int) -> None:
@@ -567,45 +509,18 @@ class Driver:
             connection.timer_ns = due_ns
             heapq.heappush(self._timers, (due_ns, next(self._ticket), connection))
 
-    def look_at(self, connection: Connection, queues: list[tuple[Any, int]]) -> None:
-        """From now on look for completions in these (CQ, pair), for this connection's sake, and in none else.
-
-        Connections share CQs: a thousand of them in the middle of something cost one look at each CQ, not a thousand.
-        """
-        if queues and not self._looked_at:
-            self._look_ns = self.now_ns() + LOOK_NS
-        self._looked_at.update(queues)
-        for queue in self._looks.pop(connection, ()):
-            self._looked_at[queue] -= 1
-            if not self._looked_at[queue]:
-                del self._looked_at[queue]
-        if queues:
-            self._looks[connection] = queues
-
-    def _look(self) -> None:
-        began = self.now_ns()
-        for cq, k in list(self._looked_at):
-            try:
-                cq.drain(k)
-            except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing any more
-                logger.debug("a CQ of pair %d: %s", k, error)
-        ended = self.now_ns()
-        self._look_ns = ended + max(LOOK_NS, LOOK_SHARE * (ended - began))
-
     def _arm_deadline(self) -> None:
-        times = [t for t in (self._timers[0][0] if self._timers else None, self._next_ping_ns) if t is not None]
+        first = self._timers[0][0] if self._timers else None
+        awaited = (first, self._next_ping_ns, self.looks.due_ns, self.turns.due_ns)
+        times = [t for t in awaited if t is not None]
         if self.connections:
             times.append(self._watch_ns)
-        if self._looked_at:
-            times.append(self._look_ns)
-        if self._waiting:
-            times.append(self._moved_ns + TURN_NS)
         if self._hurry_until_ns:
             times.append(self._hurry_until_ns)
         self._soon_ns = 0
         self.waiter.set_deadline(max(1, min(times)) if times else 0)
 
-    # ---- NICs -------------------------------------------------------------------------------------------------------
+    # ---- commands to NICs -------------------------------------------------------------------------------------------
 
     def command(
         self, connection: Connection, k: int, steps: Any, done: Callable[[int, int], None]
@@ -627,202 +542,3 @@ class Driver:
         connection, life, done = entry
         if not connection.closed and connection.protocol is life:
             self.safely(connection, done, err, step)
-
-    def watch_nic(self, nic: Nic) -> None:
-        """Listen to the async events of one of our NICs."""
-        if nic.name not in self._watched_nics and nic.ctx and not nic.dead:
-            self._watched_nics[nic.name] = nic
-            self.waiter.add(_nic.async_fd(nic.ctx))
-
-    def watch_events(self, events: AsyncEvents) -> None:
-        """Take the events of an application's Context as they come, for its QPs' sake; it gets its copies."""
-        if not events.closed:
-            self._watched_events.add(events)
-            self.waiter.add(events.fd)
-
-    def unwatch_events(self, events: AsyncEvents) -> None:
-        """That Context is going away."""
-        self._watched_events.discard(events)
-        self.waiter.remove(events.fd)
-
-    def qp_fatal(self, element: int) -> None:
-        """QP_FATAL on the default QP at this address."""
-        now = self.now_ns()
-        for connection in list(self.connections.values()):
-            if connection.shadow.handle(0) == element:
-                self.safely(connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now)
-
-    def _async_events(self) -> None:
-        for events in list(self._watched_events):
-            try:
-                events.pump(wait=False)
-            except OSError as error:  # the device was removed; our own handle on it says so too
-                logger.error("the events of a context cannot be read any more: %s", error)
-                self.unwatch_events(events)
-        for nic in list(self._watched_nics.values()):
-            try:
-                self._events_of(nic)
-            except OSError as error:
-                logger.error("the events of %s cannot be read any more, it counts as dead: %s", nic.name, error)
-                del self._watched_nics[nic.name]
-                self.waiter.remove(_nic.async_fd(nic.ctx))
-                self._on_async(nic, EVENT_DEVICE_FATAL)
-
-    def _events_of(self, nic: Nic) -> None:
-        while nic.ctx:
-            event = _nic.get_async_event(nic.ctx)
-            if event is None:
-                break
-            kind, element = event.type, event.element
-            event.ack()
-            self._on_async(nic, kind, element)
-
-    def _on_async(self, nic: Nic, kind: int, element: int = 0) -> None:
-        """One async event of our own handle on `nic`; element: the port number of a port's event."""
-        now = self.now_ns()
-        if kind == EVENT_PORT_ERR:
-            self._port_bad.add((nic.name, element))
-            if element == nic.port:
-                self.channel.port_changed(nic, up=False)
-            self._fail_pairs(nic, element, "PORT_ERR", now)
-        elif kind == EVENT_PORT_ACTIVE:
-            self._port_bad.discard((nic.name, element))
-            if element == nic.port:
-                self.channel.port_changed(nic, up=True)
-            self._watch_ns = now
-            # It may be up with other GIDs.
-            nic.look_again(lambda: self.post(lambda: self._tell_gids(nic)))
-        elif kind == EVENT_DEVICE_FATAL:
-            nic.dead = True
-            self.channel.port_changed(nic, up=False)
-            for connection in list(self.connections.values()):
-                self.safely(connection, connection.nic_dead, nic, now)
-        elif kind in (EVENT_GID_CHANGE, EVENT_LID_CHANGE):
-            nic.look_again(lambda: self.post(lambda: self._gids_changed(nic)))
-
-    def _gids_changed(self, nic: Nic) -> None:
-        """The control channel goes by the new GID, and peers must learn it: they answer pings from known ones alone."""
-        try:
-            nic.refresh_gid()
-        except OSError as error:
-            logger.debug("%s: %s", nic.name, error)
-        self.channel.renew(nic)
-        for connection in list(self.connections.values()):
-            if connection.stands_on(nic):
-                self.safely(connection, connection.pairing.gids_changed)
-        self._tell_gids(nic)
-
-    def _tell_gids(self, nic: Nic) -> None:
-        if self.on_gids_changed is not None:
-            self.on_gids_changed(nic)
-
-    def _fail_pairs(self, nic: Nic, port: int, reason: str, now: int) -> None:
-        why = f"{reason} on {nic.name}"
-        for connection in list(self.connections.values()):
-            for k in range(connection.n_pairs):
-                if connection.nic(k) is nic and connection.port(k) == port:
-                    self.later(connection, connection.path_failed, k, why, now, True)
-
-    def port_ok(self, nic: Nic, port: int) -> bool:
-        """Whether that port of `nic` is, as far as events told, active."""
-        return not nic.dead and (nic.name, port) not in self._port_bad
-
-    def activate(self, cq: Any, k: int) -> None:
-        """One more connection carries work on pair k of this CQ: the application's polls look there too."""
-        cq.set_active(k, True)
-        self._active[cq, k] += 1
-
-    def settle(self, connection: Connection) -> None:
-        """Everything of this connection is on the default pair, or gone: its polls need not look elsewhere."""
-        for k in sorted(connection.carried()):
-            for cq in {connection.core.send_cq, connection.core.recv_cq}:
-                self._active[cq, k] -= 1
-                if self._active[cq, k] <= 0:
-                    del self._active[cq, k]
-                    cq.set_active(k, False)
-
-    # ---- exchanger --------------------------------------------------------------------------------------------------
-
-    def publish(self, key: str, value: dict[str, Any]) -> None:
-        """Publish through the exchanger."""
-        self.exchanger.publish(key, value)
-
-    def withdraw(self, key: str) -> None:
-        """Withdraw from the exchanger."""
-        if not self.stopped:
-            self.exchanger.withdraw(key)
-
-    def want(self, key: str, found: Callable[[dict[str, Any] | None], None]) -> None:
-        """Call found(value) under the lock now and whenever `key` changes."""
-        users = self._wanted.setdefault(key, [])
-        users.append(found)
-        if len(users) == 1:
-            self.exchanger.want(key)
-        elif key in self._values:
-            value = self._values[key]
-            self.post(lambda: found(value))
-
-    def unwant(self, key: str, found: Any = None) -> None:
-        """Stop calling `found` for `key` (for a key with one user, whatever found is)."""
-        users = self._wanted.get(key)
-        if users is None:
-            return
-        if found in users:
-            users.remove(found)
-        else:
-            users.clear()
-        if not users:
-            del self._wanted[key]
-            self._values.pop(key, None)
-            if not self.stopped:
-                self.exchanger.unwant(key)
-
-    def _exchange(self, now: int) -> None:
-        self._exchanged_ns = now
-        for event in self.exchanger.poll_events():
-            match event:
-                case Found():
-                    self.later(None, self._found, event)
-                case Rejected():
-                    logger.warning("ignored: %s", event.reason)
-                    for connection in list(self.connections.values()):
-                        connection.pairing.rejected(event.key, event.reason)
-                case Unavailable():  # logged there already; what is paired stays protected
-                    for connection in list(self.connections.values()):
-                        connection.set_why(f"etcd is away: {event.reason}")
-                case Connected():
-                    for connection in list(self.connections.values()):
-                        if (connection.why or "").startswith("etcd is away"):
-                            connection.set_why("etcd is back; waiting for the peer's entry")
-
-    def _found(self, event: Found) -> None:
-        if event.value is None:
-            self._values.pop(event.key, None)
-        elif event.key in self._wanted:
-            self._values[event.key] = event.value
-        for found in list(self._wanted.get(event.key, ())):
-            try:
-                found(event.value)
-            except RecordError as error:
-                logger.warning("ignored: %s", error)
-            except Exception:
-                logger.exception("what stands under %s could not be used", event.key)
-
-    def peer_keys(self, gid: str) -> PeerKeys:
-        """The memory keys behind one peer port."""
-        keys = self._peer_keys.get(gid)
-        if keys is None:
-            keys = self._peer_keys[gid] = PeerKeys(self, gid)
-        return keys
-
-    def peer_keys_unused(self, keys: PeerKeys) -> None:
-        """One user of `keys` less."""
-        if not keys.users and self._peer_keys.get(keys.gid) is keys:
-            del self._peer_keys[keys.gid]
-            keys.close()
-
-    def publish_mr(self, gid: bytes, rkey: int, record: Any) -> str:
-        """Publish a memory region under one of our ports' GIDs; return its key."""
-        key = mr_key(self.config.job, gid_text(gid), rkey)
-        self.publish(key, record.to_json())
-        return key

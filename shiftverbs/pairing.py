@@ -46,7 +46,7 @@ class PeerKeys:
         if rkey not in self._wanted:
             key = records.mr_key(self.driver.config.job, self.gid, rkey)
             self._wanted[rkey] = key
-            self.driver.want(key, lambda value: self._found(rkey, value))
+            self.driver.directory.want(key, lambda value: self._found(rkey, value))
 
     def _found(self, rkey: int, value: dict[str, Any] | None) -> None:
         self.remote.del_remote(rkey)
@@ -60,7 +60,7 @@ class PeerKeys:
     def close(self) -> None:
         """Nobody is connected to that port any more."""
         for rkey, key in self._wanted.items():
-            self.driver.unwant(key, rkey)
+            self.driver.directory.unwant(key, rkey)
         self._wanted.clear()
 
 
@@ -178,7 +178,7 @@ class Pairing:
         else:
             self._peer_key = records.qp_lid_key(job, own.gid or "", peer.lid, peer.qpn)
         c.set_why("the peer has not published its QP (does it run shiftverbs, with the same etcd and job?)")
-        self.driver.want(self._peer_key, self._peer_found)
+        self.driver.directory.want(self._peer_key, self._peer_found)
         if peer.gid is not None:
             self._open_keys(peer.gid)
 
@@ -218,7 +218,7 @@ class Pairing:
     def _put(self) -> None:
         assert self._mine is not None
         for key in self._my_keys:
-            self.driver.publish(key, self._mine.to_json())
+            self.driver.directory.publish(key, self._mine.to_json())
 
     # ---- the peer's side --------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class Pairing:
             c.set_why(f"no control path to the peer: {self._paths[0].failed}")
             return
         if mine.begins_arm(theirs) and not my_turn:
-            self.driver.in_turn(c, functools.partial(self._start_if_ready, my_turn=True))
+            self.driver.turns.begin_in_turn(c, functools.partial(self._start_if_ready, my_turn=True))
         else:
             c.paired(mine, theirs, self._paths)
 
@@ -324,7 +324,7 @@ class Pairing:
         """Resolve the rkeys the QP posts under its peer's port; by LID its GID is known only from the peer's entry."""
         if self._keys is not None:
             return
-        keys = self._keys = self.driver.peer_keys(gid)
+        keys = self._keys = self.driver.directory.peer_keys(gid)
         keys.users.add(self.connection)
         self.connection.core.remote_keys = keys.remote
         for rkey in self._early_rkeys:
@@ -350,17 +350,17 @@ class Pairing:
     def withdraw(self) -> None:
         """Take back what was published, and stop wanting; `advance` may begin a new life."""
         for key in self._my_keys:
-            self.driver.withdraw(key)
+            self.driver.directory.withdraw(key)
         self._my_keys = []
         if self._peer_key is not None:
-            self.driver.unwant(self._peer_key, self._peer_found)
+            self.driver.directory.unwant(self._peer_key, self._peer_found)
             self._peer_key = None
         if self.secret:
             self.driver.by_secret.pop(self.secret, None)
             self.secret = 0
         if self._keys is not None:
             self._keys.users.discard(self.connection)
-            self.driver.peer_keys_unused(self._keys)
+            self.driver.directory.peer_keys_unused(self._keys)
             self._keys = None
         self._close_paths()
         self._mine = None

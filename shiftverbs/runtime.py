@@ -67,7 +67,7 @@ class Runtime:
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
         self._mr_keys: dict[Any, set[str]] = {}
         self._stopped = False
-        self.driver.on_gids_changed = self._gids_changed
+        self.driver.nic_events.on_gids_changed = self._gids_changed
         # Application threads blocked in get_cq_event wake up when there is something to do.
         self.waiter.add_listener(_core.wake_descriptor())
         _core.set_driver(self.driver.run)
@@ -106,8 +106,8 @@ class Runtime:
 
         def watch() -> None:
             for each in (nic, *backups):
-                self.driver.watch_nic(each)
-            self.driver.watch_events(events)
+                self.driver.nic_events.watch_nic(each)
+            self.driver.nic_events.watch_events(events)
 
         self.driver.post(watch)
         return domain
@@ -117,13 +117,13 @@ class Runtime:
         domain = context._domain
         if domain is not None:
             domain.async_events.close()
-            self.driver.unwatch_events(domain.async_events)
+            self.driver.nic_events.unwatch_events(domain.async_events)
 
     def _on_application_event(self, event: Any) -> None:
         """An event of an application's Context, whoever took it: QP_FATAL comes to the QP's own context only."""
         if event.type == EVENT_QP_FATAL:
             element = event.element
-            self.driver.post(lambda: self.driver.qp_fatal(element))
+            self.driver.post(lambda: self.driver.nic_events.qp_fatal(element))
 
     def mr_shadowed(self, shadow: Any) -> None:
         """Every backup NIC has answered for an MR: its rkeys may be published."""
@@ -142,7 +142,7 @@ class Runtime:
             if not nic.seen_gids:
                 self._read_gids(nic)
             for gid in nic.seen_gids:
-                published.add(self.driver.publish_mr(gid, shadow.rkey, record))
+                published.add(self.driver.directory.publish_mr(gid, shadow.rkey, record))
         except (OSError, ValueError, RuntimeError) as error:
             logger.warning("an MR of %s is not published: %s", shadow.domain.nic.name, error)
         for connection in list(self.driver.connections.values()):
@@ -175,7 +175,7 @@ class Runtime:
 
     def _withdraw_mr(self, shadow: Any) -> None:
         for key in self._mr_keys.pop(shadow, ()):
-            self.driver.withdraw(key)
+            self.driver.directory.withdraw(key)
 
     def connection_of(self, shadow: Any) -> Connection | None:
         """The connection of a QP that may be protected, made when first needed; None if it is closed before that."""

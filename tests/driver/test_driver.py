@@ -20,7 +20,6 @@ import pytest
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core, _nic
-from shiftverbs import driver as driver_module
 from shiftverbs import events as ev
 from shiftverbs.async_events import AsyncEvents
 from shiftverbs.config import Config
@@ -31,15 +30,10 @@ from shiftverbs.driver import (
     EXCHANGE_NS,
     HURRY_NS,
     LATER_NS,
-    LOOK_NS,
-    LOOK_SHARE,
     PINGS_UNTIL_DEAD,
     QUIET_PING_NS,
     SLICE,
     SOON_NS,
-    TURN_COUNT,
-    TURN_NS,
-    UNDER_WAY,
     WATCH_AT_ONCE,
     WATCH_PERIOD_NS,
     Driver,
@@ -47,9 +41,12 @@ from shiftverbs.driver import (
 from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.fence import Fence
+from shiftverbs.looks import LOOK_NS, LOOK_SHARE
 from shiftverbs.messages import Arm, ArmStep, PairAddress, Phase
+from shiftverbs.nic_events import EVENT_PORT_ACTIVE, EVENT_PORT_ERR
 from shiftverbs.runtime import Runtime
 from shiftverbs.state_machine import SendState
+from shiftverbs.turns import TURN_COUNT, TURN_NS, UNDER_WAY
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
 
@@ -204,7 +201,7 @@ def test_a_removed_device_stops_nobody_else(
     def broken(ctx: int) -> None:
         raise OSError(errno.EIO, "removed")
 
-    driver.watch_nic(nic)
+    driver.nic_events.watch_nic(nic)
     monkeypatch.setattr(_nic, "get_async_event", broken)
     for _ in range(3):
         driver.run()
@@ -214,14 +211,14 @@ def test_a_removed_device_stops_nobody_else(
     driver.post(lambda: done.append(True))
     driver.run()
     assert done and "the failover driver failed" not in caplog.text
-    driver.watch_nic(nic)  # another Context on it
+    driver.nic_events.watch_nic(nic)  # another Context on it
     driver.run()
     assert good.told.count("nic_dead") == 1
 
 
 def test_a_bug_in_one_connection_costs_the_others_nothing(driver: Driver, nic: Any) -> None:
     both = [add(driver, Connection(nic, bug=True)), add(driver, Connection(nic))]
-    driver._on_async(nic, driver_module.EVENT_PORT_ERR, 1)
+    driver.nic_events._on_async(nic, EVENT_PORT_ERR, 1)
     driver.run()
     assert all("path_failed" in each.told for each in both)
     assert "give_up" in both[0].told and "give_up" not in both[1].told
@@ -230,12 +227,12 @@ def test_a_bug_in_one_connection_costs_the_others_nothing(driver: Driver, nic: A
 def test_a_port_event_is_about_its_own_port(driver: Driver, nic: Any) -> None:
     """One NIC with two ports, a QP on each: the other one's path has not failed."""
     first, second = add(driver, Connection(nic)), add(driver, Connection(nic, port=2))
-    driver._on_async(nic, driver_module.EVENT_PORT_ERR, 2)
+    driver.nic_events._on_async(nic, EVENT_PORT_ERR, 2)
     driver.run()
     assert "path_failed" in second.told and "path_failed" not in first.told
-    assert driver.port_ok(nic, 1) and not driver.port_ok(nic, 2)
-    driver._on_async(nic, driver_module.EVENT_PORT_ACTIVE, 2)
-    assert driver.port_ok(nic, 2)
+    assert driver.nic_events.port_ok(nic, 1) and not driver.nic_events.port_ok(nic, 2)
+    driver.nic_events._on_async(nic, EVENT_PORT_ACTIVE, 2)
+    assert driver.nic_events.port_ok(nic, 2)
 
 
 def test_a_thousand_idle_qps_are_looked_at_in_turns(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
@@ -269,7 +266,7 @@ def test_a_thousand_qps_in_a_procedure_cost_one_look_at_each_cq(driver: Driver, 
     queue, other = Queue(), Queue(dead=True)
     many: list[Any] = [Connection(None) for _ in range(1000)]
     for each in many:
-        driver.look_at(each, [(queue, 0), (queue, 1), (other, 1)])
+        driver.looks.look_at(each, [(queue, 0), (queue, 1), (other, 1)])
     driver.run()
     assert queue.looks == []
     for turn in range(1, 4):
@@ -277,15 +274,15 @@ def test_a_thousand_qps_in_a_procedure_cost_one_look_at_each_cq(driver: Driver, 
         driver.run()
         assert sorted(queue.looks) == sorted([0, 1] * turn) and len(other.looks) == turn
     for each in many[1:]:
-        driver.look_at(each, [])
-    driver.look_at(many[0], [(queue, 1)])
+        driver.looks.look_at(each, [])
+    driver.looks.look_at(many[0], [(queue, 1)])
     clock.now += LOOK_NS
     driver.run()
     assert sorted(queue.looks) == [0, 0, 0, 1, 1, 1, 1] and len(other.looks) == 3
-    driver.look_at(many[0], [])
+    driver.looks.look_at(many[0], [])
     clock.now += LOOK_NS
     driver.run()
-    assert len(queue.looks) == 7 and not driver._looks and not driver._looked_at
+    assert len(queue.looks) == 7 and not driver.looks._looks and not driver.looks._looked_at
 
 
 def test_looks_take_a_part_of_the_time_only(driver: Driver, clock: SimpleNamespace) -> None:
@@ -297,7 +294,7 @@ def test_looks_take_a_part_of_the_time_only(driver: Driver, clock: SimpleNamespa
             return super().drain(k)
 
     slow = Slow()
-    driver.look_at(Connection(None), [(slow, 0)])
+    driver.looks.look_at(Connection(None), [(slow, 0)])
     clock.now += LOOK_NS
     driver.run()
     assert len(slow.looks) == 1
@@ -318,7 +315,7 @@ def slow_work(driver: Driver, nic: Any, clock: SimpleNamespace, count: int, each
             self.told.append("path_failed")
 
     many = [add(driver, Slow(nic)) for _ in range(count)]
-    driver._on_async(nic, driver_module.EVENT_PORT_ERR, 1)
+    driver.nic_events._on_async(nic, EVENT_PORT_ERR, 1)
     return many
 
 
@@ -412,24 +409,24 @@ def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
     many: list[Any] = [Connection(nic) for _ in range(1000)]
     begun: list[Any] = []
     for each in many:
-        driver.in_turn(each, functools.partial(begun.append, each))
+        driver.turns.begin_in_turn(each, functools.partial(begun.append, each))
     driver.run()
     assert begun == many[:UNDER_WAY]
     many[UNDER_WAY].closed = True
     driver.drop_backlog(many[UNDER_WAY + 1])
     for each in many[:3]:
-        assert driver.is_going(each)
-        driver.arrived(each)
+        assert driver.turns.is_going(each)
+        driver.turns.arrived(each)
     driver.run()
     assert begun == many[:UNDER_WAY] + many[UNDER_WAY + 2 : UNDER_WAY + 4]
     driver.drop_backlog(many[UNDER_WAY])  # it was closed when its turn came
     driver.run()
     arrived = 3
     while arrived < len(begun):
-        driver.arrived(begun[arrived])
+        driver.turns.arrived(begun[arrived])
         arrived += 1
         driver.run()
-    assert len(begun) == 998 and not driver._waiting and not driver._going
+    assert len(begun) == 998 and not driver.turns._waiting and not driver.turns._going
 
 
 def test_who_is_under_way_for_long_keeps_nobody_waiting(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
@@ -437,7 +434,7 @@ def test_who_is_under_way_for_long_keeps_nobody_waiting(driver: Driver, nic: Any
     many: list[Any] = [Connection(nic) for _ in range(UNDER_WAY + 3 * TURN_COUNT)]
     begun: list[Any] = []
     for each in many:
-        driver.in_turn(each, functools.partial(begun.append, each))
+        driver.turns.begin_in_turn(each, functools.partial(begun.append, each))
     for turns in range(4):
         driver.run()
         assert begun == many[: UNDER_WAY + turns * TURN_COUNT]
@@ -764,7 +761,10 @@ def test_memory_is_published_under_a_gid_that_came_later(nic: Any) -> None:
     keys: list[str] = []
     runtime.config, runtime.instance, runtime._mr_keys = Config(), "0" * 16, {}
     runtime.driver = SimpleNamespace(
-        connections={}, publish_mr=lambda gid, rkey, record: keys.append(f"{gid.hex()}/{rkey}") or keys[-1]
+        connections={},
+        directory=SimpleNamespace(
+            publish_mr=lambda gid, rkey, record: keys.append(f"{gid.hex()}/{rkey}") or keys[-1]
+        ),
     )
     table = [b"a" * 16]
     nic.ports = (SimpleNamespace(number=1),)
@@ -1038,7 +1038,7 @@ def test_the_driver_does_not_wait_for_who_takes_async_events(driver: Driver) -> 
     collect, began = as_the_collector(driver)
     reading, writing = os.pipe()
     events = AsyncEvents(1, reading, lambda context: collect() if not began.is_set() else None)
-    driver.watch_events(events)
+    driver.nic_events.watch_events(events)
     taker = threading.Thread(target=events.pump, daemon=True)
     with driver.locked():
         taker.start()
@@ -1073,7 +1073,7 @@ def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, n
     connection._look()
     assert connection.closed
     connection.clear_away()
-    assert not driver._looks and not driver._looked_at
+    assert not driver.looks._looks and not driver.looks._looked_at
 
 
 @pytest.fixture

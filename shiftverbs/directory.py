@@ -1,0 +1,115 @@
+"""This process's side of the exchanger: what it publishes, and who here wants whose entries.
+
+Everything here runs under the driver's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .exchanger.interface import Connected, Found, Rejected, Unavailable
+from .exchanger.records import RecordError, mr_key
+from .pairing import PeerKeys, gid_text
+
+if TYPE_CHECKING:
+    from .driver import Driver
+    from .exchanger.interface import Exchanger
+
+logger = logging.getLogger("shiftverbs.driver")
+
+
+class Directory:
+    """Keys of ours and of others in the exchanger."""
+
+    def __init__(self, driver: Driver, exchanger: Exchanger) -> None:
+        self._driver = driver
+        self._exchanger = exchanger
+        self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
+        self._values: dict[str, dict[str, Any]] = {}
+        self._peer_keys: dict[str, PeerKeys] = {}
+
+    def publish(self, key: str, value: dict[str, Any]) -> None:
+        """Publish through the exchanger."""
+        self._exchanger.publish(key, value)
+
+    def withdraw(self, key: str) -> None:
+        """Withdraw from the exchanger."""
+        if not self._driver.stopped:
+            self._exchanger.withdraw(key)
+
+    def want(self, key: str, found: Callable[[dict[str, Any] | None], None]) -> None:
+        """Call found(value) under the lock now and whenever `key` changes."""
+        users = self._wanted.setdefault(key, [])
+        users.append(found)
+        if len(users) == 1:
+            self._exchanger.want(key)
+        elif key in self._values:
+            value = self._values[key]
+            self._driver.post(lambda: found(value))
+
+    def unwant(self, key: str, found: Any = None) -> None:
+        """Stop calling `found` for `key` (for a key with one user, whatever found is)."""
+        users = self._wanted.get(key)
+        if users is None:
+            return
+        if found in users:
+            users.remove(found)
+        else:
+            users.clear()
+        if not users:
+            del self._wanted[key]
+            self._values.pop(key, None)
+            if not self._driver.stopped:
+                self._exchanger.unwant(key)
+
+    def take(self) -> None:
+        """Take what the exchanger tells."""
+        for event in self._exchanger.poll_events():
+            match event:
+                case Found():
+                    self._driver.later(None, self._found, event)
+                case Rejected():
+                    logger.warning("ignored: %s", event.reason)
+                    for connection in list(self._driver.connections.values()):
+                        connection.pairing.rejected(event.key, event.reason)
+                case Unavailable():  # logged there already; what is paired stays protected
+                    for connection in list(self._driver.connections.values()):
+                        connection.set_why(f"etcd is away: {event.reason}")
+                case Connected():
+                    for connection in list(self._driver.connections.values()):
+                        if (connection.why or "").startswith("etcd is away"):
+                            connection.set_why("etcd is back; waiting for the peer's entry")
+
+    def _found(self, event: Found) -> None:
+        if event.value is None:
+            self._values.pop(event.key, None)
+        elif event.key in self._wanted:
+            self._values[event.key] = event.value
+        for found in list(self._wanted.get(event.key, ())):
+            try:
+                found(event.value)
+            except RecordError as error:
+                logger.warning("ignored: %s", error)
+            except Exception:
+                logger.exception("what stands under %s could not be used", event.key)
+
+    def peer_keys(self, gid: str) -> PeerKeys:
+        """The memory keys behind one peer port."""
+        keys = self._peer_keys.get(gid)
+        if keys is None:
+            keys = self._peer_keys[gid] = PeerKeys(self._driver, gid)
+        return keys
+
+    def peer_keys_unused(self, keys: PeerKeys) -> None:
+        """One user of `keys` less."""
+        if not keys.users and self._peer_keys.get(keys.gid) is keys:
+            del self._peer_keys[keys.gid]
+            keys.close()
+
+    def publish_mr(self, gid: bytes, rkey: int, record: Any) -> str:
+        """Publish a memory region under one of our ports' GIDs; return its key."""
+        key = mr_key(self._driver.config.job, gid_text(gid), rkey)
+        self.publish(key, record.to_json())
+        return key
