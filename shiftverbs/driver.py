@@ -395,6 +395,8 @@ class Driver:
                     pending[connection] = left
                 if not connection.closed:
                     self.safely(connection, call, *args)
+                elif call == self._read:
+                    self._unread.discard(args[1])
 
     def drop_backlog(self, connection: Connection) -> None:
         """What has come for this connection, and is not handled yet, was about a life of its QP that is over."""
@@ -534,7 +536,12 @@ class Driver:
             return
         tag = next(self._ticket)
         self._commands[tag] = entry
-        nic.worker.submit(tag, pointer, steps)
+        worker = nic.worker
+        # The collector may have closed it on our way here. From here on nothing makes an object, so it cannot any more.
+        if connection.closed:
+            del self._commands[tag]
+            return
+        worker.submit(tag, pointer, steps)
 
     def _command_ended(
         self, entry: tuple[Connection, object, Callable[[int, int], None]], err: int, step: int

@@ -1101,3 +1101,28 @@ def test_what_a_signal_handler_raises_is_the_applications(
     _core.let_through(None)  # type: ignore[arg-type]
     driver.run()
     assert "look_again" in one.told
+
+
+def test_a_qp_that_the_collector_closes_gets_no_command_any_more(driver: Driver, nic: Any) -> None:
+    """While its own connection is about to give one: the QP is destroyed by then, and the NIC's thread would crash."""
+    one = add(driver, Connection(nic))
+
+    def handle(k: int) -> int:
+        one.closed = True
+        return 4096
+
+    one.shadow.handle = handle
+    driver.command(one, 0, None, lambda err, step: None)  # type: ignore[arg-type]
+    assert nic.worker.submitted == [] and not driver._commands
+
+
+def test_a_qp_that_the_collector_closes_leaves_no_message_behind(driver: Driver, nic: Any) -> None:
+    """While a message for it is noted."""
+    one = add(driver, Connection(nic))
+    said = Entry(11, 22, Arm(ArmStep.REQ, 0, 1, 1, PairAddress(bytes(16), 0, 1, 0, 3)))
+    driver._unread.add(said)
+    driver.drop_backlog(one)  # type: ignore[arg-type]
+    one.closed = True
+    driver.later(one, driver._read, one, said)  # type: ignore[arg-type]
+    driver.run()
+    assert not driver._unread and not driver._pending
