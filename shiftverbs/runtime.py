@@ -182,7 +182,10 @@ class Runtime:
         if shadow.connection is None:
             with self.driver.locked():
                 if shadow.connection is None and not shadow.closed:
-                    self.driver.connections[shadow.core] = shadow.connection = Connection(self.driver, shadow)
+                    made = Connection(self.driver, shadow)
+                    # The collector may have closed the QP meanwhile.
+                    if not shadow.closed:
+                        self.driver.connections[shadow.core] = shadow.connection = made
         found: Connection | None = shadow.connection
         return found
 

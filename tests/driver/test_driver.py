@@ -21,6 +21,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core, _nic
 from shiftverbs import events as ev
+from shiftverbs import runtime as runtime_module
 from shiftverbs.async_events import AsyncEvents
 from shiftverbs.config import Config
 from shiftverbs.connection import Connection as RealConnection
@@ -1126,3 +1127,19 @@ def test_a_qp_that_the_collector_closes_leaves_no_message_behind(driver: Driver,
     driver.later(one, driver._read, one, said)  # type: ignore[arg-type]
     driver.run()
     assert not driver._unread and not driver._pending
+
+
+def test_a_qp_that_the_collector_closes_gets_no_connection(
+    driver: Driver, nic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is made for it: nothing would ever close that, and it would go on with a QP that is destroyed."""
+    runtime: Any = Runtime.__new__(Runtime)
+    runtime.driver = driver
+    shadow = Shadow(core=Shadow(), connection=None, closed=False, qp_num=1)
+
+    def made(*args: Any) -> Any:
+        shadow.closed = True
+        return RealConnection(*args)
+
+    monkeypatch.setattr(runtime_module, "Connection", made)
+    assert runtime.connection_of(shadow) is None and not driver.connections
