@@ -47,11 +47,13 @@ GROUPS = [
     Group("demo", "$PYTHON -m shiftverbs demo --device rxe --quick --plain --json /out/demo.json", 420),
     pytest_group("adversity", "tests/rxe/test_failover.py -k 'not survives and not infinite'", 420, rails=3),
     pytest_group("conformance", "tests/rxe/test_conformance.py tests/rxe/test_doctor.py tests/rxe/test_cmid.py", 420),
+    pytest_group("benchmarks", "tests/rxe/test_benchmarks.py", 300),
     pytest_group("interop", "tests/rxe/test_interop.py", 240, rails=0),
 ]
 SOAK = [
     pytest_group("soak", "tests/rxe/test_failover.py", 3600, rails=3, env="RXE_SOAK=1"),
     Group("demo", "$PYTHON -m shiftverbs demo --device rxe --plain --json /out/demo.json", 1800),
+    Group("bench", "$PYTHON -m benchmarks --quick --device rxe_a0 --only network --no-figures --output /out", 3600),
 ]
 
 
