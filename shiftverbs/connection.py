@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from .pair_protocol import LocalPair, PairProtocol
 from .pairing import Pairing
 from .rebuild import Rebuild
 from .state_machine import RecvState, SendState
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     from .backup import Nic
@@ -74,11 +74,9 @@ class Connection:
         self.status = Status.PAIRING
         self.why: str | None = "the QP is not connected yet"
         self.pairing = Pairing(self)
-        self.history: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
-        self.history.append((time.monotonic_ns(), SendState.DEFAULT.value))
+        self.timeline = Timeline()
         self.closed = False
         self.timer_ns: int | None = None
-        self._waiting: collections.deque[Any] = collections.deque()  # a lock of each thread in wait_for
         self._inbox: collections.deque[ev.Event] = collections.deque()
         self._feeding = False
         self._active: set[int] = {0}
@@ -101,11 +99,7 @@ class Connection:
         self._keys_since_ns: int | None = None
         self._recv_waits: int | None = None
         self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
-        self._seen_ns: int | None = None
-        self._trigger_ns: int | None = None
-        self._first_wc_ns: int | None = None
-        self._away_ns: int | None = None
-        self._home_ns: int | None = None
+        self.timeline.begin()
         self._aging = False
         self.was_protected = False
         self._stop_looking()
@@ -171,17 +165,6 @@ class Connection:
             counts.update(rx=rx, acked=acked, wired=wired)
         return counts
 
-    def durations(self) -> dict[str, float | int | None]:
-        """For `qp.shift.durations`."""
-        t, f, h = self._trigger_ns, self._first_wc_ns, self._home_ns
-        return {
-            "trigger_ns": t,
-            "first_wc_ns": f,
-            "home_ns": h,
-            "fallback_ms": (f - t) / 1e6 if t is not None and f is not None and f >= t else None,
-            "away_ms": (h - t) / 1e6 if t is not None and h is not None and h >= t else None,
-        }
-
     def wait_protected(self, timeout: float | None) -> bool:
         """Wait, without the lock, until PROTECTED (True) or hopeless, or timeout seconds passed (False)."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -190,28 +173,10 @@ class Connection:
 
     def wait_for(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
-        while True:
-            # No Condition: the collector may run in here, and close a QP, which takes the driver's lock. Whoever has
-            # that and tells us something must not wait for us.
-            told = threading.Lock()
-            told.acquire()
-            self._waiting.append(told)
-            try:
-                left = None if deadline is None else deadline - time.monotonic()
-                if condition() or (left is not None and left <= 0) or self.closed:
-                    return condition()
-                told.acquire(timeout=left if left is not None else 1.0)
-            finally:
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(told)
+        return self.timeline.wait_for(condition, lambda: self.closed, deadline)
 
     def _epoch(self) -> int:
         return self.protocol.epoch if self.protocol is not None else 0
-
-    def _tell(self) -> None:
-        with contextlib.suppress(IndexError):
-            while self._waiting:
-                self._waiting.popleft().release()
 
     def prefer(self, pair: int) -> None:
         """`migrate` or `restore`, from the application's thread."""
@@ -240,7 +205,7 @@ class Connection:
                 self._publish(observe.Failed(qp_num=number, device=name, why=why or ""))
             elif status is Status.UNPROTECTED:
                 self._publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
-        self._tell()
+        self.timeline.tell()
 
     def set_why(self, why: str) -> None:
         """Say what pairing waits for."""
@@ -423,7 +388,7 @@ class Connection:
         unsafe = self.core.unsafe_reason() if advisory else None
         was = p.switching
         if not was and k in (p.send_pair, p.recv_pair) and not (advisory and unsafe):
-            self._seen_ns = t_ns
+            self.timeline.seen(t_ns)
         self.feed(ev.PathFailed(k, reason, advisory, unsafe))
 
     def path_changed(self, path: Path) -> None:
@@ -482,9 +447,8 @@ class Connection:
                 self.pairing.want_rkey(a)
             self._schedule()
         elif kind == core.EV_FIRST_WC:
-            if self._first_wc_ns is None:
-                self._first_wc_ns = t_ns
-                took_ms = (t_ns - self._trigger_ns) / 1e6 if self._trigger_ns is not None else 0.0
+            took_ms = self.timeline.first_wc(t_ns)
+            if took_ms is not None:
                 self._publish(
                     observe.Fallback(
                         qp_num=self.shadow.qp_num,
@@ -494,7 +458,7 @@ class Connection:
                         durations={"fallback_ms": took_ms},
                     )
                 )
-                self._tell()
+                self.timeline.tell()
         elif kind == core.EV_APP_ERROR and self.protocol is not None and not self.protocol.over:
             # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
             why = f"the application's own error: {self.driver.wc_name(a)}"
@@ -715,12 +679,11 @@ class Connection:
     def _state_changed(self, action: ev.StateChanged) -> None:
         now = self.driver.now_ns()
         if action.direction == "send":
-            self.history.append((now, action.state))
+            self.timeline.send_state(now, action.state)
         name = self.device(action.pair)
         home = self.send_state == "DEFAULT" and self.recv_state == "DEFAULT"
-        if home and self._away_ns is not None:
-            self._home_ns, away = now, now - self._away_ns
-            self._away_ns = None
+        away_ms = self.timeline.is_home(home, now)
+        if away_ms is not None:
             self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"home on {name}")
             self._publish(
                 observe.Failback(
@@ -728,24 +691,19 @@ class Connection:
                     device=name,
                     epoch=self._epoch(),
                     target=name,
-                    durations={"away_ms": away / 1e6},
+                    durations={"away_ms": away_ms},
                 )
             )
-        elif not home and self._away_ns is None:
-            self._away_ns = now
-            self._home_ns = None
         if home and len(self._active) > 1:
             self.driver.looks.settle(self)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name)
-        self._tell()
+        self.timeline.tell()
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:
         now = self.driver.now_ns()
         left = self.send_pair
-        if self._trigger_ns is None or self._first_wc_ns is not None:
-            self._trigger_ns, self._first_wc_ns = self._seen_ns or now, None
-        self._seen_ns = None
+        self.timeline.switch_started(now)
         if left < len(self.paths):
             self.driver.channel.suspect(self.paths[left], now)
         said = f"leaving {self.device(left)} for {self.device(action.target)}: {action.reason}"
@@ -832,8 +790,7 @@ class Connection:
         self.driver.drop_backlog(self)
         self.pairing.withdraw()
         self._forget_pairing()
-        if self.history[-1][1] != SendState.DEFAULT.value:
-            self.history.append((self.driver.now_ns(), SendState.DEFAULT.value))
+        self.timeline.reset(self.driver.now_ns())
 
     def unpair(self) -> None:
         """Back to before `paired`: it was with a former life of the peer's QP."""
@@ -851,7 +808,7 @@ class Connection:
             if self.nic(k) is nic:
                 p = self.protocol
                 if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
-                    self._seen_ns = t_ns
+                    self.timeline.seen(t_ns)
                 self.feed(ev.NicDead(k))
         if self.fence is not None:
             self.fence.tick(t_ns)
@@ -935,7 +892,7 @@ class Connection:
         """What is left to be done for a closed QP; its verb need not wait for that."""
         self.driver.looks.settle(self)
         self._forget_peer()
-        self._tell()
+        self.timeline.tell()
 
 
 def _nothing(_err: int, _step: int) -> None:

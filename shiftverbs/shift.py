@@ -72,12 +72,12 @@ class ShiftStatus:
     @property
     def durations(self) -> dict[str, float | int | None]:
         """Of the last failure: trigger_ns, first_wc_ns, home_ns (CLOCK_MONOTONIC), fallback_ms, away_ms."""
-        return self._connection.durations() if self._connection is not None else {}
+        return self._connection.timeline.durations() if self._connection is not None else {}
 
     @property
     def history(self) -> list[tuple[int, str]]:
         """The last 1000 send states entered: (CLOCK_MONOTONIC ns, state)."""
-        return list(self._connection.history) if self._connection is not None else []
+        return list(self._connection.timeline.history) if self._connection is not None else []
 
     def wait_protected(self, timeout: float | None = None) -> bool:
         """Wait until failover would work; return whether it does.

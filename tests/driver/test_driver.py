@@ -1029,10 +1029,10 @@ def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
         assert began.wait(5) and ends(connection._tell)
     time.sleep(0.05)
     told[0] = True
-    connection._tell()
+    connection.timeline.tell()
     waiter.join(5)
-    assert results == [True] and not connection._waiting
-    assert connection.wait_for(lambda: False, time.monotonic() + 0.01) is False and not connection._waiting
+    assert results == [True] and not connection.timeline._waiting
+    assert connection.wait_for(lambda: False, time.monotonic() + 0.01) is False and not connection.timeline._waiting
 
 
 def test_the_driver_does_not_wait_for_who_takes_async_events(driver: Driver) -> None:
