@@ -1026,7 +1026,7 @@ def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
     )
     with driver.locked():
         waiter.start()
-        assert began.wait(5) and ends(connection._tell)
+        assert began.wait(5) and ends(connection.timeline.tell)
     time.sleep(0.05)
     told[0] = True
     connection.timeline.tell()
