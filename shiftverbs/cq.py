@@ -48,7 +48,8 @@ class CompChannel(_base.CompChannel):
         Raises PyverbsRDMAError where the event is of another CQ than expected_cq, or (EAGAIN) where the channel
         is in non-blocking mode and there is none.
         """
-        if self._core is None:
+        inherited = self._shadow is not None and self._shadow.is_inherited
+        if self._core is None or (inherited and getattr(expected_cq, "_core", None) is None):
             if lifetime.is_open(self) and isinstance(expected_cq, _base.CQ):
                 async_events.wait_readable(pyverbs_objects.channel_fd(self))
             super().get_cq_event(expected_cq)

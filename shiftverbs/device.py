@@ -39,8 +39,11 @@ class Context(_base.Context):
         Returns an AsyncEvent, to be acknowledged with its ack(). What failover causes by itself is left out.
         Raises PyverbsRDMAError as the verb does.
         """
-        events = getattr(self._domain, "async_events", None)
-        return async_events.get_directly(self) if events is None else events.get()
+        domain = self._domain
+        if domain is None or domain.runtime.is_inherited:
+            return async_events.get_directly(self)
+        event: _base.AsyncEvent = domain.async_events.get()
+        return event
 
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_close_device, after closing everything made from this Context."""

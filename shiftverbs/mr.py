@@ -61,7 +61,7 @@ class MR(_base.MR):
         flags: int = 0,
     ) -> None:
         pd_shadow = getattr(self._pd, "_shadow", None)
-        if pd_shadow is not None:
+        if pd_shadow is not None and not pd_shadow.is_inherited:
             address, iova = address or 0, address if iova is None else iova
             self._shadow = shadow.ShadowMR(
                 pd_shadow,

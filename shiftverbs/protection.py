@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from typing import Any
 
@@ -60,6 +61,8 @@ def domain_of(creator: Any) -> tuple[Any, str]:
                 if not creator._why:
                     creator._domain, creator._why = _new_domain(creator)
                 creator._domain_known = True
+    if creator._domain is not None and creator._domain.runtime.is_inherited:
+        return None, runtime.FORKED
     return creator._domain, creator._why
 
 
@@ -93,6 +96,15 @@ def context_closing(context: Any) -> None:
     domain = context._domain
     if domain is not None:
         domain.runtime.context_closing(context)
+
+
+def _after_fork_in_child() -> None:
+    """Whoever had the lock, perhaps while NICs were opened, may not exist in this process."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def new_channel_core(channel: Any) -> Any:
@@ -215,6 +227,8 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
         return None, "its PD is not a shiftverbs PD"
     if pd._shadow is None:
         return None, pd._why or "its PD has no shadow"
+    if pd._shadow.is_inherited:
+        return None, runtime.FORKED
     cqs = []
     for cq in (init_attr.send_cq, init_attr.recv_cq):
         if not hasattr(cq, "_shadow"):

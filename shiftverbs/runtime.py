@@ -87,6 +87,11 @@ class Runtime:
 
     # ---- what the mirror calls --------------------------------------------------------------------------------------
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy: nothing of it works here."""
+        return self.pid != os.getpid()
+
     def domain(self, context: Any) -> Domain | None:
         """The domain of an application's Context; None where its device has no backup.
 
@@ -115,7 +120,7 @@ class Runtime:
     def context_closing(self, context: Any) -> None:
         """A Context is about to be closed."""
         domain = context._domain
-        if domain is not None:
+        if domain is not None and not self.is_inherited:
             domain.async_events.close()
             self.driver.nic_events.unwatch_events(domain.async_events)
 
@@ -238,7 +243,7 @@ class Runtime:
 
         `wake`, or a command to a NIC, is to follow.
         """
-        if os.getpid() != self.pid:
+        if self.is_inherited:
             return
         if self._stopped:  # the NICs' threads may be at work all the same
             if shadow.connection is None:
@@ -263,7 +268,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
-        if self._stopped or os.getpid() != self.pid:
+        if self._stopped or self.is_inherited:
             return
         self.driver.stop(STOP_S)
         self._stopped = True

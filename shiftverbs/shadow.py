@@ -106,6 +106,11 @@ class Shadow:
         return "" if k == 0 else self.slots[k - 1].reason
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy: the machinery behind it is the parent's."""
+        return self._pid != os.getpid()
+
+    @property
     def pending(self) -> bool:
         """Whether some backup NIC has not answered yet."""
         return any(slot.state == PENDING for slot in self.slots)
@@ -484,21 +489,33 @@ class ShadowCQ(Shadow):
 
     def release(self, entries: int) -> None:
         """The protected QP is gone. CQs are not made smaller."""
+        if self.is_inherited:  # whoever had the lock may not exist in this process
+            return
         with self._lock:
             self._protected -= entries
 
     def count_other(self, entries: int) -> None:
         """An unprotected QP with so many WRs came (or, negative, went)."""
+        if self.is_inherited:
+            return
+        refused: OSError | None = None
         with self._lock:
             self._others += entries
             if self.needed > self._hardware_cqe:
                 try:
                     self._hardware_cqe = self.domain.nic.verbs.resize_cq(self.default, self.needed)
                 except OSError as error:
-                    logger.info("a CQ stays at %d entries: %s", self._hardware_cqe, error)
+                    refused = error
+        # Not under the lock: whoever writes a log line may be closing a QP of this CQ meanwhile, being the collector.
+        if refused is not None:
+            logger.info("a CQ stays at %d entries: %s", self._hardware_cqe, refused)
 
     def resize(self, cqe: int, resize: Callable[[int], None], granted: Callable[[], int]) -> None:
         """The application's ibv_resize_cq: resize(entries) does it, granted() reads what became of it."""
+        if self.is_inherited:
+            resize(cqe)
+            self.application_cqe = granted()
+            return
         with self._lock:
             if cqe < 1 or not self._protected:
                 resize(cqe)

@@ -176,11 +176,6 @@ class ShadowQP(Shadow):
 
     # ---- what the application does ----------------------------------------------------------------------------
 
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this is a forked child's copy: the machinery behind it is the parent's."""
-        return self._pid != os.getpid()
-
     def hides_state(self) -> bool:
         """Whether the application is shown its own view: until the QP really failed or the application ended it."""
         return bool(self.core.guarded) or self._ended_without_nic

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -579,6 +580,102 @@ def fork_with_shadows(v: Verbs) -> None:
     cable("up")
     ctx.close()
     LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+
+
+def as_with_pyverbs(v: Verbs, ctx: Any, made_before: dict[str, Any]) -> None:
+    """Every control verb in a forked child, on what it inherited and on what it makes: nothing has a shadow."""
+    reason = shiftverbs.runtime.FORKED
+    pd, channel = v.pd.PD(ctx), v.cq.CompChannel(ctx)
+    cq = v.cq.CQ(ctx, 20, None, channel)
+    memory = v.mr.MR(pd, 4096, 3)
+    memory.rereg(v.e.IBV_REREG_MR_CHANGE_ACCESS, access=1)
+    made = [pd, channel, cq, memory, *v.pair(ctx, pd, cq)]
+    old = made_before.get("pd", pd), made_before.get("cq", cq), made_before.get("channel", channel)
+    made += [v.mr.MR(old[0], 4096, 1), v.cq.CQ(ctx, 10, None, old[2]), *v.pair(ctx, old[0], old[1])]
+    mixed = v.qp.QP(old[0], v.rc(cq))
+    made += [mixed, v.qp.QP(pd, v.rc(old[1]))]
+    assert all(each._shadow is None for each in made)
+    for qp in (made[4], made[8], mixed):
+        assert (qp.shift.status, qp.shift.why) == ("UNPROTECTED", reason), qp.shift
+    v.receive(made[5], memory, 1)
+    cq.req_notify()
+    v.send(made[4], memory, 2)
+    channel.get_cq_event(cq)
+    cq.ack_events(1)
+    assert sorted(wc.wr_id for wc in collect(cq, 2)) == [1, 2]
+    late = made[7]
+    late.req_notify()
+    plain = v.qp.QP(old[0], v.rc(late))
+    plain.to_rts(v.attr(ctx, plain.qp_num))
+    v.receive(plain, made[6], 3)
+    v.send(plain, made[6], 4)
+    old[2].get_cq_event(late)
+    late.ack_events(1)
+    assert sorted(wc.wr_id for wc in collect(late, 2)) == [3, 4]
+    if "mr" in made_before:
+        made_before["mr"].rereg(v.e.IBV_REREG_MR_CHANGE_ACCESS, access=3)
+        made_before["cq"].resize(40)
+        assert made_before["cq"].cqe >= 40
+    for each in reversed([*made, plain]):
+        each.close()
+        each.close()
+
+
+@check
+def made_in_a_forked_child(v: Verbs) -> None:
+    """On a Context of its own a child does all as with pyverbs, whatever other threads were at when it was forked."""
+    ctx = v.context()
+    cq = v.cq.CQ(ctx, 20)
+    v.pair(ctx, v.pd.PD(ctx), cq)
+    protection = shiftverbs.protection
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with protection._lock, ctx._domain.async_events._lock, cq._shadow._lock:  # as while NICs are opened
+            held.set()
+            go.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(10)
+    child = os.fork()
+    if child == 0:
+        status = 9
+        try:
+            signal.alarm(20)
+            as_with_pyverbs(v, v.context(), {})
+            ctx.close()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go.set()
+    holder.join()
+    ctx.close()
+
+
+@check
+def made_from_what_a_forked_child_inherited(v: Verbs) -> None:
+    """On the parent's Context too. The software RNIC refuses that, so it is told of no other process: we alone are."""
+    ctx = v.context()
+    channel = v.cq.CompChannel(ctx)
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel)
+    mr = v.mr.MR(pd, 4096, 1)
+    first, second = v.pair(ctx, pd, cq)
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    nics_are_idle()
+    parent, held = os.getpid, mr._shadow
+    os.getpid = lambda: parent() + 1
+    try:
+        as_with_pyverbs(v, ctx, {"pd": pd, "cq": cq, "channel": channel, "mr": mr})
+    finally:
+        os.getpid, mr._shadow = parent, held
+    assert not any(nic.worker.pending() for nic in ctx._domain.backups)
+    assert first.shift.status == "PROTECTED"
+    ctx.close()
 
 
 kept: list[Any] = []

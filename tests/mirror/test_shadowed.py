@@ -25,6 +25,8 @@ PLAIN = [
     "reset_and_again",
     "garbage_in_cycles",
     "fork_with_shadows",
+    "made_in_a_forked_child",
+    "made_from_what_a_forked_child_inherited",
     "left_to_the_exit",
     "left_to_the_exit_while_pending",
     "left_to_the_exit_in_cycles",
