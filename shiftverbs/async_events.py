@@ -95,9 +95,9 @@ class AsyncEvents:
                         if len(self._queue) > MAX_QUEUED:
                             self._queue.popleft()
                             self.dropped += 1
-            if count:
-                os.eventfd_write(self._wake, 1)
         finally:
+            if count:  # whatever the listener raised, as what a signal's handler did in it
+                os.eventfd_write(self._wake, 1)
             self._lock.release()
         return count
 
@@ -109,11 +109,14 @@ class AsyncEvents:
         while True:
             self.pump()
             with self._lock:
+                if not self._closed:
+                    # It was rung for what failover caused, too, which is nobody's here.
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
                 if self._queue:
                     event = QueuedAsyncEvent(self._queue.popleft())
-                    if not self._queue:
-                        with contextlib.suppress(BlockingIOError):
-                            os.eventfd_read(self._wake)
+                    if self._queue:
+                        os.eventfd_write(self._wake, 1)
                     return event
             if self._closed or fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_NONBLOCK:
                 raise pyverbs.device.PyverbsRDMAError("Failed to get async event", -1)

@@ -115,6 +115,64 @@ def test_what_failover_caused_is_not_shown(device: Device) -> None:
     assert [event.acks for event in device.taken] == [1, 1, 1] and not events._queue
 
 
+def test_what_failover_caused_does_not_keep_a_waiting_thread_busy(device: Device) -> None:
+    looks = 0
+
+    def take(context: int) -> Event | None:
+        nonlocal looks
+        looks += 1
+        return device.take(context)
+
+    events = AsyncEvents(4711, device.fd, take)
+    events.ours = lambda event: event.element == 5
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.append(events.get()))
+    reader.start()
+    device.happens(4, 5)
+    reader.join(0.3)
+    assert reader.is_alive() and looks < 20
+    device.happens(4, 6)
+    reader.join(10)
+    assert [event.event_type for event in got] == [4]
+
+
+def test_each_of_two_waiting_threads_gets_its_event(device: Device) -> None:
+    events = events_of(device)
+    got: list[Any] = []
+    readers = [threading.Thread(target=lambda: got.append(events.get())) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    with events._lock:
+        device.happens(9)
+        device.happens(10)
+        events.pump()
+    for reader in readers:
+        reader.join(10)
+    assert sorted(event.event_type for event in got) == [9, 10]
+
+
+def test_a_listener_that_fails_wakes_who_waits(device: Device) -> None:
+    """As where a signal's handler raises in the driver, in another thread than the one that waits for events."""
+    wait, taken = os.pipe()
+    events = AsyncEvents(4711, wait, device.take)  # the device's own descriptor wakes nobody: the event is taken
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.append(events.get()))
+    reader.start()
+
+    def fail(event: Any) -> None:
+        raise ValueError(event.type)
+
+    reader.join(0.1)
+    events.listener = fail
+    device.happens(7)
+    with pytest.raises(ValueError):
+        events.pump()
+    reader.join(10)
+    assert [event.event_type for event in got] == [7]
+    os.close(wait)
+    os.close(taken)
+
+
 def test_a_listener_that_fails_loses_no_event(device: Device) -> None:
     def fail(event: Any) -> None:
         raise ValueError(event.type)
