@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import logging
+from collections.abc import Callable
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -38,3 +40,44 @@ class Announcements:
         said, self._said = self._said, {}
         for (level, text), qp_nums in said.items():
             logger.log(level, "%s: %s", _names(qp_nums), text)
+
+
+class OutsideTheLock(logging.Filter):
+    """Has what we log under the driver's lock written when that was given back.
+
+    A handler writes under a lock of its own. The collector may run in there, in any thread, and close a QP, which takes
+    the driver's lock: whoever has that must not wait for the handler. held: whether the calling thread has it.
+    """
+
+    def __init__(self, held: Callable[[], bool]) -> None:
+        super().__init__()
+        self._held = held
+        self._kept: collections.deque[logging.LogRecord] = collections.deque()
+        self._loggers = [
+            each
+            for name, each in list(logging.root.manager.loggerDict.items())
+            if name.startswith("shiftverbs.") and isinstance(each, logging.Logger)
+        ]
+        for each in self._loggers:
+            each.addFilter(self)
+
+    def close(self) -> None:
+        """Let everything pass from now on: in a forked child, whose threads may be taken for the holder."""
+        for each in self._loggers:
+            each.removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As logging asks: whether to go on with a record now."""
+        if not self._held():
+            return True
+        self._kept.append(record)
+        return False
+
+    def write(self) -> None:
+        """Write what was kept, unless the calling thread still has the lock. Raises what handlers do."""
+        while self._kept and not self._held():
+            try:
+                record = self._kept.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            logging.getLogger(record.name).callHandlers(record)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _nic
-from .announce import Announcements
+from .announce import Announcements, OutsideTheLock
 from .connection import Connection
 from .control import Entry, Ping
 from .control_channel import ControlChannel
@@ -88,8 +88,9 @@ def _of_a_signal(error: Exception) -> bool:
 class _Held:
     """What `Driver.locked` returns. (A class, because a generator takes too long for a verb.)"""
 
-    def __init__(self, lock: threading.RLock, due: ctypes.c_int, waiter: Any) -> None:
+    def __init__(self, lock: threading.RLock, give_back: Callable[[], None], due: ctypes.c_int, waiter: Any) -> None:
         self._lock = lock
+        self._give_back = give_back
         self._due = due
         self._waiter = waiter
 
@@ -97,7 +98,7 @@ class _Held:
         self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._give_back()
         if self._due.value:
             self._waiter.wake()
 
@@ -161,7 +162,9 @@ class Driver:
         self._timeouts_ns = 0
         self._soon_ns = 0  # until then the waiter's deadline is post_soon's
         self._attention = ctypes.c_int.from_address(_core.attention_address())
-        self._held = _Held(self._lock, self._attention, waiter)
+        owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        self.outside = OutsideTheLock(owned)
+        self._held = _Held(self._lock, self._give_back, self._attention, waiter)
         waiter.add(exchanger.fileno())
 
     # ---- running ----------------------------------------------------------------------------------------------------
@@ -232,9 +235,23 @@ class Driver:
                 finally:
                     self._depth -= 1
             finally:
-                self._lock.release()
+                try:
+                    self._give_back()
+                except Exception as error:
+                    _core.let_through(error)
+                    raise
             if not self._attention.value:
                 return
+
+    def _give_back(self) -> None:
+        """Release the lock, and write what was logged under it. Raises what a signal's handler does."""
+        self._lock.release()
+        try:
+            self.outside.write()
+        except Exception as error:
+            # A bug in a log handler of the application's must not surface in its poll.
+            if _of_a_signal(error):
+                raise
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """The driver's lock, for set-up and teardown from application threads.
@@ -251,6 +268,8 @@ class Driver:
         """
         if not self._hurry_until_ns:
             self._exchanged_ns = now_ns
+            # What it has to tell waits, and must not keep the control thread awake until then.
+            self.waiter.remove(self.exchanger.fileno())
         self._hurry_until_ns = now_ns + HURRY_NS
         if self._interval_before_s is None:
             before_s = sys.getswitchinterval()
@@ -298,7 +317,7 @@ class Driver:
             if free:
                 self._take_time()
                 self.announcements.flush()
-                self._lock.release()
+                self._give_back()
 
     def safely(self, connection: Connection, call: Callable[..., None], *args: Any) -> None:
         """Call into one connection. A bug of ours there costs that QP its protection, and nobody else anything."""
@@ -320,6 +339,8 @@ class Driver:
         self.channel.flush()
         hurry = now < self._hurry_until_ns
         if not hurry:
+            if self._hurry_until_ns:
+                self.waiter.add(self.exchanger.fileno())
             self._take_time()
         # Only when something is there: each system call in it lets go of the GIL, for 5 ms next to a busy program.
         if (not hurry or now >= self._exchanged_ns + EXCHANGE_NS) and _nic.readable(self.exchanger.fileno()):

@@ -282,6 +282,7 @@ class Runtime:
         """In a forked child: everything here belongs to the parent."""
         self._stopped = True
         self.driver.stopped = True
+        self.driver.outside.close()
         self.driver.restore_switch_interval()
         _core.set_driver(None)
         self.waiter.close()

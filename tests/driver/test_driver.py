@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
@@ -465,6 +466,82 @@ def test_a_long_hurry_does_not_keep_the_keys_of_memory_away(
         clock.now += HURRY_NS // 2
     driver.restore_switch_interval()
     assert looked == [EXCHANGE_NS, 2 * EXCHANGE_NS]
+
+
+def test_what_the_exchanger_tells_in_a_hurry_keeps_nobody_awake(
+    driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken before the hurry is over, and its descriptor is readable until then."""
+    watched: set[int] = {driver.exchanger.fileno()}
+    monkeypatch.setattr(driver.waiter, "add", watched.add)
+    monkeypatch.setattr(driver.waiter, "remove", watched.discard)
+    for _ in range(2):
+        driver.hurry(clock.now)
+        driver.hurry(clock.now)
+        driver.run()
+        assert not watched
+        clock.now += HURRY_NS
+        driver.run()
+        assert watched == {driver.exchanger.fileno()}
+
+
+def test_what_is_logged_under_the_lock_waits_for_no_handler(driver: Driver) -> None:
+    """The collector may run in a thread that writes a line, and close a QP there, which takes the driver's lock."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("shiftverbs.driver")
+    logger.addHandler(handler)
+    logged = threading.Event()
+
+    def said() -> None:
+        logged.set()
+        logger.warning("said in a run")
+
+    handler.acquire()
+    try:
+        driver.post(said)
+        other = threading.Thread(target=driver.run)
+        other.start()
+        assert logged.wait(10)
+        free = driver._lock.acquire(timeout=10)  # as closing a QP does
+        assert free
+        driver._lock.release()
+    finally:
+        handler.release()
+    other.join(10)
+    with driver.locked(), driver.locked():
+        logger.warning("said in a verb")
+        assert lines == ["said in a run"]
+    logger.removeHandler(handler)
+    assert lines == ["said in a run", "said in a verb"]
+
+
+def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver, alarm: Any) -> None:
+    """But what a signal's handler raises in it is."""
+    handler = logging.Handler()
+    logger = logging.getLogger("shiftverbs.driver")
+    logger.addHandler(handler)
+
+    def poll() -> None:
+        driver.post(lambda: logger.warning("said"))
+        driver.run()
+
+    def close() -> None:
+        with driver.locked():
+            logger.warning("said")
+
+    try:
+        for verb in (poll, close):
+            handler.emit = lambda record: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+            verb()
+            handler.emit = alarm  # type: ignore[method-assign]
+            with pytest.raises(TimeoutError):
+                verb()
+    finally:
+        logger.removeHandler(handler)
+        _core.let_through(None)  # type: ignore[arg-type]
+    assert not driver._lock._is_owned()  # type: ignore[attr-defined]
 
 
 def fence_of(driver: Driver, nic: Any, deadline_ns: int) -> tuple[Fence, list[Any]]:

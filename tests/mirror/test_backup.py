@@ -175,6 +175,19 @@ def test_a_broken_or_hanging_nic_holds_up_nobody(monkeypatch: pytest.MonkeyPatch
     assert sorted(verbs.closed) == sorted([97, 1097, 99, 1099, 100, 1100])
 
 
+def test_the_driver_does_not_wait_for_whoever_opens_a_nic() -> None:
+    """The collector may run in that thread, and close a QP, which takes the driver's lock."""
+    nics = Nics(Worker, Verbs())
+    opened = nics.get("a")
+    found: list[list[Nic]] = []
+    with nics._lock:
+        driver = threading.Thread(target=lambda: found.append(nics.all()))
+        driver.start()
+        driver.join(10)
+    assert found == [[opened]]
+    nics.close()
+
+
 def test_port_and_gid_of_a_nic() -> None:
     verbs = Verbs()
     nic = Nic("a", Worker("a"), verbs)
