@@ -7,7 +7,6 @@ and polls are done at once. Nothing here decides anything: that is pair_protocol
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import logging
 import os
@@ -782,8 +781,11 @@ class Connection:
     def _take_leave(self, reason: str) -> None:
         """Tell the peer."""
         if self.protocol is not None:
-            with contextlib.suppress(Exception):
+            try:
                 self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
+            except Exception as error:
+                if self.driver.of_a_signal(error):
+                    raise
             self.driver.channel.flush()
 
     def _forget_peer(self) -> None:

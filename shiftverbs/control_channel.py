@@ -227,7 +227,7 @@ class ControlChannel:
 
     def renew(self, nic: Nic) -> None:
         """The GID table of `nic` changed: make its address handles again."""
-        for path in self.paths.values():
+        for path in list(self.paths.values()):
             if path.nic is nic:
                 self._make_ah(path)
 

@@ -92,7 +92,10 @@ class Directory:
                 found(event.value)
             except RecordError as error:
                 logger.warning("ignored: %s", error)
-            except Exception:
+            except Exception as error:
+                if self._driver.of_a_signal(error):
+                    self._driver.later(None, self._found, event)  # for those that have not heard of it
+                    raise
                 logger.exception("what stands under %s could not be used", event.key)
 
     def peer_keys(self, gid: str) -> PeerKeys:

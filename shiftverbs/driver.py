@@ -111,6 +111,7 @@ class Driver:
     """
 
     core = _core
+    of_a_signal = staticmethod(_of_a_signal)
 
     def __init__(
         self,

@@ -46,6 +46,8 @@ class NicEvents:
         if not events.closed:
             self._watched_events.add(events)
             self._driver.waiter.add(events.fd)
+            if events.closed:  # meanwhile, by another thread: the descriptor may be another file's next
+                self.unwatch_events(events)
 
     def unwatch_events(self, events: AsyncEvents) -> None:
         """That Context is going away."""

@@ -78,9 +78,13 @@ class Turns:
         if self._waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
             room = TURN_COUNT
         for connection in list(itertools.islice(self._waiting, max(0, room))):
-            self._moved_ns = now
             self._going.add(connection)
-            self._later(connection, self._begin, connection, self._waiting.pop(connection))
+            begin = self._waiting.pop(connection, None)
+            if begin is None:  # the collector closed its QP meanwhile
+                self._going.discard(connection)
+                continue
+            self._moved_ns = now
+            self._later(connection, self._begin, connection, begin)
 
     def drop(self, connection: Connection) -> None:
         """What it would begin, or has begun, was about a life of its QP that is over."""

@@ -40,6 +40,7 @@ from shiftverbs.driver import (
     WATCH_PERIOD_NS,
     Driver,
 )
+from shiftverbs.exchanger.interface import Found
 from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.fence import Fence
@@ -1179,6 +1180,79 @@ def test_what_a_signal_handler_raises_is_the_applications(
     _core.let_through(None)  # type: ignore[arg-type]
     driver.run()
     assert "look_again" in one.told
+
+
+def test_a_signal_amid_news_of_the_exchanger_is_the_applications_too(
+    driver: Driver, alarm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the others who want that key hear of it all the same."""
+    heard: list[Any] = []
+
+    def first(value: Any) -> None:
+        heard.append(value)
+        if len(heard) == 1:
+            alarm()
+
+    driver.directory._wanted["key"] = [first, heard.append]
+    driver.later(None, driver.directory._found, Found("key", {"a": 1}))
+    with pytest.raises(TimeoutError, match="application"):
+        driver.run()
+    driver.run()
+    assert heard == [{"a": 1}] * 3 and not caplog.records
+    _core.let_through(None)  # type: ignore[arg-type]
+
+
+def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:
+    """QP.close raises it, and can be repeated."""
+    core = Shadow(remote_keys=None)
+    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    protocol: Any = SimpleNamespace(handle=alarm)
+    connection.protocol = protocol
+    with pytest.raises(TimeoutError, match="application"):
+        connection.close()
+    assert not connection.closed
+    protocol.handle = lambda event, now: []
+    connection.close()
+    assert connection.closed
+
+
+def test_a_qp_that_the_collector_closes_loses_its_turn_only(driver: Driver, nic: Any) -> None:
+    """While turns are given: what others do in that run is not given up."""
+    many: list[Any] = [Connection(nic) for _ in range(UNDER_WAY + 3)]
+    begun: list[Any] = []
+    for each in many:
+        driver.turns.begin_in_turn(each, functools.partial(begun.append, each))
+    for each in many[:3]:
+        driver.turns.arrived(each)
+    closed = many[UNDER_WAY + 1]
+    later = driver.turns._later
+
+    def make(*args: Any) -> None:  # something, so that the collector runs
+        if not closed.closed:
+            closed.closed = True
+            driver.drop_backlog(closed)
+        later(*args)
+
+    driver.turns._later = make
+    driver.turns.admit(0)
+    driver.run()
+    assert begun == [*many[: UNDER_WAY + 1], many[UNDER_WAY + 2]] and closed not in driver.turns._going
+
+
+def test_a_context_that_is_closed_when_it_is_to_be_watched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor may be another file's by then, which would keep the control thread awake."""
+    watched: set[int] = set()
+    events: Any = Shadow(closed=False, fd=7)
+
+    def watch(fd: int) -> None:
+        events.closed = True
+        driver.nic_events.unwatch_events(events)
+        watched.add(fd)
+
+    monkeypatch.setattr(driver.waiter, "add", watch)
+    monkeypatch.setattr(driver.waiter, "remove", watched.discard)
+    driver.nic_events.watch_events(events)
+    assert not watched and not driver.nic_events._watched_events
 
 
 def test_a_qp_that_the_collector_closes_gets_no_command_any_more(driver: Driver, nic: Any) -> None:
