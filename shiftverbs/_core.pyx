@@ -35,8 +35,8 @@ from shiftverbs cimport _journal
 from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
-    after_retire, atomic_opcodes, cq_pop, cq_push, cq_signal, emit, forget_events, has_payload, key_none, make_id,
-    now_ns, opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
+    after_retire, atomic_opcodes, cq_pop, cq_push, cq_reserve, cq_signal, emit, forget_events, has_payload, key_none,
+    make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.libverbs cimport (
@@ -457,7 +457,7 @@ cdef class CQCore:
                 if not shared.attention:
                     break
                 # What was just polled gave the driver something to do, and that may have made WCs.
-                if not run_driver_inline() or not c.count:
+                if not self.run_driver_with(result) or not c.count:
                     break
                 continue
             k = c.order[at]
@@ -486,12 +486,25 @@ cdef class CQCore:
                 result.append(make_wc(&wcs[i]))
             got += kept
         if shared.attention:
-            run_driver_inline()
+            self.run_driver_with(result)
         if c.failed and got == 0:
             n = c.failed
             c.failed = 0
             raise PyverbsRDMAError('Failed to poll CQ', n)
         return got, result
+
+    cdef int run_driver_with(self, list taken) except -1:
+        """A driver run in the middle of a poll: what a signal's handler raises there loses none of the WCs taken."""
+        cdef WC wc
+        try:
+            return run_driver_inline()
+        except BaseException:
+            if cq_reserve(&self.c, len(taken)):
+                for wc in reversed(taken):
+                    self.c.first = (self.c.first - 1) & (self.c.slots - 1)
+                    self.c.buffer[self.c.first] = wc.wc
+                    self.c.count += 1
+            raise
 
     def drain(self, int k) -> int:
         """Poll hardware CQ k to empty into the WC buffer and the event ring; the number of WCs taken.

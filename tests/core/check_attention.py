@@ -194,6 +194,30 @@ def test_poll_runs_the_driver_on_what_it_just_polled(guarded: World) -> None:
     assert [x[0] for x in w.poll()] == [2]
 
 
+@pytest.mark.parametrize("entries", [3, 10])
+def test_an_interrupt_in_the_middle_of_a_poll_loses_no_completion(guarded: World, entries: int) -> None:
+    """The application's signal handler raises in the driver, which the poll ran on what it had just polled."""
+    w = guarded
+    for wr_id in range(1, 5):
+        w.send(wr_id)
+
+    def driver() -> None:
+        _core.clear_attention()
+        for kind, qp, _k, a, b, _t in _core.take_events():
+            if kind == _core.EV_ERROR:
+                qp.abort(a, b)
+        raise KeyboardInterrupt
+
+    w.hw[0].complete()
+    w.hw[0].complete()
+    w.hw[0].fail_send(RETRY_EXC)
+    _core.set_driver(driver)
+    with pytest.raises(KeyboardInterrupt):
+        w.scq.poll(entries)
+    _core.set_driver(None)
+    assert [x[0] for x in w.poll()] == [1, 2, 3, 4]
+
+
 def test_the_driver_may_take_a_cq_away_in_the_middle_of_a_poll(guarded: World) -> None:
     """Traffic is home again: the backup's CQ is not polled any more, what it still held comes along."""
     w = guarded
