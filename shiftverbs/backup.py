@@ -8,6 +8,7 @@ layer, in the order of `ibv_get_device_list`. With it, exactly those that it nam
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import errno
 import logging
 import os
@@ -202,12 +203,12 @@ class Nic:
 
     def wait_open(self, timeout_s: float | None = None) -> bool:
         """Wait, without the GIL, until the device is open. Returns whether it is."""
-        try:
-            self._opened.result(timeout_s)
-        except Exception as error:
-            if self._opened.done():
-                self.error = self.error or str(error) or type(error).__name__
+        # Not result(): a TimeoutError would be a signal's handler's, or the wait's.
+        if not concurrent.futures.wait([self._opened], timeout_s).done:
             return False
+        error = concurrent.futures.CancelledError() if self._opened.cancelled() else self._opened.exception()
+        if error is not None:
+            self.error = self.error or str(error) or type(error).__name__
         return not self.error
 
     @property

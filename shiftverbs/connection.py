@@ -475,6 +475,13 @@ class Connection:
         if p is None or p.over or self.closed:
             return
         now = self.driver.now_ns()
+        for k in range(self.n_pairs):
+            if self.nic(k).dead and not p.pairs[k].dead:
+                self.nic_dead(self.nic(k), now)
+        if self.fence is not None:
+            self.fence.look_again()
+        if p is not self.protocol or p.over:
+            return
         if self.status is Status.PROTECTED and not self.core.guarded:
             self.core_event(core.EV_APP_ERROR, 0, 0, 0, now)
             return

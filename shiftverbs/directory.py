@@ -5,11 +5,12 @@ Everything here runs under the driver's lock.
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .exchanger.interface import Connected, Found, Rejected, Unavailable
+from .exchanger.interface import Connected, ExchangerEvent, Found, Rejected, Unavailable
 from .exchanger.records import RecordError, mr_key
 from .pairing import PeerKeys, gid_text
 
@@ -29,6 +30,7 @@ class Directory:
         self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
         self._values: dict[str, dict[str, Any]] = {}
         self._peer_keys: dict[str, PeerKeys] = {}
+        self._told: collections.deque[ExchangerEvent] = collections.deque()
 
     def publish(self, key: str, value: dict[str, Any]) -> None:
         """Publish through the exchanger."""
@@ -66,7 +68,9 @@ class Directory:
 
     def take(self) -> None:
         """Take what the exchanger tells."""
-        for event in self._exchanger.poll_events():
+        self._told.extend(self._exchanger.poll_events())
+        while self._told:
+            event = self._told[0]
             match event:
                 case Found():
                     self._driver.later(None, self._found, event)
@@ -81,6 +85,12 @@ class Directory:
                     for connection in list(self._driver.connections.values()):
                         if (connection.why or "").startswith("etcd is away"):
                             connection.set_why("etcd is back; waiting for the peer's entry")
+            self._told.popleft()  # only now: a signal's handler may raise anywhere, and nothing is told twice
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `take` was interrupted."""
+        return bool(self._told)
 
     def _found(self, event: Found) -> None:
         if event.value is None:

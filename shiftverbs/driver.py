@@ -152,6 +152,8 @@ class Driver:
         self._ticket = itertools.count()
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.
         self._commands: dict[int, tuple[Connection, object, Callable[[int, int], None]]] = {}
+        # What NICs have said and is not noted yet.
+        self._results: collections.deque[tuple[Any, int, int, int]] = collections.deque()
         self._watch_ns = 0
         self._to_watch: list[Connection] = []
         self._urgent: set[Path] = set()
@@ -344,9 +346,10 @@ class Driver:
                 self.waiter.add(self.exchanger.fileno())
             self._take_time()
         # Only when something is there: each system call in it lets go of the GIL, for 5 ms next to a busy program.
-        if (not hurry or now >= self._exchanged_ns + EXCHANGE_NS) and _nic.readable(self.exchanger.fileno()):
-            self._exchanged_ns = now
-            self.directory.take()
+        if not hurry or now >= self._exchanged_ns + EXCHANGE_NS:
+            if self.directory.is_behind or _nic.readable(self.exchanger.fileno()):
+                self._exchanged_ns = now
+                self.directory.take()
         self._timeouts(now)
         self._tick(now)
         self.channel.flush()
@@ -376,13 +379,16 @@ class Driver:
             later(None, self._posted.popleft())
         self.nic_events.take()
         for nic in self._nics():
-            for tag, err, step, _elapsed_ns in nic.worker.results():
-                if callable(tag):  # not a command of a connection's
-                    later(None, tag, err)
-                    continue
+            self._results.extend(nic.worker.results())
+        while self._results:
+            tag, err, step, _elapsed_ns = self._results[0]
+            if callable(tag):  # not a command of a connection's
+                later(None, tag, err)
+            else:
                 entry = self._commands.pop(tag, None)
                 if entry is not None:
                     later(entry[0], self._command_ended, entry, err, step)
+            self._results.popleft()  # only now: a signal's handler may raise anywhere
         for kind, core, k, a, b, t_ns in _core.take_events():
             connection = self.connections.get(core)
             if connection is not None:

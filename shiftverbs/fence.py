@@ -49,12 +49,19 @@ class Fence:
                 c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), functools.partial(self._erred, k))
         self._check()
 
+    def look_again(self) -> None:
+        """News of the commands may be lost: give those again that did not end. From ERR to ERR changes nothing."""
+        c = self._c
+        for k in sorted(self._commanded):
+            if not c.nic(k).dead and not c.nic(k).worker.pending(c.shadow.handle(k)):
+                c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), functools.partial(self._erred, k))
+
     def _over(self) -> bool:
         return self._c.fence is not self
 
     def _erred(self, k: int, err: int, _step: int) -> None:
         """The command that brings pair k to ERR came back."""
-        if self._over():
+        if self._over() or k not in self._commanded:
             return
         c = self._c
         self._commanded.discard(k)

@@ -61,6 +61,7 @@ class Worker:
         self.jobs: list[Any] = []
         self.submitted: list[Any] = []
         self.finished: list[tuple[Any, int, int, int]] = []
+        self.under_way = 0
 
     def call(self, fn: Any, *args: Any) -> None:
         self.jobs.append((fn, args))
@@ -72,6 +73,9 @@ class Worker:
 
     def submit(self, tag: Any, qp: int, steps: Any) -> None:
         self.submitted.append(tag)
+
+    def pending(self, qp: int) -> int:
+        return self.under_way
 
     def results(self) -> list[tuple[Any, int, int, int]]:
         found, self.finished = self.finished, []
@@ -1200,6 +1204,79 @@ def test_a_signal_amid_news_of_the_exchanger_is_the_applications_too(
     driver.run()
     assert heard == [{"a": 1}] * 3 and not caplog.records
     _core.let_through(None)  # type: ignore[arg-type]
+
+
+def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
+    driver: Driver, nic: Any, alarm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once. A command whose end is not noted is one that a fence waits for as long as its NIC works."""
+    heard: list[Any] = []
+    later, told = driver.later, [Found("a", {}), Found("b", {})]
+    nic.worker.finished = [(heard.append, number, 0, 0) for number in range(3)]
+    monkeypatch.setattr(_nic, "readable", lambda fd: bool(told))
+    monkeypatch.setattr(driver.exchanger, "poll_events", lambda: [told.pop(0) for _ in told[:]])
+    for key in ("a", "b"):
+        driver.directory._wanted[key] = [functools.partial(lambda key, value: heard.append(key), key)]
+    calls = 0
+
+    def interrupted(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 5):
+            alarm()
+        later(*args)
+
+    monkeypatch.setattr(driver, "later", interrupted)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            driver.run()
+    driver.run()
+    assert sorted(heard, key=str) == [0, 1, 2, "a", "b"]
+    _core.let_through(None)  # type: ignore[arg-type]
+
+
+def test_a_fence_gives_a_command_again_whose_end_was_lost(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """In an interrupted run: a NIC that does not hang would be waited for without end."""
+    nic.hangs = lambda longer_than_s: False
+    fence, ends = fence_of(driver, nic, clock.now + 10**9)
+    nic.worker.under_way = 1
+    fence.look_again()
+    assert len(nic.worker.submitted) == 1
+    nic.worker.under_way = 0
+    fence.look_again()
+    assert len(nic.worker.submitted) == 2
+    markers: list[int] = []
+    fence._c.core.post_marker = lambda k: markers.append(k) or 0
+    fence._erred(0, 0, 1)
+    fence._erred(0, 0, 1)
+    assert markers == [0] and ends == []
+    fence.look_again()
+    assert len(nic.worker.submitted) == 3  # the kick
+
+
+def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) -> None:
+    """The run that told the QPs was interrupted."""
+    core = Shadow(seen_rkeys=(), guarded=True, first_error=lambda k: None, outstanding=(0, 0), unwired=(0, 0))
+    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    told: list[ev.Event] = []
+    pair = SimpleNamespace(dead=False)
+
+    def handle(event: ev.Event, now: int) -> list[ev.Action]:
+        told.append(event)
+        pair.dead = True
+        return []
+
+    protocol: Any = SimpleNamespace(
+        over=False, switching=False, busy=False, pairs=[pair], send_pair=0, recv_pair=0, send_state=SendState.DEFAULT,
+        next_timeout_ns=None, handle=handle,
+    )  # fmt: skip
+    connection.protocol = protocol
+    connection.look_again()
+    assert told == []
+    nic.dead = True
+    connection.look_again()
+    connection.look_again()
+    assert told == [ev.NicDead(0)]
 
 
 def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shiftverbs import shadow
 from shiftverbs.backup import BackupError, Gid, Nic, Nics, Port, best_gid, choose
 
 V4 = bytes(10) + b"\xff\xff"
@@ -186,6 +188,29 @@ def test_the_driver_does_not_wait_for_whoever_opens_a_nic() -> None:
         driver.join(10)
     assert found == [[opened]]
     nics.close()
+
+
+def test_a_signal_while_a_nic_is_opened_is_the_applications() -> None:
+    """Its handler's TimeoutError is not taken for ours."""
+
+    def handler(number: int, frame: object) -> None:
+        raise TimeoutError("the application's")
+
+    verbs = Verbs()
+    nic = Nic("c", Worker("c"), verbs)  # it hangs
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(TimeoutError, match="application"):
+            nic.wait_open(10)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeoutError, match="application"):
+            shadow._ended(concurrent.futures.Future(), 10)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        verbs.release.set()
+    assert nic.wait_open(30)
+    nic.close()
 
 
 def test_port_and_gid_of_a_nic() -> None:
