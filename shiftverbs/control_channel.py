@@ -63,9 +63,17 @@ class Path:
         return self.ah != 0
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """(our device, peer's GID, peer's control QPN)."""
-        return (self.nic.name, self.endpoint.gid, self.endpoint.qpn)
+    def key(self) -> tuple[str, ControlEndpoint]:
+        """Our device, and all that there is to say of the peer's port.
+
+        A peer that was restarted may have the same QPN with another Q_Key; one whose LID changed is elsewhere.
+        """
+        return (self.nic.name, self.endpoint)
+
+    @property
+    def source(self) -> tuple[str, bytes, int]:
+        """What is heard of the peer: (our device, its GID, its control QPN)."""
+        return (self.nic.name, gid_bytes(self.endpoint.gid), self.endpoint.qpn)
 
 
 class ControlChannel:
@@ -92,7 +100,7 @@ class ControlChannel:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._failed: dict[str, str] = {}
         self._reviving: set[str] = set()
-        self.paths: dict[tuple[str, str, int], Path] = {}
+        self.paths: dict[tuple[str, ControlEndpoint], Path] = {}
         self._by_source: dict[tuple[str, bytes, int], Path] = {}
         self._dirty: set[Path] = set()
         self.malformed = 0
@@ -159,13 +167,12 @@ class ControlChannel:
 
     def open_path(self, nic: Nic, endpoint: ControlEndpoint, on_change: Callable[[Path], None]) -> Path:
         """The path from `nic` to `endpoint`; on_change is called when it becomes ready or its health changes."""
-        key = (nic.name, endpoint.gid, endpoint.qpn)
-        path = self.paths.get(key)
+        path = self.paths.get((nic.name, endpoint))
         if path is None:
             path = Path(nic, endpoint, PingState(self._ping_interval_ns, self._ping_dead_after))
-            self.paths[key] = path
-            self._by_source[nic.name, gid_bytes(endpoint.gid), endpoint.qpn] = path
+            self.paths[path.key] = path
             self._make_ah(path)
+        self._by_source[path.source] = path  # what the peer is now, where something before is not let go of yet
         path.users.append(on_change)
         return path
 
@@ -177,7 +184,8 @@ class ControlChannel:
             return
         self.flush_path(path)
         del self.paths[path.key]
-        self._by_source.pop((path.nic.name, gid_bytes(path.endpoint.gid), path.endpoint.qpn), None)
+        if self._by_source.get(path.source) is path:
+            del self._by_source[path.source]
         ah, path.ah = path.ah, 0
         if ah:
             self._destroy_ah(path.nic, ah)

@@ -715,6 +715,24 @@ def with_port(channel: ControlChannel, nic: Any) -> Port:
     return port
 
 
+def test_a_peer_that_was_restarted_or_moved_has_a_path_of_its_own(driver: Driver, nic: Any) -> None:
+    """Same GID, same QPN, another Q_Key or LID, while a QP of ours still holds the path to what was there before."""
+    channel, _port = driver.channel, with_port(driver.channel, nic)
+    users: list[Any] = [lambda path: None for _ in range(3)]
+    endpoints = [ControlEndpoint("x", GID, lid, 5, 7, qkey) for lid, qkey in ((1, 9), (1, 10), (2, 10))]
+    paths = [channel.open_path(nic, endpoint, user) for endpoint, user in zip(endpoints, users, strict=True)]
+    assert [path.endpoint for path in paths] == endpoints
+    channel.close_path(paths[0], users[0])
+    assert channel._by_source == {paths[2].source: paths[2]}
+    assert channel.open_path(nic, endpoints[1], users[1]) is paths[1]  # there and back again
+    channel.close_path(paths[2], users[2])
+    assert channel._by_source == {paths[1].source: paths[1]}
+    for _ in range(2):
+        assert list(channel.paths.values()) == [paths[1]]
+        channel.close_path(paths[1], users[1])
+    assert not channel.paths and not channel._by_source
+
+
 def test_an_address_handle_is_made_again(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
     channel, port = driver.channel, with_port(driver.channel, nic)
     path = channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
