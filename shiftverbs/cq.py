@@ -23,6 +23,7 @@ class CompChannel(_base.CompChannel):
     _node: lifetime.Node | None = None
     _shadow: shadow.ShadowChannel | None = None
     _core: Any = None
+    _why = ""
 
     def __init__(self, context: Any) -> None:
         """As pyverbs' (context: Context): verb ibv_create_comp_channel. Raises PyverbsRDMAError as the verb does."""
@@ -30,7 +31,11 @@ class CompChannel(_base.CompChannel):
         self._node = lifetime.Node(self, context)
         domain, _ = protection.domain_of(context)
         if domain is not None:
-            self._core = protection.new_channel_core(self)
+            try:
+                self._core = protection.new_channel_core(self)
+            except OSError as error:  # it needs descriptors of its own
+                self._why = f"its completion channel is not shadowed: {error}"
+                return
             self._shadow = shadow.ShadowChannel(domain, pyverbs_objects.pointer(self), self._core)
 
     @property
@@ -92,10 +97,13 @@ class _Shadowed:
     def _begin(self, context: Any, channel: Any, comp_vector: int) -> bool:
         """Make the shadows, if there can be any. channel: CompChannel or None."""
         domain, self._why = protection.domain_of(context)
-        if domain is None or (channel is not None and getattr(channel, "_core", None) is None):
+        if domain is None:
             return False
-        channel_core = channel._core if channel is not None else None
-        channel_shadow = channel._shadow if channel is not None else None
+        channel_core = getattr(channel, "_core", None)
+        channel_shadow = getattr(channel, "_shadow", None)
+        if channel is not None and channel_core is None:
+            self._why = getattr(channel, "_why", "") or "its completion channel is not a shiftverbs CompChannel"
+            return False
         self._core = protection.new_cq_core(self, channel_core)
         entries = pyverbs_objects.cq_entries(self)
         self._shadow = shadow.ShadowCQ(

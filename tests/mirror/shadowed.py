@@ -582,6 +582,39 @@ def fork_with_shadows(v: Verbs) -> None:
     LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
 
 
+@check
+def a_channel_without_descriptors(v: Verbs) -> None:
+    """There were enough for the verb, but not for ours; or it is pyverbs' own. Its CQs are plain ones, and tell why."""
+    import pyverbs.cq
+
+    ctx = v.context()
+    pd, memory = v.pd.PD(ctx), []
+    make = shiftverbs.protection.new_channel_core
+
+    def none_left(channel: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    shiftverbs.protection.new_channel_core = none_left
+    ours = v.cq.CompChannel(ctx)
+    shiftverbs.protection.new_channel_core = make
+    for channel, why in ((ours, os.strerror(errno.EMFILE)), (pyverbs.cq.CompChannel(ctx), "not a shiftverbs")):
+        cq = v.cq.CQ(ctx, 10, None, channel)
+        qp = v.qp.QP(pd, v.rc(cq))
+        assert cq._shadow is None and qp.shift.status == "UNPROTECTED" and why in qp.shift.why, qp.shift
+        qp.to_rts(v.attr(ctx, qp.qp_num))
+        memory.append(v.mr.MR(pd, 4096, 1))
+        cq.req_notify()
+        v.receive(qp, memory[-1], 1)
+        v.send(qp, memory[-1], 2)
+        channel.get_cq_event(cq)
+        cq.ack_events(1)
+        assert sorted(wc.wr_id for wc in collect(cq, 2)) == [1, 2]
+        qp.close()
+        cq.close()
+        channel.close()
+    ctx.close()
+
+
 def as_with_pyverbs(v: Verbs, ctx: Any, made_before: dict[str, Any]) -> None:
     """Every control verb in a forked child, on what it inherited and on what it makes: nothing has a shadow."""
     reason = shiftverbs.runtime.FORKED

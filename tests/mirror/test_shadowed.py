@@ -25,6 +25,7 @@ PLAIN = [
     "reset_and_again",
     "garbage_in_cycles",
     "fork_with_shadows",
+    "a_channel_without_descriptors",
     "made_in_a_forked_child",
     "made_from_what_a_forked_child_inherited",
     "left_to_the_exit",
