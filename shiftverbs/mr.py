@@ -114,9 +114,10 @@ class MR(_base.MR):
         """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""
         if not _is_open(self):
             return
-        old, self._shadow = self._shadow, None
+        old = self._shadow
         if old is not None:
-            old.close()
+            old.close()  # Ctrl-C while it waits for a NIC: the next close waits, too
+            self._shadow = None
         try:
             super().close()
         except Exception:

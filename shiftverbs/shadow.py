@@ -393,6 +393,7 @@ class ShadowMR(Shadow):
     def close(self) -> list[Ending]:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
         if self.closed:
+            self.wait()  # the first close was interrupted
             return []
         if self._pid != os.getpid():
             return super().close()

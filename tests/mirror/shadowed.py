@@ -812,6 +812,31 @@ def an_interrupted_close_can_be_repeated(v: Verbs) -> None:
 
 
 @check
+def an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
+    """Ctrl-C while a NIC that hangs has the memory: it is not the application's before the NIC let go of it."""
+    ctx = v.context()
+    mr = v.mr.MR(v.pd.PD(ctx), 4096, 1)
+    assert settled(mr).state(1) == "ready"
+    go = threading.Event()
+    for nic in ctx._domain.backups:
+        nic.worker.call(go.wait, 30)
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        mr.close()
+    except KeyboardInterrupt:
+        assert pyverbs_objects.mr_pointer(mr) and not go.is_set()
+    threading.Timer(0.2, go.set).start()
+    mr.close()
+    assert go.is_set() and not pyverbs_objects.mr_pointer(mr)
+    ctx.close()
+
+
+@check
 def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     """A backup NIC is slow to destroy a shadow QP, whose journal ends only then, when its CQ has long been closed."""
     ctx = v.context()

@@ -33,6 +33,7 @@ PLAIN = [
     "left_to_the_exit_in_cycles",
     "closed_objects_do_not_crash",
     "an_interrupted_close_can_be_repeated",
+    "an_interrupted_dereg_waits_when_it_is_repeated",
     "a_destroyed_cq_is_not_polled",
     "a_cq_that_cannot_be_destroyed_works_on",
 ]
