@@ -537,14 +537,7 @@ cdef class CQCore:
             cq_signal(&self.c)
 
     cdef bint guards(self) noexcept:
-        """Whether a QP that uses this CQ is guarded: a NIC that refuses is left, or its errors come as WCs."""
-        cdef size_t i
-        cdef MapSlot *slots = self.c.qps.slots
-        if slots != NULL:
-            for i in range(self.c.qps.mask + 1):
-                if slots[i].key < map_tombstone() and (<QPState *><uintptr_t>slots[i].value).guarded:
-                    return True
-        return False
+        return cq_guards(&self.c)
 
     def arm_hw(self, int k) -> int:
         """Arm hardware CQ k for the driver's own sake; the errno."""

@@ -24,6 +24,9 @@ cdef extern from "<poll.h>" nogil:
     int poll(pollfd *fds, unsigned long n, int timeout)
     enum:
         POLLIN
+        POLLERR
+        POLLHUP
+        POLLNVAL
 
 cdef extern from "<fcntl.h>" nogil:
     int fcntl(int fd, int cmd, ...)
@@ -54,6 +57,28 @@ cdef void channel_forget(CQState *c) noexcept nogil:
     c.next_pending = NULL
     if ch.pending == NULL:
         channel_settle(ch)
+
+
+cdef bint cq_guards(CQState *c) noexcept nogil:
+    """Whether a QP that uses this CQ is guarded: a NIC that refuses is left, or its errors come as WCs."""
+    cdef size_t i
+    cdef MapSlot *slots = c.qps.slots
+    if slots != NULL:
+        for i in range(c.qps.mask + 1):
+            if slots[i].key < map_tombstone() and (<QPState *><uintptr_t>slots[i].value).guarded:
+                return True
+    return False
+
+
+cdef bint channel_guards(ChannelState *ch) noexcept nogil:
+    """The same of a channel's CQs."""
+    cdef size_t i
+    cdef MapSlot *slots = ch.cqs.slots
+    if slots != NULL:
+        for i in range(ch.cqs.mask + 1):
+            if slots[i].key < map_tombstone() and cq_guards(<CQState *><uintptr_t>slots[i].value):
+                return True
+    return False
 
 
 cdef void channel_settle(ChannelState *ch) noexcept nogil:
@@ -120,12 +145,15 @@ cdef class ChannelCore:
 
     def detach(self, int k) -> None:
         """Channel k is about to be destroyed."""
-        cdef epoll_event e
         check_pair(k)
+        self.unwatch(k)
+        self.c.hw[k] = NULL
+
+    cdef void unwatch(self, int k) noexcept:
+        cdef epoll_event e
         if self.c.hw[k] != NULL and self.c.epoll_fd >= 0:
             memset(&e, 0, sizeof(e))
             epoll_ctl(self.c.epoll_fd, EPOLL_CTL_DEL, self.c.hw[k].fd, &e)
-        self.c.hw[k] = NULL
 
     cdef int alive(self) except -1:
         if self.c.epoll_fd < 0:
@@ -171,9 +199,14 @@ cdef class ChannelCore:
                 n += 1
         if n and poll(fds, n, 0) > 0:
             for i in range(n):
-                if not fds[i].revents & POLLIN:
-                    continue
                 k = which[i]
+                if not fds[i].revents & POLLIN:
+                    if not fds[i].revents & (POLLERR | POLLHUP | POLLNVAL):
+                        continue
+                    # The device was removed, and the descriptor stays in error: whoever waits would never sleep again.
+                    if k or channel_guards(&self.c):
+                        self.unwatch(k)
+                        continue
                 cq = NULL
                 if ibv_get_cq_event(self.c.hw[k], &cq, &context) != 0:
                     if errno == EAGAIN or errno == EINTR:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import fcntl
 import os
@@ -289,6 +290,42 @@ def test_cq_that_goes_takes_its_pending_event_along(w: World) -> None:
     w.scq.close()
     assert w.channel.wait(0)[0] is w.rcq
     assert w.channel.wait(0)[0] is None and not readable(w.channel.fd)
+
+
+def remove_device(w: World, k: int) -> None:
+    """As the kernel does: what is in the queue can be read, then the descriptor is in error for good."""
+    write_fd = ctypes.c_int.from_address(w.channels[k] + 16)
+    os.close(write_fd.value)
+    write_fd.value = -1
+
+
+def test_a_removed_device_keeps_nobody_awake(w: World) -> None:
+    """Its descriptor is never quiet again; the other NICs' events come as before."""
+    w.scq.req_notify()
+    w.send(1)
+    w.hw[0].complete()
+    for k in (0, 1):
+        remove_device(w, k)
+    assert w.channel.wait(0) == (w.scq, 0, w.scqs[0].ptr)
+    began = time.thread_time()
+    assert w.channel.wait(300) == (None, -1, 0)
+    assert time.thread_time() - began < 0.1 and not readable(w.channel.fd)
+    w.scq.set_active(2, True)
+    w.rcq.set_active(2, True)
+    w.rcq.req_notify()
+    w.recv(5)
+    w.qp.open_recv(2)
+    w.hw[2].receive()
+    assert w.channel.wait(1000) == (w.rcq, 2, w.rcqs[2].ptr)
+
+
+def test_a_removed_default_device_is_told_where_nothing_is_guarded(make: Make) -> None:
+    w = make(with_channel=True, nics=2)
+    remove_device(w, 1)
+    assert w.channel.wait(0) == (None, -1, 0)
+    remove_device(w, 0)
+    with pytest.raises(PyverbsRDMAError):
+        w.channel.wait(0)
 
 
 def test_req_notify_of_a_dead_nic(w: World) -> None:
