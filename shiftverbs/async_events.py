@@ -104,10 +104,13 @@ class AsyncEvents:
     def get(self) -> pyverbs.device.AsyncEvent:
         """The application's next event; blocks without the GIL.
 
-        Raises PyverbsRDMAError (EAGAIN) where the descriptor is non-blocking and nothing is there.
+        Raises PyverbsRDMAError (EAGAIN) where the descriptor is non-blocking and nothing is there, or as the verb does.
         """
         while True:
-            self.pump()
+            try:
+                self.pump()
+            except OSError as error:  # the device was removed
+                raise pyverbs.device.PyverbsRDMAError("Failed to get async event", error.errno) from error
             with self._lock:
                 if not self._closed:
                     # It was rung for what failover caused, too, which is nobody's here.

@@ -144,7 +144,8 @@ class ControlChannel:
             logger.warning("%s", reason)
         else:
             self._ports[nic.name] = port
-            self._watch(port.fd)
+            if not nic.dead:
+                self._watch(port.fd)
         for then in self._waiting.pop(nic.name, []):
             then()
 
@@ -343,6 +344,13 @@ class ControlChannel:
             if path.nic is nic:
                 path.ping.port_ok = up
                 self._tell(path)
+
+    def nic_died(self, nic: Nic) -> None:
+        """DEVICE_FATAL on `nic`. Where the device was removed, its descriptors are in error, which is as readable."""
+        self.port_changed(nic, up=False)
+        port = self._ports.get(nic.name)
+        if port is not None:
+            self._unwatch(port.fd)
 
     def _tell(self, path: Path) -> None:
         alive = path.ping.alive

@@ -104,7 +104,7 @@ class NicEvents:
             nic.look_again(lambda: self._driver.post(lambda: self._tell_gids(nic)))
         elif kind == EVENT_DEVICE_FATAL:
             nic.dead = True
-            self._driver.channel.port_changed(nic, up=False)
+            self._driver.channel.nic_died(nic)
             for connection in list(self._driver.connections.values()):
                 self._driver.safely(connection, connection.nic_dead, nic, now)
         elif kind in (EVENT_GID_CHANGE, EVENT_LID_CHANGE):

@@ -46,7 +46,7 @@ from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.fence import Fence
 from shiftverbs.looks import LOOK_NS, LOOK_SHARE
 from shiftverbs.messages import Arm, ArmStep, PairAddress, Phase
-from shiftverbs.nic_events import EVENT_PORT_ACTIVE, EVENT_PORT_ERR
+from shiftverbs.nic_events import EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR
 from shiftverbs.runtime import Runtime
 from shiftverbs.state_machine import SendState
 from shiftverbs.turns import TURN_COUNT, TURN_NS, UNDER_WAY
@@ -713,6 +713,23 @@ class Port:
 def with_port(channel: ControlChannel, nic: Any) -> Port:
     port = channel._ports[nic.name] = Port()
     return port
+
+
+def test_a_removed_device_does_not_keep_the_control_thread_awake(
+    driver: Driver, nic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptors are never quiet again, those of its control port too, whether that was made before or after."""
+    watched: set[int] = set()
+    channel = driver.channel
+    monkeypatch.setattr(channel, "_watch", watched.add)
+    monkeypatch.setattr(channel, "_unwatch", watched.discard)
+    port = Port()
+    channel._port_made(nic, port, None)
+    assert watched == {port.fd}
+    driver.nic_events._on_async(nic, EVENT_DEVICE_FATAL)
+    assert not watched
+    channel._port_made(nic, port, None)
+    assert not watched
 
 
 def test_a_peer_that_was_restarted_or_moved_has_a_path_of_its_own(driver: Driver, nic: Any) -> None:

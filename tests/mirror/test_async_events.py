@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -93,6 +94,15 @@ def test_waiting_wakes_for_the_device_and_for_what_the_driver_took(device: Devic
         reader.join(0.01)
     reader.join(10)
     assert [event.event_type for event in got] == [9, 10]
+
+
+def test_a_removed_device_is_told_as_pyverbs_does(device: Device) -> None:
+    def take(context: int) -> None:
+        raise OSError(errno.EIO, "removed")
+
+    with pytest.raises(pyverbs.device.PyverbsRDMAError) as error:
+        AsyncEvents(4711, device.fd, take).get()
+    assert error.value.error_code == errno.EIO
 
 
 def test_nonblocking_descriptor(device: Device) -> None:
