@@ -33,6 +33,7 @@ class Fence:
         self._deadline_ns = action.deadline_ns
         self._commanded = set(action.pairs)  # ERR not confirmed yet
         self._flushing: set[int] = set()
+        self._refused: dict[int, int] = {}  # pairs whose markers were not taken: the errno
         self._kicked_ns: dict[int, int] = {}
 
     def begin(self) -> None:
@@ -73,11 +74,18 @@ class Fence:
             return
         else:
             self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
-            c.core.post_marker(k)
             self._flushing.add(k)
-            c.drain(k)
+            self._post_marker(k)
             self._kick(k)
         self.progress(k)
+
+    def _post_marker(self, k: int) -> None:
+        refused = self._c.core.post_marker(k)
+        if refused:
+            self._refused[k] = refused
+        else:
+            self._refused.pop(k, None)
+        self._c.drain(k)
 
     def _kick(self, k: int) -> None:
         """Ask pair k's NIC to flush what stands in its queues now.
@@ -90,7 +98,13 @@ class Fence:
             return
         self._kicked_ns[k] = c.driver.now_ns()
         c.driver.schedule(c, self.due_ns)
-        c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self.progress(k))
+        c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self._kicked(k))
+
+    def _kicked(self, k: int) -> None:
+        """The NIC has brought pair k to ERR once more: markers that it would not take before, it takes now."""
+        if not self._over() and k in self._flushing and k in self._refused:
+            self._post_marker(k)
+        self.progress(k)
 
     def progress(self, k: int) -> None:
         """Look whether pair k's queues have shown their flush."""
@@ -135,5 +149,6 @@ class Fence:
         for k in sorted(self._flushing):
             queues = zip(("send queue", "receive queue"), c.core.fence_state(k), strict=True)
             missing = " and the ".join(name for name, seen in queues if not seen)
-            hung.append(f"{c.device(k)} did not flush the {missing}")
+            refused = f" (its marker: {os.strerror(self._refused[k])})" if k in self._refused else ""
+            hung.append(f"{c.device(k)} did not flush the {missing}{refused}")
         c.fence_over(ev.FenceHung(self._number, f"{'; '.join(hung)} in time"))

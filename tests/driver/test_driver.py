@@ -584,6 +584,35 @@ def test_a_fence_waits_for_its_turn_at_a_nic_that_works(
     assert isinstance(ends[0], ev.FenceHung) and "did not bring the QP to ERR" in ends[0].reason
 
 
+def test_markers_that_were_refused_are_posted_again(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    nic.hangs = lambda longer_than_s: False
+    fence, ends = fence_of(driver, nic, clock.now + 10**9)
+    core = fence._c.core
+    answers = [errno.EINVAL, errno.EINVAL, 0]
+    core.post_marker = lambda k: answers.pop(0)
+    core.fence_state = lambda k: (not answers, not answers)
+    fence._erred(0, 0, 1)
+    assert ends == [] and len(answers) == 2
+    fence._kicked(0)
+    assert ends == [] and len(answers) == 1
+    fence._kicked(0)
+    assert answers == [] and isinstance(ends[0], ev.FenceCompleted)
+
+
+def test_a_fence_that_hung_tells_what_became_of_its_markers(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    nic.hangs = lambda longer_than_s: False
+    fence, ends = fence_of(driver, nic, clock.now + 10**9)
+    fence._c.core.post_marker = lambda k: errno.EINVAL
+    fence._erred(0, 0, 1)
+    while not ends:
+        clock.now = fence.due_ns
+        fence.tick(clock.now)
+    told = "nic0 did not flush the send queue and the receive queue (its marker: Invalid argument) in time"
+    assert ends[0].reason == told
+
+
 def test_a_late_answer_leaves_time_for_the_flush(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
     """The NIC, or we, were busy: the deadline is over when the command comes back, but nothing hangs."""
     fence, ends = fence_of(driver, nic, clock.now + 10**9)
