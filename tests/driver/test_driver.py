@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import wait_until
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core, _nic
@@ -1173,8 +1174,9 @@ def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
     with driver.locked():
         waiter.start()
         assert began.wait(5) and ends(connection.timeline.tell)
-    time.sleep(0.05)
+    # It waits again, or is about to: told now or later, it finds out.
     told[0] = True
+    wait_until(lambda: bool(connection.timeline._waiting) or results)
     connection.timeline.tell()
     waiter.join(5)
     assert results == [True] and not connection.timeline._waiting
