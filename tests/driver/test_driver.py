@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 from harness import wait_until
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import _core, _nic
+from shiftverbs import _core, _nic, control
 from shiftverbs import events as ev
 from shiftverbs import runtime as runtime_module
 from shiftverbs.async_events import AsyncEvents
@@ -377,10 +377,8 @@ def test_no_deadline_passes_while_what_came_in_time_waits(
     assert not driver._pending
 
 
-def test_what_is_said_again_while_it_lies_here_is_heard_once(driver: Driver, nic: Any) -> None:
-    """A peer that loses patience with us must not give us more to do."""
-    from shiftverbs import control
-
+def heard_of(driver: Driver, nic: Any) -> tuple[Any, list[Any], Callable[..., None]]:
+    """A connection (secret 11) with a peer (22): it, what it hears, and arrive(sender, *messages)."""
     port = with_port(driver.channel, nic)
     driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
     nic.worker.work()
@@ -390,22 +388,28 @@ def test_what_is_said_again_while_it_lies_here_is_heard_once(driver: Driver, nic
     one.peer = SimpleNamespace(secret=f"{22:016x}")
     one.handle_message = heard.append
     driver.by_secret[11] = one
+
+    def arrive(sender: int, *messages: Any) -> None:
+        entries = [Entry(11, sender, message) for message in messages]
+        source = bytes.fromhex(GID.replace(":", ""))
+        port.inbox = [(data, 7, source) for data in control.encode(entries, 4096)]
+
+    return one, heard, arrive
+
+
+def test_what_is_said_again_while_it_lies_here_is_heard_once(driver: Driver, nic: Any) -> None:
+    """A peer that loses patience with us must not give us more to do."""
+    one, heard, arrive = heard_of(driver, nic)
     somebody = PairAddress(bytes(16), 0, 1, 0, 3)
     first, second = (Arm(ArmStep.REQ, 0, 1, number, somebody) for number in (1, 2))
 
-    def arrive(*messages: Any) -> None:
-        entries = [Entry(11, 22, message) for message in messages]
-        port.inbox = [
-            (data, 7, bytes.fromhex(GID.replace(":", ""))) for data in control.encode(entries, 4096)
-        ]
-
-    arrive(first, second, first, first)
+    arrive(22, first, second, first, first)
     driver.run()
     assert heard == [first, second]
-    arrive(first)
+    arrive(22, first)
     driver.run()
     assert heard == [first, second, first] and not driver._unread
-    arrive(second)
+    arrive(22, second)
     driver._collect(0)
     driver.drop_backlog(one)
     driver.run()
@@ -972,33 +976,17 @@ def test_the_end_of_the_process_says_what_waited(driver: Driver, clock: SimpleNa
 
 def test_what_a_former_life_of_the_peer_said_is_not_for_its_next(driver: Driver, nic: Any) -> None:
     """Its BYE comes between the news of the next life and our looking at that: it ends the new pairing for good."""
-    from shiftverbs import control
-
-    port = with_port(driver.channel, nic)
-    driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9), lambda path: None)
-    nic.worker.work()
-    driver.run()
-    heard: list[Any] = []
-    one: Any = add(driver, Connection(nic))
-    one.peer = SimpleNamespace(secret=f"{22:016x}")
-    one.handle_message = heard.append
-    driver.by_secret[11] = one
-    somebody = PairAddress(bytes(16), 0, 1, 0, 3)
-
-    def arrive(sender: int) -> None:
-        entries = [Entry(11, sender, Arm(ArmStep.REQ, 0, 1, 1, somebody))]
-        port.inbox = [
-            (data, 7, bytes.fromhex(GID.replace(":", ""))) for data in control.encode(entries, 4096)
-        ]
+    one, heard, arrive = heard_of(driver, nic)
+    request = Arm(ArmStep.REQ, 0, 1, 1, PairAddress(bytes(16), 0, 1, 0, 3))
 
     def found() -> None:
         one.peer = SimpleNamespace(secret=f"{33:016x}")
 
     driver.post(found)
-    arrive(22)
+    arrive(22, request)
     driver.run()
     assert heard == [] and not driver._unread
-    arrive(33)
+    arrive(33, request)
     driver.run()
     assert len(heard) == 1
 
