@@ -11,6 +11,7 @@ variable       meaning                                               default
 SOFTRNIC       which devices: see :func:`enable`                     none
 SOFTRNIC_HOST  which host this process is on                         ``a``
 SOFTRNIC_DIR   where processes meet; one directory is one network    ``softrnic-<uid>`` in TMPDIR
+SOFTRNIC_KEYS  ``reuse``: keys come back with the next registration  new ones each time
 SOFTRNIC_LIBRARY another build of the library                        the one beside this file
 ============== ===================================================== ==========================
 

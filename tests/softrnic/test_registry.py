@@ -485,3 +485,7 @@ def test_wrong_configuration_offers_no_devices(port_program: Path, registry: Pat
     child = spawn(program=str(port_program), softrnic="many")
     assert child.wait() == 3
     assert child.output.startswith("softrnic: SOFTRNIC=many: expected") and child.output.count("softrnic:") == 1
+    child = spawn(program=str(port_program), softrnic="1", env={"SOFTRNIC_KEYS": "old"})
+    assert child.wait() == 3
+    assert child.output.startswith("softrnic: SOFTRNIC_KEYS=old: expected reuse")
+    assert child.output.count("softrnic:") == 1

@@ -176,11 +176,21 @@ int config_parse(struct config *config, const char *softrnic, const char *host, 
     return -1;
 }
 
+int config_parse_keys(struct config *config, const char *keys, char *err, size_t err_len) {
+    config->reuse_keys = keys && strcmp(keys, "reuse") == 0;
+    if (!keys || !*keys || config->reuse_keys)
+        return 0;
+    snprintf(err, err_len, "SOFTRNIC_KEYS=%.80s: expected reuse, or nothing", keys);
+    config->device_count = 0;
+    return -1;
+}
+
 int config_load(struct config *config) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     char err[600];
 
-    if (config_parse(config, getenv("SOFTRNIC"), getenv("SOFTRNIC_HOST"), err, sizeof(err)) == 0)
+    if (config_parse(config, getenv("SOFTRNIC"), getenv("SOFTRNIC_HOST"), err, sizeof(err)) == 0 &&
+        config_parse_keys(config, getenv("SOFTRNIC_KEYS"), err, sizeof(err)) == 0)
         return 0;
     if (!atomic_flag_test_and_set(&said))
         fprintf(stderr, "softrnic: %s; no devices\n", err);

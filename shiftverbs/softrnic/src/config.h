@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * What SOFTRNIC and SOFTRNIC_HOST ask for. Pure: reads the strings it is given.
+ * What SOFTRNIC, SOFTRNIC_HOST and SOFTRNIC_KEYS ask for. Pure: reads the strings it is given.
  *
  *   unset, "" or "0"      no devices
  *   "N" (1 to 16)         loopback devices soft0 .. soft<N-1>; "1" is the default: two, on two rails
@@ -12,6 +12,7 @@
 #ifndef SOFTRNIC_CONFIG_H
 #define SOFTRNIC_CONFIG_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,7 @@ struct config {
     char host[CONFIG_NAME_LEN];
     int device_count;
     struct config_device devices[CONFIG_MAX_DEVICES]; /* in order of rail */
+    bool reuse_keys; /* the key of what was deregistered last is the next registration's */
 };
 
 /*
@@ -45,8 +47,11 @@ struct config {
  */
 int config_parse(struct config *config, const char *softrnic, const char *host, char *err, size_t err_len);
 
+/* The memory keys, after config_parse: keys may be NULL or "" (a new value each time), or "reuse". As there. */
+int config_parse_keys(struct config *config, const char *keys, char *err, size_t err_len);
+
 /*
- * The same from the environment. An error is written to stderr once per process ("softrnic: ...") and leaves
+ * Both from the environment. An error is written to stderr once per process ("softrnic: ...") and leaves
  * device_count 0: a wrong value offers no devices, it never crashes the program.
  */
 int config_load(struct config *config);

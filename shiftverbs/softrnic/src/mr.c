@@ -13,7 +13,10 @@
 #define KEY_SLOT_BITS 24
 #define NO_SLOT UINT32_MAX
 
-/* --- the key table: key = slot number (offset by the NIC's base) and a generation, as real NICs do --- */
+/*
+ * The key table: key = slot number (offset by the NIC's base) and a generation, as real NICs do. The slot that became
+ * free last is taken first: where there are no new generations, the next registration has the same key.
+ */
 
 uint32_t srn_key_make(const struct srn_nic *nic, uint32_t slot) {
     return ((slot + nic->key_base) & ((1u << KEY_SLOT_BITS) - 1)) << 8 | nic->mr_slots[slot].generation;
@@ -53,7 +56,8 @@ uint32_t srn_key_take(struct srn_nic *nic) {
 
     uint32_t slot = nic->mr_free;
     nic->mr_free = nic->mr_slots[slot].next_free;
-    nic->mr_slots[slot].generation++;
+    if (!srn_global.config.reuse_keys)
+        nic->mr_slots[slot].generation++;
     return slot;
 }
 
