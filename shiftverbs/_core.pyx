@@ -30,7 +30,9 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 
-from shiftverbs._dispatch cimport POLL_BATCH, cq_drain, dispatch, make_room, qp_post_recv, qp_post_send, start_fence
+from shiftverbs._dispatch cimport (
+    POLL_BATCH, begin_end, cq_drain, dispatch, is_plain, make_room, qp_post_recv, qp_post_send, start_fence,
+)
 from shiftverbs cimport _journal
 from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,

@@ -225,6 +225,21 @@ cdef class QPCore:
         self.q.guarded = 0
 
     @property
+    def ending(self) -> bool:
+        """Whether the QP has failed for good, and the rest of its WCs waits until every pair has stopped."""
+        return self.q.ending != 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is at home and open: one hardware QP, whose own flushes are the application's."""
+        return is_plain(&self.q)
+
+    def begin_end(self) -> None:
+        """The QP has failed for good: nothing is handed over and no error shown from now on, until abort()."""
+        self.pair(0)
+        begin_end(&self.q)
+
+    @property
     def remote_keys(self):
         """The RemoteKeys of the peer, None until paired. Setting it reports every rkey seen before (EV_NEW_RKEY)."""
         return self._remote_keys
@@ -388,6 +403,8 @@ cdef class QPCore:
 
     def pump(self) -> None:
         """Hand over what waits in the journal, as far as room and keys go. After EV_KEY_MISSING: look again."""
+        if self.q.ending:
+            return
         self.q.key_wait = 0
         if self.q.recv_key_wait:
             self.open_recv(self.q.recv_pair)
@@ -635,13 +652,14 @@ cdef class QPCore:
         q.blocked = 0
         after_retire(q)
 
-    def abort(self, status=None, uint32_t vendor_err=0) -> None:
+    def abort(self, status=None, uint32_t vendor_err=0, bint still_ending=False) -> None:
         """Give up: every outstanding WR gets its error WC, and the application has its default QP back, bare.
 
         Args:
             status: of the first send; None: the error recorded first on the pair that carried sends, else
                 RETRY_EXC_ERR. All others get WR_FLUSH_ERR. Proven ones succeed.
             vendor_err: that goes with it.
+            still_ending: the default QP may still work. What is posted from now on waits for the next abort().
         """
         cdef QPState *q = &self.q
         cdef Pair *pair
@@ -658,7 +676,9 @@ cdef class QPCore:
             first = IBV_WC_RETRY_EXC_ERR
         abort_sends(q, q.tail, first, vendor_err)
         abort_recvs(q, q.rtail)
-        q.guarded = 0
+        if still_ending:
+            return
+        q.guarded = q.ending = 0
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.blocked = 0
@@ -696,7 +716,7 @@ cdef class QPCore:
         q.key_wait = q.recv_key_wait = q.blocked = 0
         q.send_pair = q.recv_pair = 0
         q.send_open = q.recv_open = 1
-        q.guarded = 0
+        q.guarded = q.ending = 0
         q.pairs[0].fence_again = 0
         self.pair_reset(0)
         for k in range(1, MAX_PAIRS):
@@ -753,8 +773,9 @@ cdef class QPCore:
         """No MOVE after all: the gate opens on the pair that carries sends now."""
         self.q.fence_active = self.q.fence_wanted = 0
         self.pair(0)
-        self.q.send_open = 1
-        self.pump()
+        if not self.q.ending:
+            self.q.send_open = 1
+            self.pump()
 
     def set_rx_target(self, n) -> None:
         """Report EV_RX_REACHED when `n` messages have been received (at once if so); None: no more."""

@@ -82,21 +82,34 @@ cdef inline bint in_use(const QPState *q, int k, bint recv, uint64_t seq) noexce
     return q.head <= seq < q.wired
 
 
-cdef inline void give_back(QPState *q) noexcept nogil:
-    """The application's own error ends the protection, a fence under way too: the QP is as the hardware has it."""
-    cdef int k
-    q.guarded = 0
-    for k in range(MAX_PAIRS):
-        q.pairs[k].fencing = 0
-        q.pairs[k].fence_again = 0
-    q.fence_active = 0
-    q.fence_wanted = 0
-    q.key_wait = 0
-    if not q.send_open:
-        q.send_open = 1
-        pump_send(q)
-    if not q.recv_open:
-        q.recv_open = pump_recv(q) == 0
+cdef inline void begin_end(QPState *q) noexcept nogil:
+    """The QP has failed for good: what is posted from now on waits for its flush, and so does all that is outstanding.
+
+    Receives that the hardware completes until every pair has stopped are the application's all the same.
+    """
+    q.ending = 1
+    q.send_open = q.recv_open = 0
+    q.fence_active = q.fence_wanted = 0
+    q.rx_target_set = 0
+    q.key_wait = q.recv_key_wait = q.blocked = 0
+
+
+cdef inline bint is_plain(const QPState *q) noexcept nogil:
+    """Whether all of it is at home and open: one hardware QP, whose own flushes are the application's."""
+    return q.send_pair == 0 and q.recv_pair == 0 and q.send_open and q.recv_open and not q.pairs[0].fencing
+
+
+cdef inline void end_by_own_error(QPState *q) noexcept nogil:
+    """The application's own error ends the protection. A QP that is plain is as the hardware has it from now on.
+
+    Else one half of it may go on receiving, or will never be flushed by any hardware: the driver ends it.
+    """
+    if is_plain(q):
+        q.guarded = 0
+        q.fence_active = q.fence_wanted = 0
+        q.key_wait = q.blocked = 0
+    else:
+        begin_end(q)
 
 
 cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_wc *wc) noexcept nogil:
@@ -105,6 +118,9 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
     cdef int before = pair.first_status if pair.first_status else IBV_WC_WR_FLUSH_ERR
     cdef uint32_t before_vendor_err = pair.first_vendor_err
     note_error(q, k, recv, wc)
+    if q.ending:
+        fenced(q, k, recv)
+        return True
     if not q.guarded and not pair.fencing:
         return False
     if not q.guarded or not in_use(q, k, recv, seq) or is_path_error(q, k, recv, seq, wc.status):
@@ -128,7 +144,7 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
         q.withheld_recv_end = seq
     abort_sends(q, q.withheld_send_end, before, before_vendor_err)
     abort_recvs(q, q.withheld_recv_end)
-    give_back(q)
+    end_by_own_error(q)
     return False
 
 

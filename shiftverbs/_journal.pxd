@@ -175,6 +175,7 @@ ctypedef struct QPState:
     uint64_t last_rkey
     uint32_t qp_num
     int guarded
+    int ending             # nothing is handed over any more, and no error shown, until abort() gives the rest back
     int closed
     Pair pairs[MAX_PAIRS]
 

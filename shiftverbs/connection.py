@@ -79,6 +79,8 @@ class Connection:
         self._inbox: collections.deque[ev.Event] = collections.deque()
         self._feeding = False
         self._active: set[int] = {0}
+        # Backups that a pairing which is over left with work, until they are reset: their QPs may still be at it.
+        self._behind: set[int] = set()
         self._ports: dict[int, int] = {}
         self._last_polled = 0
         self._looked_for: tuple[int, bool] | None = None
@@ -91,10 +93,12 @@ class Connection:
         self.paths: list[Path] = []
         self.n_pairs = 1
         self._inbox.clear()
-        self.fence: Fence | None = None
+        self.fence: Fence | None = None  # a SWITCH's, or that of the end
         self.rebuild = Rebuild(self)
         self._rx_target: int | None = None
-        self._abort_by_ns: int | None = None  # errors are due: when the default QP is in ERR, or then at the latest
+        # The error that comes first of what is left, status and vendor_err: given when all pairs have stopped.
+        self._ending: tuple[int, int] | None = None
+        self._default_works = False  # and must not take what is posted from now on
         self._keys_since_ns: int | None = None
         self._recv_waits: int | None = None
         self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
@@ -194,7 +198,9 @@ class Connection:
         self.status, self.why = status, why
         self.was_protected |= status is Status.PROTECTED
         if not self.closed:
-            self.core.guarded = status is Status.PROTECTED or self._abort_by_ns is not None
+            # Let go of away from home, it stays where it is; only we can end both halves of it.
+            split = self.was_protected and not self.core.is_plain
+            self.core.guarded = status is Status.PROTECTED or self.core.ending or split
         if before is not status:
             number, name = self.shadow.qp_num, self.device(0)
             if status is Status.PROTECTED:
@@ -300,12 +306,15 @@ class Connection:
     def on_time(self, now_ns: int) -> None:
         """The driver's timer for this connection."""
         self.timer_ns = None
-        if self.protocol is None or self.closed:
+        if self.closed:
             return
-        if self._abort_by_ns is not None and now_ns >= self._abort_by_ns:
-            self._abort()
         if self.fence is not None:
             self.fence.tick(now_ns)
+        elif self._ending is not None:
+            self._ended()
+        if self.protocol is None:
+            self._schedule()
+            return
         self._keys_tick(now_ns)
         due = self.protocol.next_timeout_ns if self.protocol is not None else None
         if due is not None and due <= now_ns:
@@ -317,19 +326,21 @@ class Connection:
     def _busy(self) -> bool:
         """Whether completions matter that the application may not be polling for."""
         p = self.protocol
-        return p is not None and not p.over and (p.busy or self.fence is not None)
+        return self.fence is not None or (p is not None and not p.over and p.busy)
 
     def _schedule(self) -> None:
         p = self.protocol
-        if p is None or self.closed:
+        if self.closed or (p is None and self.fence is None and self._ending is None):
             self._stop_looking()
             return
         self._look()
         if self.driver.turns.is_going(self) and self._arrived():
             self.driver.turns.arrived(self)
-        times = [p.next_timeout_ns, self._abort_by_ns]
+        times = [p.next_timeout_ns if p is not None else None]
         if self.fence is not None:
             times.append(self.fence.due_ns)
+        elif self._ending is not None:
+            times.append(self.driver.now_ns() + KEYS_TICK_NS)
         if self._keys_since_ns is not None:
             times.append(self.driver.now_ns() + KEYS_TICK_NS)
         due = [t for t in times if t is not None]
@@ -354,7 +365,8 @@ class Connection:
         if self._rx_target is not None:
             wanted = (1 << self.recv_pair, True)
         elif self._busy():
-            wanted = ((1 << self.n_pairs) - 1, False)
+            pairs = max(self.n_pairs, max(self._behind, default=0) + 1)
+            wanted = ((1 << pairs) - 1, False)
         else:
             wanted = None
         if wanted == self._looked_for:
@@ -363,7 +375,7 @@ class Connection:
         if wanted is not None:
             pairs, recv_only = wanted
             cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
-            queues = [(cq, k) for k in range(self.n_pairs) if pairs >> k & 1 for cq in cqs]
+            queues = [(cq, k) for k in range(pairs.bit_length()) if pairs >> k & 1 for cq in cqs]
         self.driver.looks.look_at(self, queues)
         # Only now: where the collector closes this QP meanwhile, `clear_away` must find it.
         self._looked_for = wanted
@@ -413,8 +425,8 @@ class Connection:
         core = self.driver.core
         if kind == core.EV_ERROR:
             if self.protocol is not None and self.protocol.over and self.status is Status.UNPROTECTED:
-                # Withheld just before the peer's BYE was heard: nobody else will deliver it.
-                self.core.abort(a, b)
+                # Withheld just before the peer's BYE was heard, or away from home since: nobody else will deliver it.
+                self.end((a, b))
                 return
             if k == self.send_pair and self._original is None:
                 self._original = (a, b)
@@ -458,28 +470,30 @@ class Connection:
                     )
                 )
                 self.timeline.tell()
-        elif kind == core.EV_APP_ERROR and self.protocol is not None and not self.protocol.over:
-            # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
-            why = f"the application's own error: {self.driver.wc_name(a)}"
-            self.feed(ev.Quit(why))
-            self.set_status(Status.UNPROTECTED, why)
-            if not (self.core.send_is_open and self.core.recv_is_open):
-                # A SWITCH had begun, on account of the same failure: it will not be finished.
-                self.core.abort(WC_WR_FLUSH_ERR, 0)
+        elif kind == core.EV_APP_ERROR:
+            if self.protocol is not None and not self.protocol.over:
+                # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
+                why = f"the application's own error: {self.driver.wc_name(a)}"
+                self.feed(ev.Quit(why))
+                self.set_status(Status.UNPROTECTED, why)
+            if self.core.ending:
+                self.end((WC_WR_FLUSH_ERR, 0))
 
     def look_again(self) -> None:
         """Events of the data path were lost, there being too many: find out what they may have said."""
         core, p = self.driver.core, self.protocol
         for rkey in self.core.seen_rkeys:
             self.pairing.want_rkey(rkey)
+        if self.fence is not None:
+            self.fence.look_again()
+        elif self.core.ending:
+            self.core_event(core.EV_APP_ERROR, 0, 0, 0, self.driver.now_ns())
         if p is None or p.over or self.closed:
             return
         now = self.driver.now_ns()
         for k in range(self.n_pairs):
             if self.nic(k).dead and not p.pairs[k].dead:
                 self.nic_dead(self.nic(k), now)
-        if self.fence is not None:
-            self.fence.look_again()
         if p is not self.protocol or p.over:
             return
         if self.status is Status.PROTECTED and not self.core.guarded:
@@ -547,13 +561,20 @@ class Connection:
     def _do_fence(self, action: ev.Fence) -> None:
         self._rx_target = None
         self._keys_since_ns = None
-        self.fence = Fence(self, action)
+        number = action.number
+
+        def hung(reason: str) -> None:
+            self.fence = None
+            self.feed(ev.FenceHung(number, reason))
+
+        self.fence = Fence(self, action.pairs, action.deadline_ns, lambda: self._fenced(number), hung)
         self.fence.begin()
 
-    def fence_over(self, event: ev.FenceCompleted | ev.FenceHung) -> None:
-        """The fence under way came to this end."""
+    def _fenced(self, number: int) -> None:
         self.fence = None
-        self.feed(event)
+        rx, acked, wired = self.core.counters()
+        unsafe = self.core.unsafe_reason(cqes_lost=any(self.nic(k).dead for k in range(self.n_pairs)))
+        self.feed(ev.FenceCompleted(number, rx, acked, wired, unsafe))
 
     def _reset_pair(self, action: ev.ResetPair) -> None:
         self.rebuild.reset(action)
@@ -596,38 +617,75 @@ class Connection:
         self.core.open_send(action.pair)
 
     def _deliver_errors(self, action: ev.DeliverErrors) -> None:
-        self.fence = None
-        self._keys_since_ns = None
-        self._rx_target = None
         logger.warning(
             "QP %#x on %s: %s: the application gets its original errors",
             self.shadow.qp_num,
             self.device(0),
             action.reason,
         )
-        # What is posted from now on must fail too: nothing may reach a default QP that was rebuilt and still works.
-        self.core.close_send()
-        self.core.close_recv()
-        self._abort_by_ns = self.driver.now_ns() + self.driver.protocol_config.fence_deadline_ns
-        for k in {0, *action.fence}:
-            if not self.nic(k).dead:
-                done = self._default_is_err if k == 0 else _nothing
-                self.driver.command(self, k, _nic.ModifySteps().add(state=QPS_ERR), done)
-        if self.nic(0).dead:
-            self._abort()
+        # Where our own fence made the flush, the application never saw a first error: it gets the usual one.
+        self.end(self._original or (WC_RETRY_EXC_ERR, 0))
+
+    def _used_backups(self) -> set[int]:
+        """The backup pairs whose QPs may still reach the application's memory, or hold what came for it."""
+        pairs = self.protocol.pairs if self.protocol is not None else []
+        return self._behind | {k for k, p in enumerate(pairs) if k and p.used and not p.fenced}
+
+    def end(self, first: tuple[int, int]) -> None:
+        """The QP has failed for good: its pairs are stopped and emptied, and then the application gets the rest.
+
+        Until the last of them has stopped, not one WR is flushed: its memory is not the application's yet.
+        first: status and vendor_err of the first send that is left; all else is flushed.
+        """
+        if self.closed or self._ending is not None:
+            return
+        self._ending = first
+        self._behind = self._used_backups()
+        self._rx_target = self._recv_waits = self._keys_since_ns = None
+        self.core.begin_end()
+        self.core.guarded = True
+        deadline_ns = self.driver.now_ns() + self.driver.protocol_config.fence_deadline_ns
+        p = self.protocol
+        pairs = set(self._behind)
+        if p is None or (p.pairs[0].used and not p.pairs[0].fenced):
+            pairs.add(0)
+        elif not self.nic(0).dead:
+            # Nothing of the application's is there; but what it posts later must fail.
+            self._default_works = True
+            self.driver.command(self, 0, _nic.ModifySteps().add(state=QPS_ERR), self._default_is_err)
+        self.fence = Fence(self, pairs, deadline_ns, self._ended, self._does_not_end)
+        self.fence.begin()
+        self._schedule()
 
     def _default_is_err(self, _err: int, _step: int) -> None:
-        self._abort()
+        self._default_works = False
+        if self.fence is None:
+            self._ended()
 
-    def _abort(self) -> None:
-        """The application gets the errors of all that is outstanding, and its default QP back."""
-        if self._abort_by_ns is not None:
-            self._abort_by_ns = None
-            # Where our own fence made the flush, the application never saw a first error: it gets the usual one.
-            self.core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
+    def _does_not_end(self, reason: str) -> None:
+        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait."""
+        if self.fence is not None:
+            if not self.fence.is_patient:
+                name = self.device(0)
+                logger.error("QP %#x on %s: %s: its errors wait for that", self.shadow.qp_num, name, reason)
+            self.fence.be_patient()
+
+    def _ended(self) -> None:
+        """Nothing moves any more: the application gets the errors of all that is left, and its default QP back."""
+        self.fence = None
+        self._behind = set()
+        if self._ending is None:
+            return
+        if self.core.outstanding != (0, 0) or not self._default_works:
+            self.core.abort(*self._ending, still_ending=self._default_works)
+            self._ending = (WC_WR_FLUSH_ERR, 0)
+        if not self._default_works:
+            self._ending = None
+            self.driver.looks.settle(self)
+        self._schedule()
 
     def _let_go(self, _: ev.LetGo) -> None:
-        self.core.guarded = False
+        self.core.guarded = not self.core.is_plain
         if self.status is Status.PAIRING:
             self.pairing.peer_left()
 
@@ -779,7 +837,7 @@ class Connection:
         return self._aging
 
     def disconnect(self, reason: str) -> None:
-        """The application closed, reset or failed the QP: tell the peer, withdraw, forget the pairing."""
+        """The application reset or failed the QP: tell the peer, withdraw, forget the pairing."""
         self._take_leave(reason)
         self._forget_peer()
         if not self.closed:
@@ -822,64 +880,68 @@ class Connection:
         if self.fence is not None:
             self.fence.tick(t_ns)
 
-    def touched(self, reason: str, reset: bool, for_good: bool = False) -> list[int]:
-        """The application moved its QP to a state where nothing is protected; a later RTR begins anew.
+    def touched(self, reason: str, for_good: bool = False) -> None:
+        """The application moves its QP to a state where nothing is protected; a later RTR begins anew.
 
         for_good: from there it can go on without RTR, unprotected: the peer has let go of it.
-        Returns the backup pairs that carried work: they are being brought to ERR, or to RESET if that is what the
-        application wants, and `let_go` is to follow.
+        `stop_backups` or `ended_by_application` is to follow.
         """
-        p = self.protocol
-        used = [k for k, pair in enumerate(p.pairs) if k and pair.used] if p is not None else []
+        self._behind = self._used_backups()
         self.disconnect(reason)
         if for_good:
             self.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
         else:
             self.set_status(Status.PAIRING, reason)
-        for k in used:
+
+    def stop_backups(self, reset: bool) -> list[int]:
+        """After `touched`: have the QPs that carried work on backups stopped: in RESET, or in ERR.
+
+        Returns their pairs; `let_go` is to follow when the commands have ended.
+        """
+        stopping = sorted(self._behind)
+        for k in stopping:
             self.drain(k)
             if not self.nic(k).dead:
                 steps = _nic.ModifySteps().add(state=QPS_RESET if reset else QPS_ERR)
-                self.driver.command(self, k, steps, lambda err, step: None)
-        return used
+                self.driver.command(self, k, steps, _nothing)
+        return stopping
 
-    def let_go(self, used: list[int], flush: bool) -> None:
-        """After `touched`, when nothing can arrive on the backup pairs any more: the QP is the default one again.
+    def let_go(self, stopped: list[int]) -> None:
+        """After `stop_backups`, when nothing can arrive there any more: the QP is the default one again."""
+        if self.closed:
+            return
+        for k in stopped:
+            self.drain(k)
+        self._behind.difference_update(stopped)
+        self.driver.looks.settle(self)
 
-        flush: the application moved it to ERR. What was elsewhere, or withheld, no hardware will flush now.
+    def ended_by_application(self, without_nic: bool) -> None:
+        """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.
+
+        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush.
         """
         if self.closed:
             return
-        for k in used:
-            self.drain(k)
         core = self.core
-        away = core.send_pair or core.recv_pair or not core.send_is_open or not core.recv_is_open
-        if flush and (away or core.first_error(0) is not None):
-            self.drain(0)
-            core.abort(WC_WR_FLUSH_ERR, 0)
-        self.driver.looks.settle(self)
-
-    def flush(self) -> None:
-        """Everything outstanding is flushed, by us: its NIC is gone."""
-        if not self.closed:
-            self.core.abort(WC_WR_FLUSH_ERR, 0)
+        flushed_by_nic = core.is_plain and not without_nic and core.first_error(0) is None
+        if self._behind or core.ending or not flushed_by_nic:
+            self.end((WC_WR_FLUSH_ERR, 0))
 
     def give_up(self, reason: str) -> None:
         """Something of ours failed: what is outstanding gets its original error, the QP is a plain one again."""
         if self.closed:
             return
+        self._behind = self._used_backups()
         p, self.protocol = self.protocol, None
         self._stop_looking()
-        due, self._abort_by_ns = self._abort_by_ns is not None, None
-        if p is not None:
-            core = self.core
-            moving = p.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
-            shut = not core.recv_is_open or not (core.send_is_open or moving)
-            withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
-            if p.send_pair or p.recv_pair or core.send_pair or core.recv_pair or p.switching or shut or due or withheld:
-                core.abort(*(self._original or (WC_RETRY_EXC_ERR, 0)))
-            else:
-                core.move_cancel()  # nobody would open the gate behind its fence
+        core = self.core
+        moving = p is not None and p.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
+        if moving and core.send_pair == core.recv_pair == 0 and core.recv_is_open and not core.ending:
+            core.move_cancel()  # nobody would open the gate behind its fence
+        withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
+        if core.ending or (p is not None and (p.switching or withheld or not core.is_plain)):
+            first, self._ending, self.fence = self._ending, None, None
+            self.end(first or self._original or (WC_RETRY_EXC_ERR, 0))
         self.set_status(Status.FAILED, reason)
 
     def quit(self, reason: str) -> None:
@@ -887,15 +949,19 @@ class Connection:
         if self.protocol is not None and not self.protocol.over:
             self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
 
-    def close(self) -> None:
-        """The QP is going away, and nothing is done to it any more; `clear_away` is to follow."""
-        if self.closed:
-            return
-        self._take_leave("the QP is closed")
-        self.driver.drop_backlog(self)
-        self._stop_looking()
-        self.closed = True
-        self.status, self.why = Status.UNPROTECTED, "it is closed"
+    def close(self) -> list[int]:
+        """The QP is going away, and nothing is done to it any more; `clear_away` is to follow.
+
+        Returns the backup pairs whose QPs may still reach the application's memory: the verb has them stopped.
+        """
+        if not self.closed:
+            self._behind = self._used_backups()
+            self._take_leave("the QP is closed")
+            self.driver.drop_backlog(self)
+            self._stop_looking()
+            self.closed = True
+            self.status, self.why = Status.UNPROTECTED, "it is closed"
+        return sorted(self._behind)
 
     def clear_away(self) -> None:
         """What is left to be done for a closed QP; its verb need not wait for that."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import functools
 import os
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from . import _nic
-from . import events as ev
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -22,16 +22,32 @@ GONE = (errno.EIO, errno.ENODEV, errno.ENXIO)
 KICK_NS = 20_000_000
 # What the NIC has for the flush after it answered, however late that was; and between two looks whether it is at work.
 PATIENCE_NS = 100_000_000
+# So often a NIC may refuse to bring a QP to ERR before it is believed that there is nothing to be brought there.
+TRIES = 20
 
 
 class Fence:
-    """One Fence action under way; its end is told to `connection.fence_over`."""
+    """The fence of a SWITCH, or of a QP's end, while it is `connection.fence`.
 
-    def __init__(self, connection: Connection, action: ev.Fence) -> None:
+    pairs: which; deadline_ns: when it hangs at the latest. done(): all of them are quiet, and what they completed is
+    taken. hung(reason): they are not in time; it is over then, or made to `be_patient`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        pairs: Iterable[int],
+        deadline_ns: int,
+        done: Callable[[], None],
+        hung: Callable[[str], None],
+    ) -> None:
         self._c = connection
-        self._number = action.number
-        self._deadline_ns = action.deadline_ns
-        self._commanded = set(action.pairs)  # ERR not confirmed yet
+        self._deadline_ns = deadline_ns
+        self._done = done
+        self._hung = hung
+        self.is_patient = False
+        self._tries_left = TRIES
+        self._commanded = set(pairs)  # ERR not confirmed yet
         self._flushing: set[int] = set()
         self._refused: dict[int, int] = {}  # pairs whose markers were not taken: the errno
         self._kicked_ns: dict[int, int] = {}
@@ -69,14 +85,18 @@ class Fence:
         if c.nic(k).dead or err in GONE:
             # The context is dead: nothing of it can reach the peer any more, and no flush will ever come.
             c.drain(k)
-        elif err != 0:
-            c.fence_over(ev.FenceHung(self._number, f"{c.device(k)}: modify to ERR: {os.strerror(err)}"))
+        elif err != 0 and self._tries_left:
+            self._tries_left -= self.is_patient
+            self._commanded.add(k)
+            self._hung(f"{c.device(k)}: modify to ERR: {os.strerror(err)}")
             return
         else:
-            self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
-            self._flushing.add(k)
-            self._post_marker(k)
-            self._kick(k)
+            c.drain(k)
+            if not all(c.core.fence_state(k)):
+                self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
+                self._flushing.add(k)
+                self._post_marker(k)
+                self._kick(k)
         self.progress(k)
 
     def _post_marker(self, k: int) -> None:
@@ -115,12 +135,22 @@ class Fence:
         self._check()
 
     def _check(self) -> None:
-        c = self._c
         if self._over() or self._commanded or self._flushing:
             return
-        rx, acked, wired = c.core.counters()
-        unsafe = c.core.unsafe_reason(cqes_lost=any(c.nic(k).dead for k in range(c.n_pairs)))
-        c.fence_over(ev.FenceCompleted(self._number, rx, acked, wired, unsafe))
+        self._done()
+
+    def be_patient(self) -> None:
+        """It hangs, and goes on. A QP that is in ERR takes nothing any more; the others are waited for."""
+        c = self._c
+        self.is_patient = True
+        for k in sorted(self._flushing | self._commanded):
+            c.drain(k)
+        self._flushing.clear()
+        # One that has flushed both its queues went to ERR by itself, though its NIC does not answer.
+        self._commanded -= {k for k in self._commanded if all(c.core.fence_state(k))}
+        self._deadline_ns = c.driver.now_ns() + PATIENCE_NS
+        c.driver.schedule(c, self._deadline_ns)
+        self._check()
 
     @property
     def due_ns(self) -> int:
@@ -140,6 +170,10 @@ class Fence:
                 self._erred(k, errno.EIO, 0)
         if self._over() or now_ns < self._deadline_ns:
             return
+        if self.is_patient:
+            self.look_again()
+            self.be_patient()
+            return
         allowed_s = c.driver.protocol_config.fence_deadline_ns / 1e9
         if self._commanded and not any(c.nic(k).hangs(allowed_s) for k in self._commanded):
             # The NIC is at work, on the QPs that failed with this one: the command waits for its turn.
@@ -151,4 +185,4 @@ class Fence:
             missing = " and the ".join(name for name, seen in queues if not seen)
             refused = f" (its marker: {os.strerror(self._refused[k])})" if k in self._refused else ""
             hung.append(f"{c.device(k)} did not flush the {missing}{refused}")
-        c.fence_over(ev.FenceHung(self._number, f"{'; '.join(hung)} in time"))
+        self._hung(f"{'; '.join(hung)} in time")

@@ -171,6 +171,9 @@ class QP(_base.QP):
                     raise
                 # A protected QP outlives its NIC: the application may end it like any other.
                 held.ended_without_nic()
+            finally:
+                if state == e.IBV_QPS_ERR:
+                    held.ended()
         # else the default QP is out of service: the attributes apply when it is rebuilt.
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
 

@@ -27,14 +27,19 @@ logger = logging.getLogger("shiftverbs.runtime")
 
 GRACE_US = 300
 EVENT_QP_FATAL = 1
-# How long close waits for a NIC command that is under way on a QP that goes away.
-QP_DRAIN_S = 5.0
+# Where a QP may still write into memory that is about to be the application's, its NIC is waited for so long: a command
+# to hardware that is dying takes up to a minute.
+STOP_DMA_S = 60.0
 # How long the end of the process waits for whoever is in the driver, perhaps on a NIC that hangs.
 STOP_S = 2.0
 # Why nothing is protected in a forked child.
 FORKED = "the process was forked after failover had started"
 _RESET, _SQD, _SQE, _ERR = 0, 4, 5, 6
 _STATES = {_RESET: "RESET", _SQD: "SQD", _SQE: "SQE", _ERR: "ERR"}
+
+
+def _nobody_waits(_err: int) -> None:
+    """The end of a command that only its NIC had to hear of."""
 
 
 class Domain:
@@ -214,29 +219,37 @@ class Runtime:
             connection.pairing.advance()
 
     def qp_touched(self, shadow: Any, state: int) -> None:
-        """The application moves a QP to RESET, ERR, SQD or SQE by itself."""
-        connection = self.connection_of(shadow)
-        if connection is not None:
-            with self.driver.locked():
-                used = connection.touched(
-                    f"the application moved the QP to {_STATES.get(state, state)}",
-                    reset=state == _RESET,
-                    for_good=state in (_SQD, _SQE),
-                )
-            # No message may arrive on a backup once this verb has returned: the memory is the application's again.
-            for k in used:
-                nic, pointer = connection.nic(k), shadow.handle(k)
-                if pointer and not nic.on_worker() and not nic.worker.drain(pointer, QP_DRAIN_S):
-                    logger.error("%s hangs: a QP on it could not be stopped", nic.name)
-            with self.driver.locked():
-                connection.let_go(used, flush=state == _ERR)
+        """The application is about to move a QP to RESET, ERR, SQD or SQE by itself.
 
-    def qp_flushed(self, shadow: Any) -> None:
-        """The application ended a QP whose default NIC is gone: nothing there will flush it."""
+        `qp_ended` is to follow where that is ERR.
+        """
+        connection = self.connection_of(shadow)
+        if connection is None:
+            return
+        with self.driver.locked():
+            name = _STATES.get(state, state)
+            connection.touched(f"the application moved the QP to {name}", for_good=state in (_SQD, _SQE))
+            used = [] if state == _ERR else connection.stop_backups(reset=state == _RESET)
+        if state == _ERR:
+            return
+        # No message may arrive on a backup once this verb has returned: the memory is the application's again.
+        for k in used:
+            self._await_stop(connection.nic(k), shadow.handle(k))
+        with self.driver.locked():
+            connection.let_go(used)
+
+    @staticmethod
+    def _await_stop(nic: Nic, pointer: int) -> None:
+        """Wait until a backup NIC has carried out what was commanded on one QP: it may write into memory until then."""
+        if pointer and not nic.on_worker() and not nic.worker.drain(pointer, STOP_DMA_S):
+            logger.error("%s hangs: a QP on it could not be stopped", nic.name)
+
+    def qp_ended(self, shadow: Any, without_nic: bool) -> None:
+        """The application moved a QP to ERR, or its default NIC is gone: what no hardware will flush, we do."""
         connection = shadow.connection
         if connection is not None:
             with self.driver.locked():
-                connection.flush()
+                connection.ended_by_application(without_nic)
 
     def qp_closing(self, shadow: Any) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.
@@ -245,6 +258,7 @@ class Runtime:
         """
         if self.is_inherited:
             return
+        used: list[int] = []
         if self._stopped:  # the NICs' threads may be at work all the same
             if shadow.connection is None:
                 return
@@ -253,16 +267,22 @@ class Runtime:
                 connection = shadow.connection
                 if connection is None:  # then no command of ours ever was
                     return
-                connection.close()
+                used = connection.close()
                 self.driver.forget(connection)
             self.driver.post(connection.clear_away, wake=False)
         for k, nic in enumerate((shadow.domain.nic, *shadow.domain.backups)):
             pointer = shadow.handle(k)
-            if pointer and nic.worker.pending(pointer):
+            if not pointer:
+                continue
+            pending = nic.worker.pending(pointer)
+            if pending:
                 nic.worker.cancel(pointer)
-                # In the NIC's own thread, where the collector may run, none is under way.
-                if not nic.on_worker() and not nic.worker.drain(pointer, QP_DRAIN_S):
-                    logger.error("%s hangs: a QP is destroyed with a command under way", nic.name)
+            if k in used and not nic.dead:
+                # Its destruction comes in the NIC's own time, and messages must not until then.
+                nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=_ERR))
+            # In the NIC's own thread, where the collector may run, none is under way.
+            if pending or k in used:
+                self._await_stop(nic, pointer)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -181,9 +181,12 @@ class ShadowQP(Shadow):
         return bool(self.core.guarded) or self._ended_without_nic
 
     def ended_without_nic(self) -> None:
-        """The application moved the QP to ERR, and the default NIC is gone: what is outstanding is flushed here."""
+        """The application moves the QP to ERR, and the default NIC is gone: that counts as done."""
         self._ended_without_nic = True
-        self._tell("qp_flushed")
+
+    def ended(self) -> None:
+        """After the application moved the QP to ERR: what no hardware will flush is flushed by us."""
+        self._tell("qp_ended", self._ended_without_nic)
 
     def was_rebuilt(self) -> bool:
         """Whether failover has taken the default QP through RESET since the application connected it."""

@@ -43,12 +43,13 @@ def check(net: Network) -> None:
         completions_once_and_in_order(side)
         executed_no_more_than_allowed(net, side, executions)
         data_before_its_message(executions)
-        nothing_acknowledged_is_lost(side, peer)
+        nothing_acknowledged_is_lost(net, side, peer)
         reads_are_right(side)
         if not ended(side) and not ended(peer):
             everything_executed(side, executions)
             memory_is_right(side, peer)
     nothing_after_the_fence(net)
+    nothing_behind_a_flush(net)
     each_arm_resets_once(net)
     no_storm(net)
 
@@ -157,10 +158,10 @@ def everything_executed(side: Side, executions: list[Any]) -> None:
             raise Violation("lost", f"{wr} was never executed")
 
 
-def nothing_acknowledged_is_lost(side: Side, peer: Side) -> None:
-    """A success says that the peer has it; where it has not, both sides were told of errors."""
+def nothing_acknowledged_is_lost(net: Network, side: Side, peer: Side) -> None:
+    """A success says that the peer gets it, however its QP ends; where its NIC lost it, both were told of errors."""
     sure = [wr for queue, wr, status in side.app.wcs if queue == "send" and status == "SUCCESS"]
-    if not sure or (ended(side) and ended(peer)):
+    if not sure or (ended(side) and ended(peer) and any(lost[0] == peer.name for lost in net.lost_cqes)):
         return
     if ended(peer) and not side.statuses:
         return  # not protected yet, a plain QP: as with plain verbs, the one whose NIC died hears of it
@@ -214,6 +215,13 @@ def memory_is_right(side: Side, peer: Side) -> None:
             else "atomics once"
         )
         raise Violation(rule, f"{peer.name} has {peer.memory}, not {expected}")
+
+
+def nothing_behind_a_flush(net: Network) -> None:
+    """Once a side's WRs were flushed to its application, its memory takes nothing any more."""
+    for t, host, k, _, wr, recv_id in net.executions:
+        if recv_id is not None and t > net.ends.get(host, t):
+            raise Violation("memory given back", f"{wr} at {t} on pair {k} of {host}, flushed at {net.ends[host]}")
 
 
 def nothing_after_the_fence(net: Network) -> None:

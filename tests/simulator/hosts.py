@@ -166,7 +166,9 @@ class Side:
         self.statuses: list[Status] = []
         self.trace: list[tuple[int, str, ev.Action]] = world.trace
         self.over: str | None = None
-        self.abort_due = False
+        self.ending: str | None = None  # the error that comes first of what is left, when all pairs have stopped
+        self.default_works = False
+        self.was_protected = False
         self.watch_head = (-1, 0)
         self.alive: dict[int, bool] = {}
         self.driver_lag_ns = 2 * US
@@ -221,6 +223,9 @@ class Side:
 
     def _core_event(self, kind: str, k: int, value: Any) -> None:
         if kind == "ERROR":
+            if self.protocol.over and self.statuses[-1:] == [Status.UNPROTECTED]:
+                self.end(str(value))  # nobody else will deliver it
+                return
             self.path_failed(k, str(value))
         elif kind == "POST_FAILED":
             self.path_failed(k, f"post failed: {value}")
@@ -327,17 +332,21 @@ class Side:
         self.journal.recv_open = False
 
     def do_fence(self, action: ev.Fence) -> None:
+        self.begin_fence(action.number, action.pairs, action.deadline_ns)
+
+    def begin_fence(self, number: int | None, pairs: tuple[int, ...], deadline_ns: int) -> None:
+        """number: of a SWITCH's; None: the end."""
         # [number, deadline, pairs not in ERR yet, pairs that still have to show their flush]
-        self.fence = work = [action.number, action.deadline_ns, set(action.pairs), set()]
-        for k in action.pairs:
+        self.fence = work = [number, deadline_ns, set(pairs), set()]
+        for k in pairs:
             self.journal.begin_fence(k)
-        for k in action.pairs:
+        for k in pairs:
             if self.nics[k].dead:
                 self.fence_erred(work, k)
             else:
                 self.nics[k].command(self.fence_erred, work, k)
         self.fence_check()
-        self.clock.later(action.deadline_ns - self.clock.now, self.fence_expired, work)
+        self.clock.later(deadline_ns - self.clock.now, self.fence_expired, work)
 
     def fence_erred(self, work: list[Any], k: int) -> None:
         """ERR is in place on pair k (or its NIC is dead)."""
@@ -367,6 +376,9 @@ class Side:
         if work is None or work[2] or work[3]:
             return
         self.fence = None
+        if work[0] is None:
+            self.ended()
+            return
         rx, acked, wired = self.journal.counters()
         self.feed(ev.FenceCompleted(work[0], rx, acked, wired, self.journal.unsafe_reason()))
 
@@ -376,7 +388,14 @@ class Side:
         for k in sorted(work[2]):
             if self.nics[k].dead:
                 self.fence_erred(work, k)
-        if work is self.fence:
+        if work is self.fence and work[0] is None:
+            # What is in ERR takes nothing any more; the others are waited for.
+            for k in sorted(work[3]):
+                self.drain(k)
+            work[3].clear()
+            self.fence_check()
+            self.clock.later(100 * MS, self.fence_expired, work)
+        elif work is self.fence:
             self.fence = None
             self.feed(ev.FenceHung(work[0], "the NIC does not carry it out"))
 
@@ -449,31 +468,49 @@ class Side:
         self.wake()
 
     def do_deliver_errors(self, action: ev.DeliverErrors) -> None:
-        self.fence = None
         self.over = action.reason
-        self.journal.close_send()
-        self.journal.recv_open = False
-        self.abort_due = True
-        for k in {0, *action.fence}:
-            if not self.nics[k].dead:
-                self.nics[k].command(self._erred_for_good, k)
-        if self.nics[0].dead:
-            self._abort()
-        self.clock.later(self.protocol.config.fence_deadline_ns, self._abort)
+        self.end("RETRY_EXC_ERR")
 
-    def _erred_for_good(self, k: int) -> None:
-        self.qps[k].to_error()
-        if k == 0:
-            self._abort()
+    def end(self, first: str) -> None:
+        """The QP has failed for good: errors, when every pair has stopped and is empty."""
+        if self.ending is not None:
+            return
+        self.ending = first
+        self.over = self.over or first
+        self.journal.begin_end()
+        self.journal.guarded = True
+        pairs = [k for k, p in enumerate(self.protocol.pairs) if p.used and not p.fenced]
+        if 0 not in pairs and not self.nics[0].dead:
+            self.default_works = True
+            self.nics[0].command(self._default_is_err)
+        self.begin_fence(None, tuple(pairs), self.clock.now + self.protocol.config.fence_deadline_ns)
+        self.drain_soon()
 
-    def _abort(self) -> None:
-        if self.abort_due:
-            self.abort_due = False
-            self.journal.abort("RETRY_EXC_ERR")
+    def _default_is_err(self) -> None:
+        self.qps[0].to_error()
+        self.default_works = False
+        if self.fence is None:
+            self.ended()
+
+    def ended(self) -> None:
+        """All pairs have stopped. While the default QP may still work, what is posted fails here."""
+        if self.ending is None or self.app.closed:
+            return
+        self.world.given_back(self.name)
+        self.journal.abort(self.ending, self.default_works)
+        self.ending = "WR_FLUSH_ERR"
+        if self.default_works:
+            self.clock.later(20 * MS, self._ended_again)
+        else:
+            self.ending = None
+
+    def _ended_again(self) -> None:
+        if self.default_works:
+            self.ended()
 
     def do_let_go(self, action: ev.LetGo) -> None:
         self.over = action.reason
-        self.journal.guarded = False
+        self.journal.guarded = not self.journal.is_plain
 
     def do_begin_fence(self, _: ev.BeginFence) -> None:
         how = self.journal.move_begin()
@@ -501,7 +538,9 @@ class Side:
 
     def do_set_status(self, action: ev.SetStatus) -> None:
         self.statuses.append(action.status)
-        self.journal.guarded = action.status is Status.PROTECTED or self.abort_due
+        self.was_protected |= action.status is Status.PROTECTED
+        split = self.was_protected and not self.journal.is_plain
+        self.journal.guarded = action.status is Status.PROTECTED or self.journal.ending or split
 
     def do_nothing(self, _: ev.Action) -> None:
         pass
@@ -566,6 +605,7 @@ class Network:
         self.lost_cqes: set[tuple[str, int, int, Any]] = set()
         self.fences: dict[tuple[str, int, int], int] = {}
         self.trims: list[tuple[int, str, int]] = []
+        self.ends: dict[str, int] = {}
         self.faults: list[str] = []
         self.broken: str | None = None
         self.a = Side(self, "a", capacity, receives, plain)
@@ -600,6 +640,10 @@ class Network:
 
     def fenced(self, name: str, k: int, life: int) -> None:
         self.fences.setdefault((name, k, life), self.clock.now)
+
+    def given_back(self, name: str) -> None:
+        """The application gets the memory of all that is outstanding back."""
+        self.ends.setdefault(name, self.clock.now)
 
     def trimmed(self, name: str, journal: Journal, peer_rx: int) -> None:
         self.trims.append((self.clock.now, name, peer_rx))

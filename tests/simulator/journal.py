@@ -133,6 +133,7 @@ class Journal:
         self.send_pair = self.recv_pair = 0
         self.send_open = self.recv_open = True
         self.guarded = False
+        self.ending = False
         self.fence_seq: int | None = None
         self.fence_wanted = False
 
@@ -279,7 +280,7 @@ class Journal:
     def withhold(self, k: int, recv: bool, status: str) -> bool:
         pair = self.pairs[k]
         self.note_error(pair, recv, status)
-        if pair.fencing:
+        if pair.fencing or self.ending:
             self.fenced(k, recv)
             return True
         if not self.guarded:
@@ -474,7 +475,21 @@ class Journal:
         """The counter proves the request, not the response."""
         return rec.wr.opcode not in ("READ", "FADD")
 
-    def abort(self, status: str) -> None:
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is at home and open."""
+        home = self.send_pair == 0 and self.recv_pair == 0 and self.send_open and self.recv_open
+        return home and not self.pairs[0].fencing
+
+    def begin_end(self) -> None:
+        """It has failed for good: nothing is handed over and no error shown until abort()."""
+        self.ending = True
+        self.send_open = self.recv_open = False
+        self.fence_seq = None
+        self.fence_wanted = False
+        self.rx_target = None
+
+    def abort(self, status: str, still_ending: bool = False) -> None:
         """Error WCs for everything outstanding; the application has its default QP back, bare."""
         status = self.pairs[self.send_pair].first_status or status
         if status == "WR_FLUSH_ERR":
@@ -497,7 +512,9 @@ class Journal:
             if not recv.done:
                 self.deliver(("recv", recv, "WR_FLUSH_ERR"))
         self.rwired = max(self.rwired, self.rhead)
-        self.guarded = False
+        if still_ending:
+            return
+        self.guarded = self.ending = False
         self.fence_seq = None
         self.fence_wanted = False
         self.rx_target = None

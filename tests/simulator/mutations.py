@@ -328,3 +328,45 @@ def abort_in_silence() -> Iterator[None]:
 def replay_proven_writes() -> Iterator[None]:
     with mock.patch.object(Journal, "is_proven", lambda journal, rec: rec.wr.opcode in TWO_SIDED):
         yield
+
+
+@mutation("no WR is flushed to the application before every pair has stopped")
+def end_without_a_fence() -> Iterator[None]:
+    def ended_at_once(side: Side, first: str) -> None:
+        for k, qp in enumerate(side.qps):
+            if not side.nics[k].dead:
+                side.nics[k].command(qp.to_error)
+        if side.ending is None:
+            side.over = side.over or first
+            side.ending = first
+            side.ended()
+
+    with mock.patch.object(Side, "end", ended_at_once):
+        yield
+
+
+@mutation("what a NIC completed before the end is delivered as it completed")
+def end_without_a_drain() -> Iterator[None]:
+    original = Side.end
+
+    def end(side: Side, first: str) -> None:
+        if side.ending is None:
+            for qp in side.qps:
+                qp.send_cq.clear()
+        original(side, first)
+
+    with mock.patch.object(Side, "end", end):
+        yield
+
+
+@mutation("what the default QP completed before its NIC died is delivered")
+def forget_the_dead_nics_cq() -> Iterator[None]:
+    original = Side.fence_erred
+
+    def fence_erred(side: Side, work: list[Any], k: int) -> None:
+        if side.nics[k].dead:
+            side.qps[k].send_cq.clear()
+        original(side, work, k)
+
+    with mock.patch.object(Side, "fence_erred", fence_erred):
+        yield

@@ -221,6 +221,13 @@ class Schedule:
                 raise Violation(
                     "errors on both sides", f"{side.name} does not know: {net.other(side.name).over}"
                 )
+        given_back = clock.run(
+            clock.now + 5_000 * MS, lambda: all(side.ending is None or side.app.closed for side in net.sides)
+        )
+        clock.run(clock.now + 20 * MS)
+        if not given_back:
+            waits = {side.name: side.fence for side in net.sides}
+            raise Violation("every posted WR ends", f"errors wait, and nothing hangs any more: {waits}")
 
     DETERMINISTIC = frozenset({"port", "wall", "both_walls", "slow", "kill", "qp_fatal", "stall"})
 

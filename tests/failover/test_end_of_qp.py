@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""However a QP ends: what a NIC completed is delivered as that, and no NIC touches memory that was given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import wait_until
+from hosts import AWAY, HOME, Host, Network
+
+FLUSHED = "WR_FLUSH_ERR"
+GIVE_UP = """
+from shiftverbs import events
+c = ep.qp._shadow.connection
+c.driver.post(lambda: c.feed(events.KeysMissing('the test'))); c.driver.run()
+"""
+ERR = "at = qp.QPAttr(); at.qp_state = e.IBV_QPS_ERR; ep.qp.modify(at, e.IBV_QP_STATE)"
+
+
+def statuses(wcs: list[Any]) -> list[Any]:
+    """[wr_id, status] of each WC."""
+    return [wc[:2] for wc in wcs]
+
+
+def three_unpolled(a: Host, b: Host) -> None:
+    """Three messages of b's lie in a's CQ, acknowledged; two receives are left."""
+    a("[ep.recv(i) for i in range(5)]")
+    b("[(ep.fill(i, 'm%d' % i), ep.post('SEND', slot=i, length=2, wr_id=i)) for i in range(3)]")
+    assert statuses(b("ep.poll(3)")) == [[i, "SUCCESS"] for i in range(3)]
+
+
+def gets_them_all(a: Host) -> None:
+    """The three messages arrive, and only the two receives behind them are flushed."""
+    wcs = a("ep.poll(5, 20)")
+    assert statuses(wcs) == [[0, "SUCCESS"], [1, "SUCCESS"], [2, "SUCCESS"], [3, FLUSHED], [4, FLUSHED]]
+    assert a("[ep.text(i, 2) for i in range(3)]") == ["m0", "m1", "m2"]
+    assert a("ep.none()") == []
+
+
+def away(faults: Any, *hosts: Host) -> None:
+    """Both directions run over soft1."""
+    faults.down("a/soft0")
+    for h in hosts:
+        h(f"ep.wait({AWAY!r})")
+
+
+SETUPS = pytest.mark.parametrize("setup", ["", "split=True"], ids=["one_cq", "two_cqs"])
+
+
+@SETUPS
+def test_messages_in_the_cq_outlive_the_peers_giving_up(network: Network, faults: Any, setup: str) -> None:
+    a, b = network.protected(setup=setup)
+    queue = ", queue=ep.recv_cq" if setup else ""
+    three_unpolled(a, b)
+    faults.drop("b/soft0", direction="rx", opcode="atomic_ack", count=0)
+    # What a hears first of b's failure is that b has given up.
+    faults.drop("b/soft1", direction="tx", opcode="ud", count=1)
+    b("ep.post('ATOMIC_FETCH_AND_ADD', slot=9, length=8, wr_id=7)")
+    assert statuses(b("ep.poll(1)")) == [[7, "RETRY_EXC_ERR"]]
+    wait_until(lambda: a("ep.shift()['status']") == "FAILED", what="a is told")
+    wcs = a(f"ep.poll(5, 20{queue})")
+    assert statuses(wcs) == [[0, "SUCCESS"], [1, "SUCCESS"], [2, "SUCCESS"], [3, FLUSHED], [4, FLUSHED]]
+    assert a("[ep.text(i, 2) for i in range(3)]") == ["m0", "m1", "m2"]
+
+
+def test_messages_in_the_cq_outlive_the_last_nic(network: Network, faults: Any) -> None:
+    a, b = network.protected()
+    three_unpolled(a, b)
+    faults.kill("a/soft1")
+    wait_until(lambda: a("ep.qp._shadow.connection.nic(1).dead"), what="the backup's death is noticed")
+    faults.kill("a/soft0")
+    wait_until(lambda: a("ep.shift()['status']") == "FAILED", what="no NIC is left")
+    gets_them_all(a)
+
+
+def test_messages_in_the_cq_outlive_a_dead_nic_and_err(network: Network, faults: Any) -> None:
+    """The application moves the QP to ERR before anybody has looked at its NIC's death."""
+    a, b = network.protected()
+    three_unpolled(a, b)
+    faults.kill("a/soft0")
+    a(ERR)
+    gets_them_all(a)
+
+
+def two_qps(network: Network) -> tuple[Host, Host]:
+    """Two hosts with two protected QPs each, on one CQ: `ep` and `other`."""
+    a, b = network.host("a"), network.host("b")
+    names = [h("ep = Endpoint(); other = Endpoint(shared=ep); [ep.name(), other.name()]") for h in (a, b)]
+    for h, (one, other) in zip((a, b), reversed(names), strict=True):
+        h(f"ep.connect({one!r}); other.connect({other!r})")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20) and other.qp.shift.wait_protected(20)")
+    return a, b
+
+
+@pytest.mark.parametrize("who", ["itself", "peer"])
+def test_messages_in_the_backups_cq_outlive_giving_up(network: Network, faults: Any, who: str) -> None:
+    a, b = two_qps(network)
+    away(faults, a, b)
+    for h in (a, b):
+        h(f"other.wait({AWAY!r})")
+    three_unpolled(a, b)
+    gives_up = a if who == "itself" else b
+    # A window's key cannot be moved: whoever posts this away from home has to give up.
+    gives_up("ep.post('SEND_WITH_INV', length=2, wr_id=8, imm=0x7777)")
+    wait_until(lambda: a("ep.shift()['status']") == "FAILED", what="both know")
+    wcs = a(f"ep.poll({6 if gives_up is a else 5}, 20)")
+    assert statuses([wc for wc in wcs if wc[0] != 8]) == [
+        [0, "SUCCESS"], [1, "SUCCESS"], [2, "SUCCESS"], [3, FLUSHED], [4, FLUSHED]
+    ]  # fmt: skip
+    assert [wc[1] for wc in wcs if wc[0] == 8] == (["RETRY_EXC_ERR"] if gives_up is a else [])
+    assert a("[ep.text(i, 2) for i in range(3)]") == ["m0", "m1", "m2"]
+
+
+def test_all_that_was_acknowledged_is_received(network: Network, faults: Any) -> None:
+    """b streams while a gives up, away from home: a gets every message that b's NIC had acknowledged."""
+    a, b = network.protected(setup="depth=256")
+    away(faults, a, b)
+    a("[ep.recv(i % 64, wr_id=i, length=64) for i in range(256)]")
+    b.begin(
+        "got = []\n"
+        "for i in range(256):\n"
+        "    ep.post('SEND', length=64, wr_id=i)\n"
+        "    got += [wc for wc in ep.poll(1, 0)]\n"
+        "got += ep.poll(256 - len(got), 20)\n"
+        "sum(wc[1] == 'SUCCESS' for wc in got)"
+    )
+    streams = "ep.qp._shadow.core.recv_cq.drain(1); ep.qp._shadow.core.counters()[0] > 20"
+    wait_until(lambda: a(streams), what="it streams")
+    a(GIVE_UP)
+    wcs = a("ep.poll(256, 20)")
+    acknowledged = b.end()
+    received = [wc[0] for wc in wcs if wc[1] == "SUCCESS"]
+    assert received == list(range(len(received)))
+    assert len(received) >= acknowledged
+    assert statuses(wcs[len(received) :]) == [[i, FLUSHED] for i in range(len(received), 256)]
+
+
+def test_nothing_arrives_behind_a_flush(network: Network, faults: Any) -> None:
+    """The backup's commands are slow, and b hears nothing: what b still sends must not reach memory given back."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(4)]")
+    faults.hang("a/soft1")
+    for device in ("a/soft0", "a/soft1"):
+        faults.drop(device, direction="tx", opcode="ud", count=0)
+    a(GIVE_UP)
+    a("ep.wait(\"s.status == 'FAILED'\")")
+    flushed = a("ep.poll(1, 1.5)")
+    if flushed:
+        a("ep.fill(0, 'mine again')")
+    b("ep.fill(0, 'from b'); ep.post('SEND', length=6, wr_id=1)")
+    sent = statuses(b("ep.poll(1)"))
+    if flushed:
+        assert (sent, a("ep.text(0, 10)")) == ([[1, "RETRY_EXC_ERR"]], "mine again")
+    faults.unhang("a/soft1")
+    wcs = flushed + a(f"ep.poll({4 - len(flushed)}, 20)")
+    received = [wc[0] for wc in wcs if wc[1] == "SUCCESS"]
+    assert received == ([0] if sent == [[1, "SUCCESS"]] else [])
+    assert statuses(wcs[len(received) :]) == [[i, FLUSHED] for i in range(len(received), 4)]
+
+
+def half_home(faults: Any, a: Host, b: Host) -> None:
+    """a's sends are at home; b's wait on soft1 for a receive of a's."""
+    away(faults, a, b)
+    b("ep.fill(6, 'waits'); ep.post('SEND', slot=6, length=5, wr_id=40)")
+    faults.up("a/soft0")
+    b("ep.wait(\"s.state == 'WAIT_DRAINED'\", 20)")
+    a("ep.wait(\"s.state == 'DEFAULT'\", 20)")
+
+
+def test_own_error_half_home_ends_the_other_half(network: Network, faults: Any) -> None:
+    """b's own error on the default NIC while its receives are on the backup: a drain loop ends all the same."""
+    a, b = network.protected()
+    half_home(faults, b, a)  # b's sends are home, b receives from soft1: a's message waits for a receive
+    b("ep.post('RDMA_WRITE', wr_id=1, rkey=0x7777); ep.post('RDMA_WRITE', wr_id=2)")
+    assert statuses(b("ep.poll(1)")) == [[1, "REM_ACCESS_ERR"]]
+    b("[ep.recv(i) for i in range(8, 12)]")
+    wcs = b("ep.poll(5, 20)")
+    received = [wc[0] for wc in wcs if wc[1] == "SUCCESS"]
+    assert sorted(statuses([wc for wc in wcs if wc[0] == 2])) == [[2, FLUSHED]]
+    assert received in ([], [8]), wcs
+    assert statuses([wc for wc in wcs if wc[0] >= 8 and wc[0] not in received]) == [
+        [i, FLUSHED] for i in range(8, 12) if i not in received
+    ]
+    assert b("ep.qp.qp_state") == b("e.IBV_QPS_ERR")
+
+
+def test_err_half_home_ends_both_halves(network: Network, faults: Any) -> None:
+    a, b = network.protected()
+    half_home(faults, b, a)
+    b(ERR)
+    b("[ep.recv(i) for i in range(8, 12)]; ep.post('RDMA_WRITE', wr_id=2)")
+    assert sorted(statuses(b("ep.poll(5, 20)"))) == [[2, FLUSHED], *([i, FLUSHED] for i in range(8, 12))]
+
+
+def test_err_away_gives_nothing_back_before_the_backup_has_stopped(network: Network, faults: Any) -> None:
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(4)]")
+    faults.hang("a/soft1")
+    faults.drop("a/soft1", direction="tx", opcode="ud", count=0)
+    faults.drop("a/soft0", direction="tx", opcode="ud", count=0)
+    a.begin(ERR + "; ep.poll(1, 1.0)")
+    b("ep.fill(0, 'from b'); ep.post('SEND', length=6, wr_id=1)")
+    sent = statuses(b("ep.poll(1)"))
+    flushed = []
+    try:
+        flushed = a.end(1.5)
+    except AssertionError:
+        pass  # the verb waits for the NIC
+    if flushed:
+        assert sent != [[1, "SUCCESS"]] or flushed[0][1] == "SUCCESS"
+    faults.unhang("a/soft1")
+    wcs = flushed or []
+    wcs += a(f"ep.poll({4 - len(wcs)}, 20)")
+    received = [wc[0] for wc in wcs if wc[1] == "SUCCESS"]
+    assert received == ([0] if sent == [[1, "SUCCESS"]] else [])
+
+
+def test_peer_that_leaves_half_home_does_not_halve_the_end(network: Network, faults: Any) -> None:
+    """b closed while a was half home: when a's sends fail, its receives on the other NIC are flushed too."""
+    a, b = network.protected()
+    half_home(faults, a, b)
+    b("ep.qp.close()")
+    wait_until(lambda: a("ep.shift()['status']") == "UNPROTECTED", what="a is told")
+    a("[ep.recv(i) for i in range(8, 12)]; ep.post('RDMA_WRITE', wr_id=1); ep.post('RDMA_WRITE', wr_id=2)")
+    wcs = a("ep.poll(6, 20)")
+    received = [wc[0] for wc in wcs if wc[1] == "SUCCESS"]
+    assert statuses([wc for wc in wcs if wc[0] < 8]) == [[1, "RETRY_EXC_ERR"], [2, FLUSHED]]
+    assert received in ([], [8]), wcs
+    assert len(wcs) == 6
+    assert a("ep.qp.qp_state") == a("e.IBV_QPS_ERR")
+
+
+def test_closed_means_that_no_nic_writes_any_more(network: Network, faults: Any) -> None:
+    """close() on a QP whose traffic is on a slow backup: what is sent afterwards must not reach the memory."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(4)]")
+    faults.hang("a/soft1")
+    for device in ("a/soft0", "a/soft1"):
+        faults.drop(device, direction="tx", opcode="ud", count=0)
+    a.begin("ep.qp.close(); ep.fill(0, 'mine again')")
+    try:
+        a.end(1.0)
+        closed = True
+    except AssertionError:
+        closed = False
+    b("ep.fill(0, 'from b'); ep.post('SEND', length=6, wr_id=1)")
+    b("ep.poll(1)")
+    faults.unhang("a/soft1")
+    if not closed:
+        a.end(20)
+    assert a("ep.text(0, 10)") == "mine again"
+
+
+def test_everything_still_works_at_home(network: Network, faults: Any) -> None:
+    """ERR at home, RESET, and the same QPs again: nothing of the end is left behind."""
+    a, b = network.protected()
+    away(faults, a, b)
+    faults.up("a/soft0")
+    for h in (a, b):
+        h(f"ep.wait({HOME!r}, 20)")
+    three_unpolled(a, b)
+    a(ERR)
+    gets_them_all(a)
+    for h in (a, b):
+        h("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.05)")
+    for h in (a, b):
+        h("ep.connect(ep.peer)")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+    three_unpolled(a, b)
