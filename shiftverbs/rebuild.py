@@ -93,6 +93,9 @@ class Rebuild:
                     return
             c.feed(ev.PairReset(k, arm, route.gid, route.mtu))
 
+        # Again: a former RESET may have ended since `reset`, and then the pair is known again. A fence that begins
+        # from here on must hear that a RESET lies before its ERR.
+        c.core.forget_pair(k)
         c.driver.command(c, k, steps, done)
 
     def connect(self, action: ev.ConnectPair) -> None:

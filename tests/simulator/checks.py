@@ -50,6 +50,7 @@ def check(net: Network) -> None:
             memory_is_right(side, peer)
     nothing_after_the_fence(net)
     nothing_behind_a_flush(net)
+    fences_end(net)
     each_arm_resets_once(net)
     no_storm(net)
 
@@ -231,3 +232,9 @@ def nothing_after_the_fence(net: Network) -> None:
             raise Violation(
                 "executed behind the fence", f"{wr} at {t} on pair {k} of {host}, fenced at {fenced}"
             )
+
+
+def fences_end(net: Network) -> None:
+    """A NIC that works has flushed long ago: where that was not seen, something of ours took the proof away."""
+    for t, host, k in net.unseen_flushes:
+        raise Violation("fences end", f"pair {k} of {host} has flushed, and at {t} its fence has not seen it")

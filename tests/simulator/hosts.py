@@ -163,6 +163,7 @@ class Side:
         self.tick_due = False
         self.timer = 0
         self.resets = [0] * len(self.qps)
+        self.looks = [0] * len(self.qps)
         self.statuses: list[Status] = []
         self.trace: list[tuple[int, str, ev.Action]] = world.trace
         self.over: str | None = None
@@ -339,6 +340,7 @@ class Side:
         # [number, deadline, pairs not in ERR yet, pairs that still have to show their flush]
         self.fence = work = [number, deadline_ns, set(pairs), set()]
         for k in pairs:
+            self.looks[k] += 1  # what waits for its NIC to be looked at is called off
             self.journal.begin_fence(k)
         for k in pairs:
             if self.nics[k].dead:
@@ -388,6 +390,8 @@ class Side:
         for k in sorted(work[2]):
             if self.nics[k].dead:
                 self.fence_erred(work, k)
+        if work is self.fence:
+            self.world.fence_hung(self, work[3])
         if work is self.fence and work[0] is None:
             # What is in ERR takes nothing any more; the others are waited for.
             for k in sorted(work[3]):
@@ -401,9 +405,23 @@ class Side:
 
     def do_reset(self, action: ev.ResetPair) -> None:
         k = action.pair
+        self.looks[k] += 1
         self.drain(k)
         self.journal.forget(k)
+        if action.dummy:
+            self.nics[k].ask(self._looked, action, self.looks[k])
+        else:
+            self.give_reset(action)
+
+    def _looked(self, action: ev.ResetPair, number: int) -> None:
+        """The NIC was asked where the pair is reached."""
+        if number == self.looks[action.pair]:
+            self.give_reset(action)
+
+    def give_reset(self, action: ev.ResetPair) -> None:
+        k = action.pair
         self.resets[k] += 1
+        self.journal.forget(k)  # again: a former RESET may have ended meanwhile
         self.nics[k].command(self._reset_done, action, self.resets[k])
 
     def _reset_done(self, action: ev.ResetPair, number: int) -> None:
@@ -604,6 +622,7 @@ class Network:
         self.executions: list[tuple[int, str, int, int, Wr, Any]] = []
         self.lost_cqes: set[tuple[str, int, int, Any]] = set()
         self.fences: dict[tuple[str, int, int], int] = {}
+        self.unseen_flushes: list[tuple[int, str, int]] = []
         self.trims: list[tuple[int, str, int]] = []
         self.ends: dict[str, int] = {}
         self.faults: list[str] = []
@@ -637,6 +656,14 @@ class Network:
     def executed(self, qp: HwQp, packet: Packet, recv_id: Any) -> None:
         if packet.ref is not None:
             self.executions.append((self.clock.now, qp.nic.host, qp.nic.k, qp.life, packet.ref, recv_id))
+
+    def fence_hung(self, side: Side, flushing: set[int]) -> None:
+        """The fence's deadline is over, and these pairs have shown no flush."""
+        for k in sorted(flushing):
+            nic, qp = side.nics[k], side.qps[k]
+            since_ns = self.clock.now - self.fences[side.name, k, qp.life]
+            if since_ns > MS and not (nic.stalled or nic.holds_cqes or nic.dead):
+                self.unseen_flushes.append((self.clock.now, side.name, k))
 
     def fenced(self, name: str, k: int, life: int) -> None:
         self.fences.setdefault((name, k, life), self.clock.now)

@@ -152,6 +152,13 @@ class Nic:
         self.free_at = max(self.free_at, self.clock.now) + self.command_ns
         self.clock.later(self.free_at - self.clock.now, self._command, done, args)
 
+    def ask(self, done: Callable[..., None], *args: Any) -> None:
+        """A question: answered behind the commands before it; answering takes no time worth telling."""
+        if self.free_at <= self.clock.now:
+            self._command(done, args)
+        else:
+            self.clock.later(self.free_at - self.clock.now, self._command, done, args)
+
     def _command(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self.hung and not self.dead:
             self.waiting.append((done, args))
