@@ -239,6 +239,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
     int ibv_close_device(ibv_context *context)
     int ibv_query_device(ibv_context *context, ibv_device_attr *attr)
     int ibv_query_port(ibv_context *context, uint8_t port_num, ibv_port_attr *attr)
+    int ibv_query_pkey(ibv_context *context, uint8_t port_num, int index, uint16_t *pkey)
     int ibv_query_gid(ibv_context *context, uint8_t port_num, int index, ibv_gid *gid)
     int ibv_query_gid_ex(ibv_context *context, uint32_t port_num, uint32_t index, ibv_gid_entry *entry,
                          uint32_t flags)

@@ -194,6 +194,22 @@ def query_port(uintptr_t ctx, uint8_t port_num):
     }
 
 
+def query_pkey(uintptr_t ctx, uint8_t port_num, int index):
+    """A P_Key table entry (ibv_query_pkey): 16 bits, the membership bit on top; 0 where it is empty."""
+    cdef ibv_context *context = <ibv_context *>need(ctx, "ctx")
+    cdef uint16_t pkey = 0
+    cdef uint8_t *octets = <uint8_t *>&pkey
+    cdef int err
+    with nogil:
+        err = ibv_query_pkey(context, port_num, index, &pkey)
+        if err < 0:
+            err = errno if errno else EINVAL
+        back_to_python()
+    if err:
+        raise verb_error("ibv_query_pkey", err)
+    return octets[0] << 8 | octets[1]  # it comes in network order
+
+
 def query_gid(uintptr_t ctx, uint8_t port_num, int index):
     """A GID table entry (ibv_query_gid), 16 bytes in network order."""
     cdef ibv_context *context = <ibv_context *>need(ctx, "ctx")

@@ -33,6 +33,9 @@ MAX_BACKUPS = 15
 OPEN_TIMEOUT_S = 3.0
 # A GID table has at most this many entries on any hardware known; mostly empty ones.
 MAX_GIDS = 256
+# The P_Key of the default partition, the only one on RoCE (annex A17.7.1).
+DEFAULT_PKEY = 0xFFFF
+_FULL_MEMBER = 0x8000
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _LINK_LOCAL = b"\xfe\x80"
@@ -82,7 +85,7 @@ class Port:
     """A port as it was when last looked at.
 
     number: from 1; active: its state; ethernet: its link layer (RoCE), else InfiniBand; mtu: active MTU (enum
-    ibv_mtu); lid: 0 on RoCE; gids: its GID table without the empty entries.
+    ibv_mtu); lid: 0 on RoCE; gids: its GID table without the empty entries; pkeys: its P_Key table, 0 = empty.
     """
 
     number: int
@@ -91,6 +94,7 @@ class Port:
     mtu: int = 5
     lid: int = 0
     gids: tuple[Gid, ...] = ()
+    pkeys: tuple[int, ...] = (DEFAULT_PKEY,)
 
 
 def best_gid(gids: Iterable[Gid], like: Gid | None = None) -> Gid | None:
@@ -113,6 +117,17 @@ def best_gid(gids: Iterable[Gid], like: Gid | None = None) -> Gid | None:
         return tuple(map(int, (*special, gid.index != like.index, *general)))
 
     return min(gids, key=rank, default=None)
+
+
+def best_pkey(table: Sequence[int], pkey: int) -> int | None:
+    """The index at which a P_Key table has `pkey`, or its partition with full membership, which reaches more; or None.
+
+    pkey: 16 bits, the uppermost says whether it is of a full member (IBA 10.9.1).
+    """
+    for wanted in (pkey, pkey | _FULL_MEMBER):
+        if wanted & ~_FULL_MEMBER and wanted in table:
+            return table.index(wanted)
+    return None
 
 
 def choose(
@@ -236,17 +251,27 @@ class Nic:
         for number in range(1, self.limits["phys_port_cnt"] + 1):
             seen = self.verbs.query_port(self.ctx, number)
             gids = [self._read_gid(number, index) for index in range(min(MAX_GIDS, seen["gid_tbl_len"]))]
+            ethernet = seen["link_layer"] == LINK_LAYER_ETHERNET
+            entries = 0 if ethernet else seen["pkey_tbl_len"]
+            pkeys = tuple(self._read_pkey(number, index) for index in range(entries)) or (DEFAULT_PKEY,)
             ports.append(
                 Port(
                     number,
                     seen["state"] == PORT_ACTIVE,
-                    seen["link_layer"] == LINK_LAYER_ETHERNET,
+                    ethernet,
                     seen["active_mtu"],
                     seen["lid"],
                     tuple(gid for gid in gids if gid is not None and any(gid.raw[8:])),
+                    pkeys,
                 )
             )
         return tuple(ports)
+
+    def _read_pkey(self, port: int, index: int) -> int:
+        try:
+            return int(self.verbs.query_pkey(self.ctx, port, index))
+        except OSError:
+            return 0
 
     def _read_gid(self, port: int, index: int) -> Gid | None:
         try:
@@ -304,6 +329,20 @@ class Nic:
     def gid(self, port: int, index: int) -> Gid | None:
         """One entry of a port's GID table; None where it is empty. Raises OSError."""
         return next((gid for gid in self.gids(port) if gid.index == index), None)
+
+    def pkey(self, port: int, index: int) -> int:
+        """One entry of a port's P_Key table. Raises OSError where there is none."""
+        table = self.port_seen(port).pkeys
+        if not 0 <= index < len(table) or not table[index] & ~_FULL_MEMBER:
+            raise OSError(errno.ENODATA, f"{self.name} has no P_Key at index {index}")
+        return table[index]
+
+    def pkey_index(self, port: int, pkey: int) -> int:
+        """Where a QP on this port finds `pkey`, which its peers' QPs use. Raises OSError where it is not to be had."""
+        index = best_pkey(self.port_seen(port).pkeys, pkey)
+        if index is None:
+            raise OSError(errno.ENODATA, f"{self.name} has no P_Key {pkey:#06x} on port {port}")
+        return index
 
     def current_gid(self, port: int, index: int, before: Gid | None) -> Gid | None:
         """What to use now for a GID that was at `index` of a port: the same one, wherever it is, before any other.

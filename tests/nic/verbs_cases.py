@@ -48,6 +48,8 @@ def case_devices() -> None:
     gid = _nic.query_gid(ctx, 1, 0)
     assert len(gid) == 16 and any(gid)
     assert _nic.query_gid_type(ctx, 1, 0) in (1, 2)
+    assert _nic.query_pkey(ctx, 1, 0) == 0xFFFF
+    expect(errno.EINVAL, "ibv_query_pkey", lambda: _nic.query_pkey(ctx, 1, 7))
     expect(errno.EINVAL, "ibv_query_gid", lambda: _nic.query_gid(ctx, 1, 10000))
     expect(errno.EINVAL, "ibv_query_port", lambda: _nic.query_port(ctx, 77))
     _nic.close_device(ctx)
