@@ -49,7 +49,19 @@ class ArmProcedure(PairState):
             p.remote = None
         self._do(ev.ResetPair(k, arm, dummy=True))
 
-    def _arm_failed(self, p: Pair, backoff: bool = True) -> None:
+    def unfit(self, k: int) -> str | None:
+        """Why pair `k`, which carries nothing, could not take over as it is; None if it could."""
+        p = self.pairs[k]
+        if p.clean or self.over or not self._idle(k):
+            return None
+        if p.dead:
+            return "its NIC is gone"
+        if p.alive is False:
+            return "no answer to pings there"
+        return p.trouble or ("it is being connected" if self.initiator else "the peer does not begin")
+
+    def _arm_failed(self, p: Pair, why: str | None = None, backoff: bool = True) -> None:
+        p.trouble = why or p.trouble
         p.state = ArmState.IDLE
         p.armed = p.clean = False
         p.resend_ns = None
@@ -60,6 +72,16 @@ class ArmProcedure(PairState):
             p.retry_ns = self._now + p.backoff_ns + self.rng.randrange(p.backoff_ns // 4 + 1)
         else:
             p.retry_ns = self._now
+
+    def _arm_timed_out(self, p: Pair) -> None:
+        match p.state:
+            case ArmState.RESETTING | ArmState.CONNECTING:
+                why = "our own NIC does not carry out a command"
+            case ArmState.WAIT_PEER if p.requester:
+                why = "the peer does not answer"
+            case _:
+                why = "the peer's zero-length SEND does not come, or ours is not acknowledged"
+        self._arm_failed(p, why)
 
     def _disarm(self, k: int) -> None:
         p = self.pairs[k]
@@ -92,7 +114,7 @@ class ArmProcedure(PairState):
                 unfit = p.clean and self._idle(k) and m.epoch == self.epoch and m.wanted >= p.arm
                 if under_way or (unfit and self.initiator and not self._switching()):
                     p.arm = max(p.arm, m.arm)
-                    self._arm_failed(p)
+                    self._arm_failed(p, "the peer cannot connect it, and knows why" if unfit else "the peer refuses")
 
     def _on_arm_req(self, k: int, p: Pair, m: Arm) -> None:
         if self._switching() or m.epoch != self.epoch:
@@ -135,7 +157,7 @@ class ArmProcedure(PairState):
         if p.state is not ArmState.RESETTING or event.arm != p.arm:
             return
         if event.error is not None:
-            self._arm_failed(p)
+            self._arm_failed(p, event.error)
             return
         self._renew(k, event.arm, event)
         if p.requester:
@@ -166,7 +188,7 @@ class ArmProcedure(PairState):
         if p.state not in (ArmState.CONNECTING, ArmState.PROBING) or event.arm != p.arm:
             return
         if event.error is not None:
-            self._arm_failed(p)
+            self._arm_failed(p, event.error)
             return
         if p.requester:
             p.state = ArmState.PROBING
@@ -190,7 +212,8 @@ class ArmProcedure(PairState):
         if self.over or p.state in (ArmState.IDLE, ArmState.RESETTING):
             return  # of a former life: a dummy of this one is posted when RESET is through
         if not event.ok:
-            self._arm_failed(p)
+            what = "receive for the peer's" if event.receive else "own"
+            self._arm_failed(p, f"the {what} zero-length SEND ended with an error")
             return
         if event.receive:
             p.received_ok = True
@@ -203,6 +226,7 @@ class ArmProcedure(PairState):
             p.armed = p.clean = True
             p.resend_ns = None
             p.backoff_ns = 0
+            p.trouble = None
             self.counts.arms += 1
             if p.requester:
                 self._say_arm(ArmStep.RTU, k)

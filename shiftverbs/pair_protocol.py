@@ -232,6 +232,6 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
             if p.state is ArmState.IDLE:
                 continue
             if now >= p.deadline_ns:
-                self._arm_failed(p)
+                self._arm_timed_out(p)
             elif p.resend_ns is not None and now >= p.resend_ns:
                 self._say_arm(ArmStep.REQ if p.requester else ArmStep.REP, k)

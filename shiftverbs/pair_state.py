@@ -90,6 +90,7 @@ class Pair:
     resend_step_ns: int = 0
     backoff_ns: int = 0
     retry_ns: int = 0
+    trouble: str | None = None  # why ARM failed last
 
 
 @dataclass(slots=True)
@@ -325,7 +326,7 @@ class PairState:
     def _ready(self, s: Switch) -> None:
         raise NotImplementedError
 
-    def _arm_failed(self, p: Pair, backoff: bool = True) -> None:
+    def _arm_failed(self, p: Pair, why: str | None = None, backoff: bool = True) -> None:
         raise NotImplementedError
 
     def _disarm(self, k: int) -> None:
