@@ -135,6 +135,8 @@ class WrBuilder:
 @final
 class QPCore:
     guarded: bool
+    @property
+    def aborted(self) -> bool: ...
     remote_keys: RemoteKeys | None
     def __new__(
         cls,

@@ -220,6 +220,11 @@ cdef class QPCore:
     def guarded(self, bint value):
         self.q.guarded = value
 
+    @property
+    def aborted(self) -> bool:
+        """Whether abort() gave every WR its error, and no reset_journal() followed."""
+        return self.q.aborted != 0
+
     def app_touched(self) -> None:
         """The application itself moved the QP to ERR, RESET or SQD: what comes now is its own."""
         self.q.guarded = 0
@@ -679,6 +684,7 @@ cdef class QPCore:
         if still_ending:
             return
         q.guarded = q.ending = 0
+        q.aborted = 1
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.blocked = 0
@@ -708,6 +714,7 @@ cdef class QPCore:
         q.last_signaled = q.tail
         q.withheld_send_end = q.withheld_recv_end = 0
         q.op_err_pair = -1
+        q.aborted = 0
         # The next peer's memory has keys of its own.
         map_free(&q.seen_rkeys)
         q.last_rkey = <uint64_t>-1

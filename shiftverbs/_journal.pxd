@@ -228,6 +228,7 @@ ctypedef struct QPState:
     ibv_sge *scratch
     uint64_t posted
     uint64_t stale
+    int aborted            # every WR got its error, and the application has not begun anew
 
 
 # --- small things ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from . import _nic, observe
+from . import _nic, changes, observe
 from . import events as ev
 from .control import Entry
 from .control_channel import Path
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shiftverbs.driver")
 
 WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 5, 12
+# REM_INV_REQ, REM_ACCESS, REM_OP: the peer's NIC has refused.
+WC_REFUSED = (9, 10, 11)
 QPS_RESET, QPS_ERR = 0, 6
 ACCESS_REMOTE_WRITE = 2
 # How often keys that are missing are looked for again, beside the news that some came.
@@ -47,6 +49,8 @@ KEYS_TICK_NS = 20_000_000
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
 # Work this old is looked at: is its path alive? (design 7.1)
 WATCHDOG_AGE_NS = 1_000_000_000
+# A pair that could not be connected for so long is told of.
+UNFIT_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Connection:
         self._ports: dict[int, int] = {}
         self._last_polled = 0
         self._looked_for: tuple[int, bool] | None = None
+        # By pair. Of the backups it outlives a pairing: their QPs are as they are until they are reset.
+        self.given: dict[int, changes.Given] = {}
         self._forget_pairing()
 
     def _forget_pairing(self) -> None:
@@ -105,6 +111,9 @@ class Connection:
         self.timeline.begin()
         self._aging = False
         self.was_protected = False
+        self.unlike: set[int] = set()  # pairs that carry traffic, and are to be connected anew when that can be
+        self._unfit: dict[int, tuple[int, set[str]]] = {}  # pair -> since when, and what was said of it
+        self._fence_refused = 0  # the rights that were the peer's when it refused our fence all the same
         self._stop_looking()
 
     # ---- what qp.shift shows ----------------------------------------------------------------------------------------
@@ -428,7 +437,11 @@ class Connection:
                 # Withheld just before the peer's BYE was heard, or away from home since: nobody else will deliver it.
                 self.end((a, b))
                 return
-            if k == self.send_pair and self._original is None:
+            if a in WC_REFUSED:
+                # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
+                # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
+                self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
+            elif k == self.send_pair and self._original is None:
                 self._original = (a, b)
             self.path_failed(k, f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}", t_ns)
         elif kind == core.EV_POST_FAILED:
@@ -561,6 +574,9 @@ class Connection:
     def _do_fence(self, action: ev.Fence) -> None:
         self._rx_target = None
         self._keys_since_ns = None
+        for k in action.pairs:
+            if k in self.given:
+                self.given[k].state = QPS_ERR
         number = action.number
 
         def hung(reason: str) -> None:
@@ -698,7 +714,8 @@ class Connection:
 
     def _post_fence_write(self, _: ev.PostFenceWrite) -> None:
         # A zero-length WRITE names no memory, so its rkey is not looked at (IBA 9.7.4.1.5); the right to write is.
-        allowed = self.peer is not None and self.peer.qp_access_flags & ACCESS_REMOTE_WRITE
+        rights = self.peer.qp_access_flags if self.peer is not None else 0
+        allowed = rights & ACCESS_REMOTE_WRITE and rights != self._fence_refused
         if allowed and self.core.post_fence_write(0, 0) == 0:
             self._inbox.append(ev.FencePosted())
 
@@ -806,7 +823,10 @@ class Connection:
     def watch(self, now_ns: int) -> None:
         """The driver's periodic look (design 7.1): completions nobody polls for, work that is too old, bad ports."""
         p = self.protocol
-        if p is None or p.over or self.closed or self.status is not Status.PROTECTED:
+        if p is None or p.over or self.closed:
+            return
+        self._watch_fitness(p, now_ns)
+        if self.status is not Status.PROTECTED:
             return
         sends, _receives = self.core.outstanding
         polled = self.core.send_cq.polled
@@ -819,12 +839,33 @@ class Connection:
             if not self.driver.nic_events.port_ok(self.nic(k), self.port(k)):
                 self.path_failed(k, f"the port of {self.device(k)} is down", now_ns, advisory=True)
                 return
+        for k in list(self.unlike):
+            if k not in (p.send_pair, p.recv_pair) or not changes.is_unlike(self, k):
+                self.unlike.discard(k)
+            else:
+                self.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
+                return
         age_ns = self.core.oldest_post_ns
         path = self.paths[p.send_pair]
         self._aging = bool(sends and age_ns > WATCHDOG_AGE_NS // 4)
         if sends and age_ns > WATCHDOG_AGE_NS and path.ping.alive is False:
             reason = f"no completion on {self.device(p.send_pair)} and no answer to pings"
             self.path_failed(p.send_pair, reason, now_ns, advisory=True)
+
+    def _watch_fitness(self, p: PairProtocol, now_ns: int) -> None:
+        """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason."""
+        for k in range(self.n_pairs):
+            reason = p.unfit(k)
+            if reason is None:
+                self._unfit.pop(k, None)
+                continue
+            since_ns, said = self._unfit.setdefault(k, (now_ns, set()))
+            text = f"pair {k}, on {self.device(k)}, is not fit: {reason}"
+            if k and self.why != text and now_ns > since_ns:
+                self.set_why(text)
+            if reason not in said and now_ns - since_ns >= UNFIT_NS:
+                said.add(reason)
+                self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, text)
 
     @property
     def wants_pings(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .exchanger import records
@@ -213,6 +214,18 @@ class Pairing:
             return
         if (control, shadows) != (self._mine.control, self._mine.shadows):
             self._mine = QpRecord(**{**_fields(self._mine), "control": control, "shadows": shadows})
+            self._put()
+
+    def rights_changed(self, rights: Callable[[int], int]) -> None:
+        """Publish anew what peers may do, on which they rely for our memory and for the fence of a MOVE.
+
+        rights: the new IBV_ACCESS_* flags, of the published ones.
+        """
+        if self._mine is None:
+            return
+        flags = rights(self._mine.qp_access_flags)
+        if flags != self._mine.qp_access_flags:
+            self._mine = QpRecord(**{**_fields(self._mine), "qp_access_flags": flags})
             self._put()
 
     def _put(self) -> None:

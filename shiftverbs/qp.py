@@ -115,8 +115,8 @@ class QP(_base.QP):
     @property
     def qp_state(self) -> int:
         """The state the application last set; the hardware's where the QP is not protected or has failed."""
-        held = self._shadow
-        return super().qp_state if held is None or not held.hides_state() else held.app_state
+        held, state = self._shadow, super().qp_state
+        return state if held is None else held.seen_state(state)
 
     def to_init(self, qp_attr: Any) -> None:
         """As pyverbs': verb ibv_modify_qp to INIT.
@@ -139,6 +139,11 @@ class QP(_base.QP):
 
         qp_attr: QPAttr with what these states need. Raises PyverbsRDMAError as the verb does.
         """
+        held = self._shadow
+        if held is not None and self.qp_state == e.IBV_QPS_RTR and held.is_out_of_service():
+            pyverbs_objects.qp_attr(qp_attr).qp_state = e.IBV_QPS_RTS
+            self.modify(qp_attr, self._get_comp_mask("RTS"))
+            return
         super().to_rts(qp_attr)
         self._remember(qp_attr, "RTS")
 
@@ -157,25 +162,44 @@ class QP(_base.QP):
             super().modify(qp_attr, comp_mask)
             return
         state = qp_attr.qp_state if comp_mask & e.IBV_QP_STATE else None
+        if state not in _LEAVING:
+            self._change(held, qp_attr, comp_mask)
+            return
         was_guarded, was_away = held.core.guarded, held.is_away()
         if state == e.IBV_QPS_SQD and was_away:
             text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
             raise PyverbsRDMAError(text, errno.EBUSY)
-        if state in _LEAVING:
-            held.leaving(state)
-        if state is not None or not was_away:
+        held.leaving(state)
+        try:
+            super().modify(qp_attr, comp_mask)
+        except PyverbsRDMAError as error:
+            if state != e.IBV_QPS_ERR or not was_guarded or error.error_code not in GONE:
+                raise
+            # A protected QP outlives its NIC: the application may end it like any other.
+            held.ended_without_nic()
+        finally:
+            if state == e.IBV_QPS_ERR:
+                held.ended()
+        held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
+
+    def _change(self, held: ShadowQP, qp_attr: Any, comp_mask: int) -> None:
+        """Modify to a state where the QP works, or stay in one: all of its pairs follow, or none does."""
+        attr = pyverbs_objects.qp_attr(qp_attr)
+        error: PyverbsRDMAError | None = None
+        if not held.is_out_of_service():
             try:
                 super().modify(qp_attr, comp_mask)
-            except PyverbsRDMAError as error:
-                if state != e.IBV_QPS_ERR or not was_guarded or error.error_code not in GONE:
+            except PyverbsRDMAError as refused:
+                if not held.is_out_of_service():
                     raise
-                # A protected QP outlives its NIC: the application may end it like any other.
-                held.ended_without_nic()
-            finally:
-                if state == e.IBV_QPS_ERR:
-                    held.ended()
-        # else the default QP is out of service: the attributes apply when it is rebuilt.
-        held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
+                error = refused  # it was taken out of service on our way
+            else:
+                held.modified(attr, comp_mask)
+                return
+        code = held.refusal(attr, comp_mask)
+        if code:
+            raise PyverbsRDMAError("Failed to modify QP", code) from error
+        held.modified(attr, comp_mask)
 
     def query(self, attr_mask: int) -> tuple[Any, Any]:
         """Verb ibv_query_qp, with the application's own capacities and state.
@@ -187,9 +211,9 @@ class QP(_base.QP):
         try:
             attr, init_attr = super().query(attr_mask)
         except PyverbsRDMAError:
-            if held is None or not held.hides_state():
+            if held is None or held.known_state() is None:
                 raise
-            # The default NIC is gone while its traffic runs elsewhere.
+            # The default NIC is gone, and its traffic ran elsewhere, or has ended.
             attr, init_attr = _base.QPAttr(), _base.QPInitAttr()
         ours = QPInitAttr()
         source, target = pyverbs_objects.init_attr(init_attr), pyverbs_objects.init_attr(ours)

@@ -16,7 +16,7 @@ RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
 _STATE_NAMES = {INIT: "INIT", RTR: "RTR", RTS: "RTS"}
 
 # enum ibv_qp_attr_mask
-_AV = 1 << 7
+_AV, _ALT_PATH = 1 << 7, 1 << 14
 _FIELDS = {
     1 << 3: "qp_access_flags",
     1 << 4: "pkey_index",
@@ -31,6 +31,7 @@ _FIELDS = {
     1 << 15: "min_rnr_timer",
     1 << 16: "sq_psn",
     1 << 17: "max_dest_rd_atomic",
+    1 << 18: "path_mig_state",
     1 << 20: "dest_qp_num",
     1 << 25: "rate_limit",
 }
@@ -70,6 +71,9 @@ def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
     fields = {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit}
     if mask & _AV:
         fields["ah_attr"] = address_vector(attr.ah_attr)
+    if mask & _ALT_PATH:
+        fields["alt_ah_attr"] = address_vector(attr.alt_ah_attr)
+        fields.update({name: getattr(attr, name) for name in ("alt_pkey_index", "alt_port_num", "alt_timeout")})
     return fields
 
 
@@ -124,8 +128,8 @@ class QpAttributes:
     def write_to(self, attr: pyverbs_objects.Attr) -> None:
         """Write all of it into an ibv_qp_attr."""
         for name, value in self.merged.items():
-            if name == "ah_attr":
-                _set_address_vector(attr.ah_attr, value)
+            if name in ("ah_attr", "alt_ah_attr"):
+                _set_address_vector(getattr(attr, name), value)
             else:
                 setattr(attr, name, value)
 

@@ -6,18 +6,27 @@ Runs under the driver's lock, for one connection.
 from __future__ import annotations
 
 import collections
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _nic
 from . import events as ev
+from .changes import ALTERNATE, CONNECTED, LIVE, Given
 from .events import Stage
+from .qp_attributes import INIT, RTR, RTS
 
 if TYPE_CHECKING:
     from .connection import Connection
 
 QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS = 0, 1, 2, 3
+# What the application has not given yet, because its QP only receives so far.
+_NOT_GIVEN = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
+# enum ibv_mig_state
+_MIGRATED = 0
+
+logger = logging.getLogger("shiftverbs.driver")
 
 
 class Rebuild:
@@ -60,17 +69,18 @@ class Rebuild:
 
     def _reset(self, k: int, arm: int, dummy: bool) -> None:
         c = self._c
+        attrs = c.shadow.attrs
         try:
             route = c.route(k)
+            pkey_index = c.shadow.pkey_index(k, route.port)
         except OSError as error:
-            c.later(ev.PairReset(k, arm, error=str(error)))
+            c.later(ev.PairReset(k, arm, error=error.strerror or str(error)))
             return
-        attrs = c.shadow.attrs
         steps = _nic.ModifySteps()
         steps.add(state=QPS_RESET)
         steps.add(
             state=QPS_INIT,
-            pkey_index=attrs.get("pkey_index", 0) if k == 0 else 0,
+            pkey_index=pkey_index,
             port_num=route.port,
             qp_access_flags=attrs.get("qp_access_flags", 0),
         )
@@ -96,12 +106,14 @@ class Rebuild:
         # Again: a former RESET may have ended since `reset`, and then the pair is known again. A fence that begins
         # from here on must hear that a RESET lies before its ERR.
         c.core.forget_pair(k)
+        c.given[k] = Given(INIT, {"qp_access_flags": attrs.get("qp_access_flags", 0)})
         c.driver.command(c, k, steps, done)
 
     def connect(self, action: ev.ConnectPair) -> None:
         """To RTR, to RTS, or both."""
         c, k = self._c, action.pair
-        attrs = c.shadow.attrs
+        attrs = self._attributes(k)
+        live = {name: attrs.get(name, 0) for name in LIVE}
         try:
             route = c.route(k)
         except OSError as error:
@@ -133,21 +145,48 @@ class Rebuild:
                 dest_qp_num=remote.qpn,
                 rq_psn=remote.psn,
                 max_dest_rd_atomic=attrs.get("max_dest_rd_atomic", 0),
-                min_rnr_timer=attrs.get("min_rnr_timer", 0),
                 ah_attr=ah,
+                **live,
             )
         if action.stage is not Stage.RTR:
             steps.add(
                 state=QPS_RTS,
                 sq_psn=action.psn,
-                timeout=attrs.get("timeout", 14),
-                retry_cnt=attrs.get("retry_cnt", 7),
-                rnr_retry=attrs.get("rnr_retry", 7),
-                max_rd_atomic=attrs.get("max_rd_atomic", 0),
+                **{name: attrs[name] for name in CONNECTED},
+                **live,
             )
+        needed = len(steps)
+        if k == 0 and action.stage is not Stage.RTR:
+            self._alternate_path(steps, attrs)
+        state = RTR if action.stage is Stage.RTR else RTS
+        names = CONNECTED if k else CONNECTED + ALTERNATE
+        c.given[k] = Given(state, {**live, **{name: attrs.get(name) for name in names}})
 
         def done(err: int, step: int) -> None:
+            if err and step >= needed:
+                logger.info("%s does not take the QP's alternate path again: %s", c.device(k), os.strerror(err))
+                err = 0
             error = f"step {step} on {c.device(k)}: {os.strerror(err)}" if err else None
             c.feed(ev.PairConnected(k, action.arm, action.stage, error))
 
         c.driver.command(c, k, steps, done)
+
+    def _attributes(self, k: int) -> dict[str, Any]:
+        """The application's, and for what it has not given yet something with which its QP can work.
+
+        As many READs at a time as it answers itself: as a rule both sides say the same.
+        """
+        c = self._c
+        attrs = {**_NOT_GIVEN, **c.shadow.attrs}
+        if "max_rd_atomic" not in attrs:
+            most = c.nic(k).limits.get("max_qp_init_rd_atom", 0)
+            attrs["max_rd_atomic"] = min(attrs.get("max_dest_rd_atomic", 0), most)
+        return attrs
+
+    @staticmethod
+    def _alternate_path(steps: _nic.ModifySteps, attrs: dict[str, Any]) -> None:
+        """The application's alternate path lies on its own NIC: that QP gets it back, if the NIC has it still."""
+        if "alt_ah_attr" in attrs:
+            steps.add(**{name: attrs[name] for name in ALTERNATE if name != "path_mig_state"})
+        if attrs.get("path_mig_state", _MIGRATED) != _MIGRATED:
+            steps.add(path_mig_state=attrs["path_mig_state"])

@@ -13,7 +13,7 @@ import os
 import threading
 from typing import Any
 
-from . import _core, _nic, async_events, pyverbs_objects
+from . import _core, _nic, async_events, changes, pyverbs_objects
 from .backup import BackupError, Nic, Nics
 from .config import Config, ConfigError
 from .connection import Connection
@@ -217,6 +217,25 @@ class Runtime:
         connection = self.connection_of(shadow)
         if connection is not None and not connection.closed:
             connection.pairing.advance()
+
+    def qp_changed(self, shadow: Any, wanted: dict[str, Any]) -> None:
+        """The application changed attributes of a QP: it is not told so before every pair has them.
+
+        wanted: all that it has now, fields of ibv_qp_attr by name.
+        """
+        connection = shadow.connection
+        # Nothing was connected yet. What is from now on takes what was remembered before this was asked.
+        if connection is None or connection.closed or (connection.protocol is None and not connection.given):
+            return
+        changes.spread(connection, wanted, self._change_timeout_s)
+
+    def qp_asked(self, shadow: Any, fields: dict[str, Any]) -> int:
+        """Whether the NIC that carries a QP's traffic takes new attributes: 0, or its errno."""
+        return changes.asks_the_carrier(shadow.connection, fields, self._change_timeout_s)
+
+    @property
+    def _change_timeout_s(self) -> float:
+        return self.driver.protocol_config.fence_deadline_ns / 1e9
 
     def qp_touched(self, shadow: Any, state: int) -> None:
         """The application is about to move a QP to RESET, ERR, SQD or SQE by itself.

@@ -11,9 +11,10 @@ import os
 import weakref
 from typing import Any
 
-from shiftverbs import pyverbs_objects
+from shiftverbs import _nic, changes, pyverbs_objects
 from shiftverbs.backup import Gid
-from shiftverbs.qp_attributes import RESET, RTR, RTS, QpAttributes, Transitions
+from shiftverbs.events import Status
+from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, QpAttributes, Transitions, masked_fields
 from shiftverbs.shadow import Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 
 logger = logging.getLogger("shiftverbs.shadow")
@@ -41,6 +42,7 @@ class ShadowQP(Shadow):
     """
 
     kind = "QP"
+    _query_state = staticmethod(_nic.query_qp_state)
 
     def __init__(
         self,
@@ -114,6 +116,18 @@ class ShadowQP(Shadow):
         mtu = nic.port_seen(port).mtu
         return port, gid.index if gid is not None else 0, gid.raw if gid is not None else b"", mtu
 
+    def pkey_index(self, k: int, port: int) -> int:
+        """The P_Key index for this QP on NIC k, whose port is `port`: on a backup, that of the application's P_Key.
+
+        Raises OSError where the backup is not in that partition: it cannot stand in.
+        """
+        index = int(self.attrs.get("pkey_index", 0))
+        if k == 0:
+            return index
+        default = self.domain.nic
+        own = self.attrs.get("port_num") or default.port
+        return int(self.domain.backups[k - 1].pkey_index(port, default.pkey(own, index)))
+
     def _tell(self, what: str, *args: Any) -> None:
         """Call the driver; not in a forked child, whose driver is dead and may hold any lock."""
         if self._pid == os.getpid():
@@ -176,10 +190,6 @@ class ShadowQP(Shadow):
 
     # ---- what the application does ----------------------------------------------------------------------------
 
-    def hides_state(self) -> bool:
-        """Whether the application is shown its own view: until the QP really failed or the application ended it."""
-        return bool(self.core.guarded) or self._ended_without_nic
-
     def ended_without_nic(self) -> None:
         """The application moves the QP to ERR, and the default NIC is gone: that counts as done."""
         self._ended_without_nic = True
@@ -190,14 +200,67 @@ class ShadowQP(Shadow):
 
     def was_rebuilt(self) -> bool:
         """Whether failover has taken the default QP through RESET since the application connected it."""
-        protocol = getattr(self.connection, "protocol", None)
-        return protocol is not None and protocol.pairs[0].arm > 0
+        return self.connection is not None and 0 in self.connection.given
+
+    def known_state(self, ask: bool = False) -> int | None:
+        """The state that the application is to see (enum ibv_qp_state); None where the default QP has it.
+
+        ask: have the NICs be asked that carry the traffic of a QP that is not protected any more.
+        """
+        core = self.core
+        if core.ending or core.aborted:
+            return ERR  # it has its errors, or is about to, wherever they came from
+        if self._ended_without_nic:
+            return self.app_state
+        pairs = {core.send_pair, core.recv_pair}
+        protected = self.connection is not None and self.connection.status is Status.PROTECTED
+        if not protected and pairs != {0}:
+            return ERR if any(self._is_broken(k, ask) for k in pairs) else self.app_state
+        return self.app_state if core.guarded else None
+
+    def _is_broken(self, k: int, ask: bool) -> bool:
+        if self.core.first_error(k) is not None:
+            return True
+        if not ask:
+            return False
+        try:
+            return bool(self._query_state(self.handle(k)) == ERR)
+        except OSError:
+            return True
+
+    def seen_state(self, hardware: int, ask: bool = False) -> int:
+        """The same, where the default QP was found in state `hardware`."""
+        known = self.known_state(ask)
+        if known is None and hardware == RTS and self.was_rebuilt():
+            return self.app_state  # it may be in RTR: it only receives
+        return hardware if known is None else known
 
     def is_away(self) -> bool:
         """Whether some of the traffic runs, or is about to run, elsewhere than on the default NIC."""
         core = self.core
         away = core.send_pair or core.recv_pair or not core.send_is_open or not core.recv_is_open
         return bool(core.guarded and away)
+
+    def is_out_of_service(self) -> bool:
+        """Whether the default QP is not in the state that the application left it in, so that it cannot be modified."""
+        connection, core = self.connection, self.core
+        if self._pid != os.getpid() or connection is None or self.app_state not in (RTR, RTS):
+            return False
+        if self.known_state() == ERR or 0 not in (core.send_pair, core.recv_pair):
+            return True
+        if self.app_state == RTR and self.was_rebuilt():
+            return True
+        protocol = connection.protocol
+        return bool(core.guarded and protocol is not None and protocol.switching)
+
+    def refusal(self, attr: pyverbs_objects.Attr, mask: int) -> int:
+        """What the NIC that stands in for the default one says to the application's modify: its errno, or 0."""
+        known = changes.refusal(attr, mask, ERR if self.known_state() == ERR else self.app_state)
+        fields = masked_fields(attr, mask)
+        live = {name: fields[name] for name in changes.LIVE if name in fields}
+        if known or not live:
+            return known
+        return int(self.domain.runtime.qp_asked(self, live))
 
     def leaving(self, state: int) -> None:
         """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more."""
@@ -213,11 +276,15 @@ class ShadowQP(Shadow):
             self.app_state = int(attr.qp_state)
         state = self.app_state
         self._attributes.note(attr, mask, before, state)
+        if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
+            self.domain.runtime.qp_changed(self, {**self.attrs, **masked_fields(attr, mask)})
         if state == before:
             return
         if state == RESET:
             self._ended_without_nic = False
             self.core.reset_journal()
+            if self.connection is not None:
+                self.connection.given.pop(0, None)
         elif state == RTR:
             self._tell("qp_connected")
         elif state == RTS and before == RTR:
@@ -229,10 +296,9 @@ class ShadowQP(Shadow):
         """Turn what ibv_query_qp found into what the application is to see."""
         for cap in (attr.cap, init.cap):
             pyverbs_objects.set_cap(cap, self.cap)
-        if not self.hides_state():
-            return
-        if attr.qp_state != self.app_state or self.was_rebuilt():
+        state = self.seen_state(attr.qp_state, ask=True)
+        if attr.qp_state != state or self.was_rebuilt():
             # The default QP is out of service, being rebuilt, or was: failover chose other PSNs, perhaps another GID.
             self._attributes.write_to(attr)
             init.sq_sig_all, init.qp_type = self.sq_sig_all, 2
-        attr.qp_state = attr.cur_qp_state = self.app_state
+        attr.qp_state = attr.cur_qp_state = state

@@ -7,14 +7,16 @@ import itertools
 import signal
 import threading
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shiftverbs import shadow
-from shiftverbs.backup import BackupError, Gid, Nic, Nics, Port, best_gid, choose
+from shiftverbs.backup import BackupError, Gid, Nic, Nics, Port, best_gid, best_pkey, choose
+from shiftverbs.shadow_qp import ShadowQP
 
 V4 = bytes(10) + b"\xff\xff"
 ETHERNET = (Port(1, True, True),)
@@ -102,6 +104,69 @@ def test_gid_choice_does_not_depend_on_order(entries: list[Gid]) -> None:
     chosen = best_gid(unique)
     for shuffled in itertools.islice(itertools.permutations(unique), 20):
         assert best_gid(shuffled) == chosen
+
+
+@pytest.mark.parametrize(
+    ("table", "pkey", "index"),
+    [
+        ((0xFFFF,), 0xFFFF, 0),
+        ((0xFFFF, 0x8001), 0x8001, 1),
+        ((0x0001, 0x8001), 0x8001, 1),  # a limited member of the partition reaches less
+        ((0x8001, 0x0001), 0x0001, 1),
+        ((0xFFFF, 0x8001), 0x0001, 1),  # a full one reaches more
+        ((0xFFFF, 0x0001), 0x8001, None),
+        ((0xFFFF, 0x0000), 0x8001, None),
+        ((0xFFFF, 0x0000, 0x8000), 0x0000, None),  # no P_Key at all
+    ],
+)
+def test_a_partition_is_found_by_its_pkey(table: tuple[int, ...], pkey: int, index: int | None) -> None:
+    assert best_pkey(table, pkey) == index
+
+
+def test_the_pkey_index_of_a_backup() -> None:
+    """The application's P_Key, wherever the backup has it, and not its index; none is an error that says which."""
+
+    class Infiniband(Verbs):
+        tables: ClassVar[dict[str, list[int]]] = {"a": [0xFFFF, 0, 0x8001], "d": [0x8001, 0xFFFF]}
+
+        def query_port(self, ctx: int, number: int) -> dict[str, int]:
+            return {**super().query_port(ctx, number), "link_layer": 1, "pkey_tbl_len": 3}
+
+        def query_pkey(self, ctx: int, port: int, index: int) -> int:
+            table = self.tables[chr(ctx)]
+            if index >= len(table):
+                raise OSError(22, "Invalid argument")
+            return table[index]
+
+    verbs = Infiniband()
+    nics = Nics(Worker, verbs)
+    nic, backups = nics.for_device("a", {"a": ["d"]})
+    assert nic.ports[0].pkeys == (0xFFFF, 0, 0x8001) and backups[0].ports[0].pkeys == (0x8001, 0xFFFF, 0)
+    attrs = {"port_num": 2}
+    held: Any = SimpleNamespace(attrs=attrs, domain=SimpleNamespace(nic=nic, backups=backups))
+    for index, found in ((0, 1), (2, 0)):
+        attrs["pkey_index"] = index
+        assert ShadowQP.pkey_index(held, 0, 2) == index
+        assert ShadowQP.pkey_index(held, 1, 1) == found
+    attrs["pkey_index"] = 1
+    with pytest.raises(OSError, match="a has no P_Key at index 1"):
+        ShadowQP.pkey_index(held, 1, 1)
+    verbs.tables["d"][0] = 0x8002
+    attrs["pkey_index"] = 2
+    done = threading.Event()
+    backups[0].look_again(done.set)
+    assert done.wait(30)
+    with pytest.raises(OSError, match="d has no P_Key 0x8001 on port 1"):
+        ShadowQP.pkey_index(held, 1, 1)
+    nics.close()
+
+
+def test_on_ethernet_there_is_one_partition() -> None:
+    """The table is not read: a provider may show what it likes there."""
+    nic = Nic("a", Worker("a"), Verbs())
+    assert nic.wait_open(30)
+    assert nic.pkey(2, 0) == 0xFFFF and nic.pkey_index(2, 0xFFFF) == 0
+    nic.close()
 
 
 class Worker:

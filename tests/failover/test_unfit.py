@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A backup that cannot stand in says so, and why: in `qp.shift.why`, and once in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import wait_until
+from hosts import AWAY, Host, Network
+
+# The partitions that backup NICs are in, as their P_Key tables say.
+PARTITIONS = """
+import dataclasses
+from shiftverbs import backup
+tables = {tables!r}
+read = backup.Nic._read_ports
+backup.Nic._read_ports = lambda nic: tuple(
+    dataclasses.replace(port, pkeys=tables.get(nic.name, port.pkeys)) for port in read(nic)
+)
+"""
+
+
+def said(host: Host, text: str) -> int:
+    """In how many lines a host logged it."""
+    return sum(text in line for line in host.child.lines if not line.startswith("=>"))
+
+
+def test_a_backup_in_another_partition_cannot_stand_in(network: Network, faults: Any) -> None:
+    a, b = network.host("a", nics="3"), network.host("b", nics="3")
+    b(PARTITIONS.format(tables={"soft1": [0x8001, 0]}))
+    names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
+    second = [h("second = Endpoint(shared=ep); second.name()") for h in (a, b)]
+    for h, i in ((b, 0), (a, 1)):
+        h(f"ep.connect({names[i]!r}); second.connect({second[i]!r})")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20) and second.qp.shift.wait_protected(20)"), h("ep.shift()")
+    wait_until(lambda: said(b, "pair 1, on soft1, is not fit: soft1 has no P_Key 0xffff on port 1"), what="b says why")
+    wait_until(lambda: said(a, "pair 1, on soft1, is not fit: "), what="a says that it is so")
+    faults.down("a/soft0")
+    for h in (a, b):
+        for each in ("ep", "second"):
+            h(f"{each}.wait(\"s.state == 'FALLBACK' and s.path == s.recv_path == 'soft2'\", 30)")
+    # The partition comes, at an index that this NIC refuses, then at one that it takes.
+    b("tables['soft1'] = (0x8001, 0x7fff, 0xffff)")
+    wait_until(lambda: said(b, "pair 1, on soft1, is not fit: step 1 on soft1: Invalid argument"), 20, "b says so")
+    b("tables['soft1'] = (0xffff, 0x8001)")
+    for h in (a, b):
+        h("ep.wait('ep.qp._shadow.connection.protocol.pairs[1].clean', 30)")
+    assert said(b, "no P_Key") <= 2  # once for each QP, or for both
+
+
+def test_a_pair_that_never_arms_tells_why(network: Network, faults: Any) -> None:
+    """The messages of ARM come through, its zero-length SENDs do not."""
+    a, b = network.host("a"), network.host("b")
+    names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
+    rules = [faults.drop(f"{h}/soft1", direction="rx", opcode="RC_SEND_ONLY", count=0) for h in "ab"]
+    for h, i in ((b, 0), (a, 1)):
+        h(f"ep.connect({names[i]!r})")
+    lost = "the peer's zero-length SEND does not come"
+    for h in (a, b):
+        wait_until(lambda h=h: "pair 1, on soft1, is not fit: " in (h("ep.qp.shift.why") or ""), what="why says it")
+    for h in (a, b):
+        wait_until(lambda h=h: said(h, "is not fit: ") > 0, 20, what="the log says it")
+    wait_until(lambda: said(a, lost) + said(b, lost) > 0, 20, what=lost)
+    for rule in rules:
+        faults.undrop(rule)
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+        assert h("ep.qp.shift.why") is None
+    faults.down("a/soft0")
+    for h in (a, b):
+        h(f"ep.wait({AWAY!r}, 20)")
+        # Each reason once, however often ARM failed.
+        lines = [line for line in h.child.lines if "QP" in line and "pair 1, on soft1, is not fit: " in line]
+        assert lines and len(lines) == len(set(lines)), lines
