@@ -125,6 +125,20 @@ def test_a_backup_that_does_not_follow_is_out_of_use(network: Network, faults: A
     assert b("ep.text(3, 6)") == "before"
 
 
+def test_a_right_withdrawn_on_a_hung_nic_that_carries_traffic(network: Network, faults: Any) -> None:
+    """It cannot be told to stop serving the peer. So the peer is told to stop: both ends give that pair up."""
+    a, b = network.protected()
+    go(faults, "away", a, b)
+    faults.hang("b/soft1")
+    b("ep.fill(3, 'before')")
+    took_s = b(f"began = time.monotonic(); {FLAGS.format(LOCAL)}; time.monotonic() - began")
+    assert took_s < 10, took_s
+    a("ep.wait(\"s.status == 'FAILED'\", 20)")
+    assert written(a) != "SUCCESS"
+    assert b("ep.text(3, 6)") == "before"
+    faults.unhang("b/soft1")
+
+
 def test_a_change_while_a_pair_is_being_connected(network: Network, faults: Any) -> None:
     """ARM's commands may wait in the NIC's thread, composed with the old rights: the change comes behind them."""
     a, b = network.protected()
