@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import mmap
 import os
 import random
 import select
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -49,6 +51,14 @@ ALL_SEND_OPS = {
 }
 RDMA_OPS = ("RDMA_WRITE", "RDMA_WRITE_WITH_IMM", "RDMA_READ")
 ATOMIC_OPS = ("ATOMIC_CMP_AND_SWP", "ATOMIC_FETCH_AND_ADD")
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+PROTECTION = {"none": 0, "read": mmap.PROT_READ, "read_write": mmap.PROT_READ | mmap.PROT_WRITE}
 
 
 def enum_names(prefix: str) -> dict[int, str]:
@@ -135,6 +145,45 @@ class Device:
     def dereg(self, index: int) -> None:
         self.mrs[index].close()
 
+    def reg_pages(self, pages: int, access: str) -> dict[str, int]:
+        """A memory region on pages of their own, which unmap() and protect() take away from under it."""
+        size = pages * mmap.PAGESIZE
+        # Far from where the kernel looks for room: nothing else comes there when these pages are gone.
+        hint = 0x2000_0000_0000 + (len(self.mrs) << 30)
+        addr = LIBC.mmap(hint, size, PROTECTION["read_write"], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        assert addr == hint
+        ctypes.memset(addr, 0xAA, size)
+        mr = MR(self.pd, size, flag_bits(access, "IBV_ACCESS_"), addr)
+        self.mrs.append(mr)
+        return {"index": len(self.mrs) - 1, "addr": addr, "lkey": mr.lkey, "rkey": mr.rkey, "size": size}
+
+    def unmap(self, addr: int, size: int) -> None:
+        """The memory is gone, and nothing else comes there."""
+        assert LIBC.munmap(addr, size) == 0
+
+    def protect(self, addr: int, size: int, how: str) -> None:
+        """how: none, read, read_write."""
+        assert LIBC.mprotect(addr, size, PROTECTION[how]) == 0
+
+    def peek(self, addr: int, size: int) -> str:
+        return ctypes.string_at(addr, size).hex()
+
+    def flicker(self, addr: int, size: int) -> None:
+        """Take the memory away and give it back, all the time, until steady()."""
+        self.flickering = threading.Event()
+
+        def work() -> None:
+            while not self.flickering.is_set():
+                self.protect(addr, size, "none")
+                self.protect(addr, size, "read_write")
+
+        self.flickerer = threading.Thread(target=work)
+        self.flickerer.start()
+
+    def steady(self) -> None:
+        self.flickering.set()
+        self.flickerer.join()
+
     def close(self) -> None:
         self.ctx.close()
 
@@ -157,6 +206,10 @@ class Srq:
     def recv(self, wr_id: int, length: int, offset: int = 0, sges: int = 1) -> None:
         pieces = [SGE(self.mr.buf + offset, length, self.mr.lkey)] * sges
         self.srq.post_recv(RecvWR(wr_id, sges, pieces))
+
+    def recv_at(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
+        """A receive into any region."""
+        self.srq.post_recv(RecvWR(wr_id, 1, [SGE(addr, length, lkey)]))
 
     def modify(self, mask: str, **fields: int) -> None:
         attr = SrqAttr()
@@ -476,8 +529,14 @@ class Endpoint:
 
     def bind(self, index: int, offset: int, length: int, access: str = "", wr_id: int = 1) -> int:
         """Bind a window to a part of the buffer (length 0: unbind type 1); the new rkey."""
-        window = self.mws[index]
-        info = MWBindInfo(self.mr, self.mr.buf + offset, length, flag_bits(access, "IBV_ACCESS_"))
+        return self.bind_part(self.mws[index], self.mr, offset, length, access, wr_id)
+
+    def bind_region(self, index: int, region: int, offset: int, length: int, access: str, wr_id: int = 1) -> int:
+        """The same to a part of a region of the device's reg() and reg_pages()."""
+        return self.bind_part(self.mws[index], self.device.mrs[region], offset, length, access, wr_id)
+
+    def bind_part(self, window: MW, mr: MR, offset: int, length: int, access: str, wr_id: int) -> int:
+        info = MWBindInfo(mr, mr.buf + offset, length, flag_bits(access, "IBV_ACCESS_"))
         if window.type == e.IBV_MW_TYPE_1:
             self.qp.bind_mw(window, MWBind(info, e.IBV_SEND_SIGNALED, wr_id))
             return int(window.rkey)

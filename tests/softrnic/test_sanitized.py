@@ -19,6 +19,7 @@ from softrnic import (
     test_errors,
     test_extended,
     test_faults,
+    test_gone_memory,
     test_late_packets,
     test_raw_peer,
     test_rc,
@@ -35,6 +36,8 @@ REPEATED = {
     test_cq: "overrun_is_an_error_of_the_queue resize_keeps_what_is_in_it",
     test_errors: "bad_local_key flush_order receive_with_bad_local_key reuse_many_times rnr_then_receive",
     test_faults: "death null_devices_complete_at_once random_loss",
+    test_gone_memory: "datagram local_memory local_memory_ends_within_the_message memory_comes_and_goes receive "
+    "remote_atomic remote_memory sent_again unreliable_connection",
     test_raw_peer: "duplicates random_packets read_response_that_does_not_fit strangers_and_garbage_change_nothing "
     "wrong_requests_are_refused",
     test_rc: "atomics inline_data_is_copied_at_post_time large_message order_of_mixed_operations read scatter_gather "

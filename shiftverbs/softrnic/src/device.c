@@ -235,6 +235,7 @@ static void fork_child(void) {
         srn_list_del(&nic->link);
     }
     pthread_mutex_init(&srn_global.lock, NULL);
+    srn_atomics_after_fork();
 }
 
 static void process_once(void) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Memory regions, the key table, and the access checks that every local key goes through (mw.c: remote keys). */
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -282,9 +281,14 @@ bool srn_sge_check(struct srn_nic *nic, const struct srn_pd *pd, const struct ib
     return true;
 }
 
-/* Copy `length` bytes at `offset` of the list from or to `flat`; the list must be long enough. */
-static bool sge_copy(struct srn_nic *nic, const struct srn_pd *pd, const struct ibv_sge *sge,
-                     uint32_t num_sge, uint32_t offset, uint8_t *flat, uint32_t length, bool to_memory) {
+/*
+ * Where `length` bytes at `offset` of the list are; the list must be long enough. Returns how many pieces, -1 on a bad
+ * SGE.
+ */
+static int locate(struct srn_nic *nic, const struct srn_pd *pd, const struct ibv_sge *sge, uint32_t num_sge,
+                  uint32_t offset, uint32_t length, unsigned int access, struct iovec *pieces) {
+    int count = 0;
+
     for (uint32_t i = 0; i < num_sge && length; i++) {
         uint32_t n;
         uint8_t *memory;
@@ -295,27 +299,28 @@ static bool sge_copy(struct srn_nic *nic, const struct srn_pd *pd, const struct 
         }
         n = sge[i].length - offset < length ? sge[i].length - offset : length;
         /* The whole SGE is checked: a bad one is an error although this packet may not reach its bad end. */
-        memory = srn_mr_resolve(nic, pd, sge[i].lkey, sge[i].addr, sge[i].length,
-                                to_memory ? IBV_ACCESS_LOCAL_WRITE : 0);
+        memory = srn_mr_resolve(nic, pd, sge[i].lkey, sge[i].addr, sge[i].length, access);
         if (!memory)
-            return false;
-        if (to_memory)
-            memcpy(memory + offset, flat, n);
-        else
-            memcpy(flat, memory + offset, n);
-        flat += n;
+            return -1;
+        pieces[count++] = (struct iovec){memory + offset, n};
         length -= n;
         offset = 0;
     }
-    return length == 0;
+    return length ? -1 : count;
 }
 
 bool srn_sge_gather(struct srn_nic *nic, const struct srn_pd *pd, const struct ibv_sge *sge, uint32_t num_sge,
                     uint32_t offset, uint8_t *to, uint32_t length) {
-    return sge_copy(nic, pd, sge, num_sge, offset, to, length, false);
+    struct iovec pieces[SRN_MAX_SGE];
+    int count = locate(nic, pd, sge, num_sge, offset, length, 0, pieces);
+
+    return count == 0 || (count > 0 && srn_memory_get(&nic->memory, pieces, count, to, length));
 }
 
 bool srn_sge_scatter(struct srn_nic *nic, const struct srn_pd *pd, const struct ibv_sge *sge,
                      uint32_t num_sge, uint32_t offset, const uint8_t *from, uint32_t length) {
-    return sge_copy(nic, pd, sge, num_sge, offset, (uint8_t *)(uintptr_t)from, length, true);
+    struct iovec pieces[SRN_MAX_SGE];
+    int count = locate(nic, pd, sge, num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE, pieces);
+
+    return count == 0 || (count > 0 && srn_memory_put(&nic->memory, pieces, count, from, length));
 }

@@ -32,12 +32,21 @@
 #define PACKET_COST 9216 /* of socket buffer, for a packet of 4 KiB: what the kernel accounts */
 #define MAX_WINDOW 128
 #define MIN_WINDOW 16
+#define PAGE 4096
+/*
+ * Where packets lie in nic->memory: payloads of 4 KiB each on one page, which is copied fastest, with what stands before
+ * and behind them on pages that the next slot shares. Received ones are best off so with a BTH alone before the payload.
+ */
+#define SLOT_STRIDE (2 * PAGE)
+#define TX_SLOT(i) ((size_t)(i)*SLOT_STRIDE + PAGE - WIRE_MAX_HDR_LEN)
+#define RX_SLOT(i) ((size_t)(BATCH + (i)) * SLOT_STRIDE + PAGE - WIRE_BTH_LEN)
 #define SLOT_LEN (WIRE_MAX_HDR_LEN + 4096 + 64)
+#define SLOTS_LEN (2 * BATCH * SLOT_STRIDE + PAGE)
 
 struct tx_slot {
     struct sockaddr_in to;
     struct iovec iov;
-    uint8_t data[SLOT_LEN];
+    uint8_t *data; /* SLOT_LEN */
 };
 
 struct rx_slot {
@@ -47,7 +56,7 @@ struct rx_slot {
     bool good;
     enum fault_verdict verdict;
     uint32_t delay_us;
-    uint8_t data[SLOT_LEN];
+    uint8_t *data; /* SLOT_LEN */
 };
 
 struct srn_net {
@@ -471,15 +480,17 @@ static enum ibv_mtu path_mtu(const struct srn_net *net, uint32_t ip) {
     return mtu;
 }
 
-static void init_buffers(struct srn_net *net) {
+static void init_buffers(struct srn_net *net, uint8_t *memory) {
     for (int i = 0; i < BATCH; i++) {
         struct tx_slot *tx = &net->tx[i];
         struct rx_slot *rx = &net->rx[i];
 
+        tx->data = memory + TX_SLOT(i);
+        rx->data = memory + RX_SLOT(i);
         tx->to = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(WIRE_UDP_PORT)};
         net->tx_msg[i].msg_hdr = (struct msghdr){
             .msg_name = &tx->to, .msg_namelen = sizeof(tx->to), .msg_iov = &tx->iov, .msg_iovlen = 1};
-        rx->iov = (struct iovec){rx->data, sizeof(rx->data)};
+        rx->iov = (struct iovec){rx->data, SLOT_LEN};
         net->rx_msg[i].msg_hdr = (struct msghdr){
             .msg_name = &rx->from, .msg_namelen = sizeof(rx->from), .msg_iov = &rx->iov, .msg_iovlen = 1};
     }
@@ -519,7 +530,7 @@ int srn_net_open(struct srn_nic *nic, char *err, size_t err_len) {
     if (!net)
         return ENOMEM;
     net->nic = nic;
-    net->sock = net->epoll = net->timer = net->wake = -1;
+    net->sock = net->epoll = net->timer = net->wake = nic->memory.fd = -1;
     if (!nic->null_mode)
         rc = open_socket(net);
     if (!rc && config->kind == CONFIG_NETDEV && !address) {
@@ -540,7 +551,10 @@ int srn_net_open(struct srn_nic *nic, char *err, size_t err_len) {
         getsockopt(net->sock, SOL_SOCKET, SO_RCVBUF, &size, &len);
         window = (uint32_t)size / (4 * PACKET_COST);
         nic->window = window < MIN_WINDOW ? MIN_WINDOW : window > MAX_WINDOW ? MAX_WINDOW : window;
-        init_buffers(net);
+        rc = srn_memory_open(&nic->memory, SLOTS_LEN);
+        if (rc)
+            goto fail;
+        init_buffers(net, nic->memory.base);
     }
     net->epoll = epoll_create1(EPOLL_CLOEXEC);
     net->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -566,6 +580,7 @@ int srn_net_open(struct srn_nic *nic, char *err, size_t err_len) {
 fail:
     nic->net = NULL;
     close_fds(net);
+    srn_memory_close(&nic->memory);
     free(net);
     if (nic->port)
         fault_release(nic->port);
@@ -587,6 +602,7 @@ void srn_net_close(struct srn_nic *nic) {
     srn_hold_clear(nic);
     pthread_mutex_unlock(&nic->lock);
     close_fds(net);
+    srn_memory_close(&nic->memory);
     free(net);
     fault_release(nic->port);
     nic->port = NULL;
@@ -597,6 +613,7 @@ void srn_net_close(struct srn_nic *nic) {
 void srn_net_after_fork(struct srn_nic *nic) {
     if (nic->net)
         close_fds(nic->net);
+    srn_memory_after_fork(&nic->memory);
     if (nic->port)
         fault_after_fork(nic->port);
     nic->port = NULL;

@@ -4,7 +4,6 @@
  * it, and answers. ACKs are gathered: one for all that a batch of packets brought.
  */
 #include <arpa/inet.h>
-#include <string.h>
 
 #include "softrnic.h"
 
@@ -128,9 +127,11 @@ static struct srn_resource *find_resource(struct srn_qp *qp, uint32_t psn, enum 
     return NULL;
 }
 
-/* The response to a READ of [va, va + length), from this PSN on. False if the memory may not be read any
- * more. */
-static bool send_read_response(struct srn_qp *qp, uint32_t psn, uint64_t va, uint32_t rkey, uint32_t length,
+/*
+ * The response to a READ of [va, va + length), from this PSN on. Where the memory cannot be read (any more), it ends with a
+ * NAK that has the PSN of what is missing.
+ */
+static void send_read_response(struct srn_qp *qp, uint32_t psn, uint64_t va, uint32_t rkey, uint32_t length,
                                uint32_t msn) {
     uint32_t n = srn_packets(length, qp->mtu), offset = 0;
 
@@ -152,16 +153,18 @@ static bool send_read_response(struct srn_qp *qp, uint32_t psn, uint64_t va, uin
         uint8_t *payload = srn_tx_payload(qp->nic);
 
         if (part) {
-            const uint8_t *memory = srn_remote_resolve(qp, rkey, va + offset, part, IBV_ACCESS_REMOTE_READ);
+            struct iovec from = {srn_remote_resolve(qp, rkey, va + offset, part, IBV_ACCESS_REMOTE_READ),
+                                 part};
 
-            if (!memory)
-                return false;
-            memcpy(payload, memory, part);
+            if (!from.iov_base || !srn_memory_get(&qp->nic->memory, &from, 1, payload, part)) {
+                qp->resp.psn = wire_psn_add(psn, i);
+                refuse(qp, WIRE_NAK_REMOTE_ACCESS, IBV_WC_SUCCESS);
+                return;
+            }
         }
         srn_tx_commit(qp->nic, &pkt, part, qp->qpn, qp->peer_ip);
         offset += part;
     }
-    return true;
 }
 
 static void send_atomic_response(struct srn_qp *qp, uint32_t psn, const struct srn_resource *res) {
@@ -214,7 +217,7 @@ static void execute_atomic(struct srn_qp *qp, const struct wire_packet *pkt) {
     struct srn_responder *r = &qp->resp;
     struct srn_resource *res;
     uint64_t original;
-    void *memory;
+    uint8_t *memory;
 
     if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC) || !r->resource_count ||
         (pkt->atomic.va & 7)) {
@@ -222,16 +225,11 @@ static void execute_atomic(struct srn_qp *qp, const struct wire_packet *pkt) {
         return;
     }
     memory = srn_remote_resolve(qp, pkt->atomic.rkey, pkt->atomic.va, 8, IBV_ACCESS_REMOTE_ATOMIC);
-    if (!memory || ((uintptr_t)memory & 7)) {
+    if (!memory || ((uintptr_t)memory & 7) ||
+        !srn_memory_atomic(&qp->nic->memory, memory, WIRE_OPERATION(pkt->bth.opcode) == WIRE_OP_CMP_SWAP,
+                           pkt->atomic.compare, pkt->atomic.swap_add, &original)) {
         refuse(qp, WIRE_NAK_REMOTE_ACCESS, IBV_WC_SUCCESS);
         return;
-    }
-    if (WIRE_OPERATION(pkt->bth.opcode) == WIRE_OP_CMP_SWAP) {
-        original = pkt->atomic.compare;
-        __atomic_compare_exchange_n((uint64_t *)memory, &original, pkt->atomic.swap_add, false,
-                                    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    } else {
-        original = __atomic_fetch_add((uint64_t *)memory, pkt->atomic.swap_add, __ATOMIC_SEQ_CST);
     }
     r->psn = wire_psn_add(r->psn, 1);
     r->msn = (r->msn + 1) & WIRE_MSN_MASK;
@@ -266,9 +264,10 @@ static void handle_duplicate(struct srn_qp *qp, const struct wire_packet *pkt) {
             pkt->reth.length > res->length - offset ||
             wire_psn_cmp(wire_psn_add(pkt->bth.psn, n - 1), res->last_psn) > 0)
             return;
-        if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) ||
-            !send_read_response(qp, pkt->bth.psn, pkt->reth.va, pkt->reth.rkey, pkt->reth.length, res->msn))
+        if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ))
             refuse(qp, WIRE_NAK_REMOTE_ACCESS, IBV_WC_SUCCESS);
+        else
+            send_read_response(qp, pkt->bth.psn, pkt->reth.va, pkt->reth.rkey, pkt->reth.length, res->msn);
         return;
     }
     if (pkt->flags & WIRE_F_ATOMIC) {
@@ -365,30 +364,6 @@ static void execute_send(struct srn_qp *qp, const struct wire_packet *pkt) {
         ack_later(qp);
 }
 
-/*
- * A WRITE's payload, the end of it last. The specification promises no order within a message, but NICs keep it, and
- * programs wait for a flag in the last word of what they expect; memcpy may well store the end before the middle.
- */
-static void place(uint8_t *memory, const uint8_t *payload, size_t len) {
-    typedef uint64_t __attribute__((may_alias)) word;
-    size_t tail = (((uintptr_t)memory + len - 1) & (sizeof(word) - 1)) + 1;
-
-    if (tail > len)
-        tail = len;
-    memory += len - tail;
-    payload += len - tail;
-    memcpy(memory - (len - tail), payload - (len - tail), len - tail);
-    if (tail == sizeof(word)) {
-        word last;
-
-        memcpy(&last, payload, sizeof(last));
-        __atomic_store_n((word *)(void *)memory, last, __ATOMIC_RELEASE);
-        return;
-    }
-    for (size_t i = 0; i < tail; i++)
-        __atomic_store_n(&memory[i], payload[i], __ATOMIC_RELEASE);
-}
-
 static void execute_write(struct srn_qp *qp, const struct wire_packet *pkt) {
     struct srn_responder *r = &qp->resp;
     uint32_t len = (uint32_t)pkt->payload_len;
@@ -416,13 +391,15 @@ static void execute_write(struct srn_qp *qp, const struct wire_packet *pkt) {
         return;
     }
     if (len) {
-        uint8_t *memory = srn_remote_resolve(qp, r->write_rkey, r->write_va, len, IBV_ACCESS_REMOTE_WRITE);
+        struct iovec to = {srn_remote_resolve(qp, r->write_rkey, r->write_va, len, IBV_ACCESS_REMOTE_WRITE),
+                           len};
 
-        if (!memory) {
+        if (!to.iov_base ||
+            !(pkt->flags & WIRE_F_LAST ? srn_memory_place(&qp->nic->memory, to.iov_base, pkt->payload, len)
+                                       : srn_memory_put(&qp->nic->memory, &to, 1, pkt->payload, len))) {
             refuse(qp, WIRE_NAK_REMOTE_ACCESS, IBV_WC_SUCCESS);
             return;
         }
-        place(memory, pkt->payload, len);
     }
     r->message = SRN_MSG_WRITE;
     r->write_va += len;

@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <infiniband/verbs.h>
 
@@ -379,6 +380,38 @@ struct srn_qp {
     uint32_t async_reported; /* under the context's async.lock */
 };
 
+/* --- the program's memory: memory.c --- */
+#define SRN_MEMORY_BOUNCE 8192
+
+struct srn_memory {
+    int fd;        /* of the file in memory that packets lie in; -1 = there is none */
+    uint8_t *base; /* that file; at its end SRN_MEMORY_BOUNCE bytes for what is not a packet's */
+    size_t size;
+};
+
+/* `packets`: bytes for packets at base. 0 or errno. */
+int srn_memory_open(struct srn_memory *memory, size_t packets);
+void srn_memory_close(struct srn_memory *memory);
+/* In the child: only what must not live on there is closed. */
+void srn_memory_after_fork(struct srn_memory *memory);
+void srn_atomics_after_fork(void);
+/*
+ * Copy from and to the program's memory; nic->lock held. `to` and `from` on our side may be anywhere, and cost no copy
+ * more within the file. `len` bytes, which is what the vectors have. False: not all of that memory is there, or it does
+ * not permit this; some of it may have been written.
+ */
+bool srn_memory_get(struct srn_memory *memory, const struct iovec *from, int count, uint8_t *to, size_t len);
+bool srn_memory_put(struct srn_memory *memory, const struct iovec *to, int count, const uint8_t *from,
+                    size_t len);
+/*
+ * The same to one place, the end of it last. The specification promises no order within a message, but NICs keep it, and
+ * programs wait for a flag in the last word of what they expect; one copy may well store the end before the middle.
+ */
+bool srn_memory_place(struct srn_memory *memory, uint8_t *to, const uint8_t *from, size_t len);
+/* Compare and swap, or fetch and add: atomic with respect to all software NICs of this process (IBV_ATOMIC_HCA). */
+bool srn_memory_atomic(struct srn_memory *memory, uint8_t *at, bool swap, uint64_t compare, uint64_t swap_add,
+                       uint64_t *original);
+
 /* --- NIC --- */
 enum srn_counter {
     SRN_CNT_TX_PACKETS,
@@ -412,6 +445,7 @@ struct srn_nic {
     atomic_uint refs; /* srn_ctx structures, which keep the memory */
     struct fault_port *port;
     struct srn_net *net; /* NULL in null mode */
+    struct srn_memory memory;
     bool null_mode;
     atomic_bool forked; /* we are a child of the process that opened it */
     atomic_bool dead;   /* the NIC was killed: commands fail, nothing completes */
@@ -529,7 +563,8 @@ void srn_key_give(struct srn_nic *nic, uint32_t slot);
 uint32_t srn_key_make(const struct srn_nic *nic, uint32_t slot);
 /* The line that a key belongs to, whatever its generation; NULL if there is none. */
 struct srn_mr_slot *srn_key_slot(const struct srn_nic *nic, uint32_t key);
-/* Copy between a flat buffer and an SGE list, starting `offset` bytes into the list. False on a bad SGE. */
+/* Copy between a flat buffer and an SGE list, starting `offset` bytes into the list. False on a bad SGE, or
+ * one whose memory is gone. */
 bool srn_sge_gather(struct srn_nic *nic, const struct srn_pd *pd, const struct ibv_sge *sge, uint32_t num_sge,
                     uint32_t offset, uint8_t *to, uint32_t length);
 bool srn_sge_scatter(struct srn_nic *nic, const struct srn_pd *pd, const struct ibv_sge *sge,
