@@ -10,6 +10,8 @@ logger = logging.getLogger("shiftverbs.driver")
 
 #: So many QPs are named in one line.
 MOST_NAMED = 8
+#: How far apart lines of one kind are that somebody outside may cause.
+SELDOM_NS = 1_000_000_000
 
 
 def _names(qp_nums: list[int]) -> str:
@@ -40,6 +42,28 @@ class Announcements:
         said, self._said = self._said, {}
         for (level, text), qp_nums in said.items():
             logger.log(level, "%s: %s", _names(qp_nums), text)
+
+
+class Seldom:
+    """Log lines that somebody outside may cause as often as he likes: each kind is written once a second.
+
+    A line's kind is its text before the arguments are put in. Everything here runs under the driver's lock.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._next_ns: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
+
+    def warning(self, now_ns: int, text: str, *args: object) -> None:
+        """Log a warning, unless one of the same text was logged within the last second. It tells of those left out."""
+        if now_ns < self._next_ns.get(text, now_ns):
+            self._left_out[text] = self._left_out.get(text, 0) + 1
+            return
+        self._next_ns[text] = now_ns + SELDOM_NS
+        left_out = self._left_out.pop(text, 0)
+        more = f" ({left_out} more like it since the last such line)" if left_out else ""
+        self._logger.warning(f"{text}%s", *args, more)
 
 
 class OutsideTheLock(logging.Filter):

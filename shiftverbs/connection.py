@@ -738,7 +738,7 @@ class Connection:
         peer = self.peer
         if peer is None:
             return
-        entry = Entry(int(peer.secret, 16), self.pairing.secret, action.message)
+        entry = Entry(int(peer.life, 16), self.pairing.life, action.message)
         first = self.paths[action.pair] if action.pair < len(self.paths) else None
         if first is not None:
             self.driver.channel.send(first, entry)

@@ -1,11 +1,11 @@
 """The control channel's datagrams: encoding and decoding. What they mean is in messages.py.
 
-One datagram carries messages for one process: a header, then entries. An entry names the receiving QP by the secret
-that QP's process published, and the sending one by its own, so that nobody who cannot read the pair's entries in the
-exchanger can speak for a QP, and nothing meant for an earlier life of a QPN is taken for a later one.
+One datagram carries messages from one control port to another: a header, entries, and the seal over both (seal.py). An
+entry names the lives of the receiving QP and of the sending one, so that nothing meant for an earlier life of a QPN is
+taken for a later one.
 
-All numbers are big-endian. Whatever comes in is input from outside: it is checked field by field, and refused with
-`MalformedDatagram`, which says what was wrong.
+All numbers are big-endian. Whatever comes in is input from outside: the seal is checked before anything behind the
+header is looked at, then field by field, and what is wrong is refused with `MalformedDatagram`, which says why.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .messages import Arm, ArmStep, Message, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from .seal import TAG_BYTES, Seals
 
 MAGIC = 0x5356
-VERSION = 1
+VERSION = 2
 MAX_DATAGRAM_BYTES = 1024
 
-_HEADER = struct.Struct("!HBB")  # magic, version, entries
+_VERSION = struct.Struct("!HB")  # magic, version: what every version begins with
+_HEADER = struct.Struct("!HBBQQ")  # magic, version, entries, name of the sender's direction, number
 _ENTRY = struct.Struct("!QQBB")  # to, from, kind, body length
 _ADDRESS = struct.Struct("!16sHIIB")
 _SYNC = struct.Struct("!QBBQBQQbqB")
@@ -36,6 +38,18 @@ class MalformedDatagram(ValueError):
     """A datagram that no peer of ours sends; the message says what was wrong with it."""
 
 
+class OtherVersion(MalformedDatagram):
+    """A datagram of another release of ours."""
+
+
+class Forged(MalformedDatagram):
+    """A datagram that is not from whom it says."""
+
+
+class Replayed(MalformedDatagram):
+    """A datagram that was taken already, or is too old to tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Is this NIC pair alive? `answer` is False in the question and True in the reply; number: as in the question."""
@@ -46,7 +60,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message with the secrets of the QPs it goes to and comes from (0 in a Ping)."""
+    """One message with the lives of the QPs it goes to and comes from (0 in a Ping)."""
 
     to: int
     sender: int
@@ -84,19 +98,24 @@ def encode_entry(entry: Entry) -> bytes:
     return _ENTRY.pack(entry.to, entry.sender, kind, len(body)) + body
 
 
-def encode(entries: Iterable[Entry], most_bytes: int = MAX_DATAGRAM_BYTES) -> Iterator[bytes]:
-    """Yield datagrams of at most most_bytes that carry `entries` in order."""
+def encode(entries: Iterable[Entry], seals: Seals, most_bytes: int = MAX_DATAGRAM_BYTES) -> Iterator[bytes]:
+    """Yield datagrams of at most most_bytes that carry `entries` in order, under the next numbers of `seals`."""
     parts: list[bytes] = []
-    size = _HEADER.size
+    size = _HEADER.size + TAG_BYTES
     for entry in entries:
         part = encode_entry(entry)
         if parts and (size + len(part) > most_bytes or len(parts) == 255):
-            yield _HEADER.pack(MAGIC, VERSION, len(parts)) + b"".join(parts)
-            parts, size = [], _HEADER.size
+            yield _sealed(parts, seals)
+            parts, size = [], _HEADER.size + TAG_BYTES
         parts.append(part)
         size += len(part)
     if parts:
-        yield _HEADER.pack(MAGIC, VERSION, len(parts)) + b"".join(parts)
+        yield _sealed(parts, seals)
+
+
+def _sealed(parts: list[bytes], seals: Seals) -> bytes:
+    data = _HEADER.pack(MAGIC, VERSION, len(parts), seals.name_out, seals.number()) + b"".join(parts)
+    return data + seals.tag(data)
 
 
 def _boolean(value: int, what: str) -> bool:
@@ -163,26 +182,48 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping:
         raise MalformedDatagram(str(error)) from None
 
 
-def decode(data: bytes) -> list[Entry]:
-    """The entries of one datagram. Raises MalformedDatagram for anything else; nothing of it is used then."""
-    if len(data) < _HEADER.size:
+def name_of(data: bytes) -> int:
+    """Which direction a datagram says it belongs to (`Seals.name_in`). Nothing is proven yet.
+
+    Raises OtherVersion, or MalformedDatagram where it is none of ours.
+    """
+    if len(data) < _VERSION.size:
         raise MalformedDatagram(f"{len(data)} bytes are no header")
-    magic, version, count = _HEADER.unpack_from(data)
+    magic, version = _VERSION.unpack_from(data)
     if magic != MAGIC:
         raise MalformedDatagram(f"magic {magic:#06x}")
     if version != VERSION:
-        raise MalformedDatagram(f"version {version}, this release speaks {VERSION}")
+        raise OtherVersion(f"version {version}, this release speaks {VERSION}")
+    if len(data) < _HEADER.size + TAG_BYTES:
+        raise MalformedDatagram(f"{len(data)} bytes are no header and seal")
+    name: int = _HEADER.unpack_from(data)[3]
+    return name
+
+
+def decode(data: bytes, seals: Seals) -> list[Entry]:
+    """The entries of one datagram from the peer of `seals`. Nothing of one that is refused is used.
+
+    Raises Forged where the seal is not the peer's, Replayed where its number was taken before, MalformedDatagram for
+    anything else that is wrong.
+    """
+    name = name_of(data)
+    end = len(data) - TAG_BYTES
+    if name != seals.name_in or not seals.is_theirs(data[:end], data[end:]):
+        raise Forged("the seal is not the peer's")
+    _, _, count, _, number = _HEADER.unpack_from(data)
+    if not seals.take(number):
+        raise Replayed(f"number {number} was taken before, or is too old")
     entries = []
     at = _HEADER.size
     for _ in range(count):
-        if at + _ENTRY.size > len(data):
+        if at + _ENTRY.size > end:
             raise MalformedDatagram("an entry is cut off")
         to, sender, kind, length = _ENTRY.unpack_from(data, at)
         at += _ENTRY.size
-        if at + length > len(data):
+        if at + length > end:
             raise MalformedDatagram("a body is cut off")
         entries.append(Entry(to, sender, _decode_body(kind, data[at : at + length])))
         at += length
-    if at != len(data):
-        raise MalformedDatagram(f"{len(data) - at} bytes behind the last entry")
+    if at != end:
+        raise MalformedDatagram(f"{end - at} bytes behind the last entry")
     return entries

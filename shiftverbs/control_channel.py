@@ -1,4 +1,4 @@
-"""The control channel at work: one UD QP per NIC, address handles, batching, pings (design 7.3).
+"""The control channel at work: one UD QP per NIC, address handles, batching, pings (protocol.md, "Who is heard").
 
 Everything here runs under the driver's lock; only making a control port or an address handle runs elsewhere, on the
 NIC's own thread, because both may block. A datagram can be lost at any time: whoever cares sends again.
@@ -6,14 +6,18 @@ NIC's own thread, because both may block. A datagram can be lost at any time: wh
 
 from __future__ import annotations
 
+import collections
 import logging
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _nic, control
-from .control import Entry, MalformedDatagram, Ping
+from .announce import Seldom
+from .control import Entry, Forged, MalformedDatagram, OtherVersion, Ping, Replayed
 from .exchanger.records import ControlEndpoint
 from .path_health import PingState
+from .seal import SECRET_BYTES, Seals
 
 if TYPE_CHECKING:
     from .backup import Nic
@@ -27,12 +31,28 @@ TRUST_NS = 500_000_000
 BATCH_ENTRIES = 11
 # An address handle that could not be made is tried again: resolving a neighbour that is down takes its time.
 RETRY_FIRST_NS, RETRY_MOST_NS = 1_000_000_000, 60_000_000_000
-QUIET_DATAGRAMS = 64  # at most that many malformed ones are logged
+# The seals of so many control ports of peers are kept after the last connection there was closed.
+KEPT_SEALS = 1024
 
 
 def gid_bytes(text: str) -> bytes:
     """A GID in record spelling (eight groups of four hex digits) as its 16 bytes."""
     return bytes.fromhex(text.replace(":", ""))
+
+
+class Link:
+    """Our control port on one NIC and one of a peer process's: under which seals they talk.
+
+    paths: all that lead there; path: the one by which the peer is reached now. (There are several while some
+    connections know already that its address is another one, and others do not.) key: our device, and what datagrams
+    from there to it say whose they are.
+    """
+
+    def __init__(self, nic: Nic, seals: Seals) -> None:
+        self.seals = seals
+        self.key = (nic.name, seals.name_in)
+        self.paths: list[Path] = []
+        self.path: Path | None = None
 
 
 class Path:
@@ -41,9 +61,10 @@ class Path:
     `ready` once the address handle exists. users: connections that hold it.
     """
 
-    def __init__(self, nic: Nic, endpoint: ControlEndpoint, ping: PingState) -> None:
+    def __init__(self, nic: Nic, endpoint: ControlEndpoint, link: Link, ping: PingState) -> None:
         self.nic = nic
         self.endpoint = endpoint
+        self.link = link
         self.ping = ping
         self.ah = 0
         self.failed: str | None = None
@@ -69,11 +90,6 @@ class Path:
         A peer that was restarted may have the same QPN with another Q_Key; one whose LID changed is elsewhere.
         """
         return (self.nic.name, self.endpoint)
-
-    @property
-    def source(self) -> tuple[str, bytes, int]:
-        """What is heard of the peer: (our device, its GID, its control QPN)."""
-        return (self.nic.name, gid_bytes(self.endpoint.gid), self.endpoint.qpn)
 
 
 class ControlChannel:
@@ -101,16 +117,26 @@ class ControlChannel:
         self._failed: dict[str, str] = {}
         self._reviving: set[str] = set()
         self.paths: dict[tuple[str, ControlEndpoint], Path] = {}
-        self._by_source: dict[tuple[str, bytes, int], Path] = {}
+        self._secrets: dict[str, bytes] = {}  # device name -> the secret of our port there
+        self._links: dict[tuple[str, int], Link] = {}  # by their keys
+        # The seals of links that are gone, for when they are made again: what was said before is not new then.
+        self._kept_seals: collections.OrderedDict[tuple[str, int], Seals] = collections.OrderedDict()
+        self._first_number = 1  # greater than that of any datagram under seals that were forgotten
         self._dirty: set[Path] = set()
-        self.malformed = 0
-        self.unknown = 0
+        self._seldom = Seldom(logger)
+        # Datagrams that were dropped: no datagram of this release; of another release; not from whom they say; taken
+        # before; from nobody we have to do with, or about a QP that is not here (those are entries).
+        self.malformed = self.other_version = self.forged = self.replayed = self.unknown = 0
 
     # ---- ports ------------------------------------------------------------------------------------------------------
 
     def port(self, nic: Nic) -> Any | None:
         """The control port on `nic`, or None while it is not there."""
         return self._ports.get(nic.name)
+
+    def secret(self, nic: Nic) -> bytes:
+        """The secret of our control port on `nic`: for the exchanger, and nobody else."""
+        return self._secrets.setdefault(nic.name, secrets.token_bytes(SECRET_BYTES))
 
     def port_error(self, nic: Nic) -> str | None:
         """Why `nic` has no control port, or None."""
@@ -170,12 +196,30 @@ class ControlChannel:
         """The path from `nic` to `endpoint`; on_change is called when it becomes ready or its health changes."""
         path = self.paths.get((nic.name, endpoint))
         if path is None:
-            path = Path(nic, endpoint, PingState(self._ping_interval_ns, self._ping_dead_after))
+            link = self._link(nic, endpoint)
+            ping = PingState(self._ping_interval_ns, self._ping_dead_after, secrets.randbits(62))
+            path = Path(nic, endpoint, link, ping)
             self.paths[path.key] = path
+            # The collector may have closed all other paths of this link meanwhile, and taken it away with them.
+            link.paths.append(path)
+            self._links[link.key] = link
             self._make_ah(path)
-        self._by_source[path.source] = path  # what the peer is now, where something before is not let go of yet
+        path.link.path = path  # how the peer is reached now, where another way is not let go of yet
         path.users.append(on_change)
         return path
+
+    def _link(self, nic: Nic, endpoint: ControlEndpoint) -> Link:
+        made = Link(nic, Seals(self.secret(nic), bytes.fromhex(endpoint.secret), self._first_number))
+        kept = self._kept_seals.pop(made.key, None)
+        if kept is not None:
+            made.seals = kept
+        return self._links.get(made.key, made)
+
+    def _keep_seals(self, link: Link) -> None:
+        self._kept_seals[link.key] = link.seals
+        while len(self._kept_seals) > KEPT_SEALS:
+            _, forgotten = self._kept_seals.popitem(last=False)
+            self._first_number = max(self._first_number, forgotten.next_number)
 
     def close_path(self, path: Path, on_change: Callable[[Path], None]) -> None:
         """Let go of a path; the last user takes it down."""
@@ -185,8 +229,13 @@ class ControlChannel:
             return
         self.flush_path(path)
         del self.paths[path.key]
-        if self._by_source.get(path.source) is path:
-            del self._by_source[path.source]
+        link = path.link
+        link.paths.remove(path)
+        if link.path is path:
+            link.path = link.paths[-1] if link.paths else None
+        if not link.paths:
+            del self._links[link.key]
+            self._keep_seals(link)
         ah, path.ah = path.ah, 0
         if ah:
             self._destroy_ah(path.nic, ah)
@@ -265,39 +314,56 @@ class ControlChannel:
         if port.state == "error":
             self._revive(path.nic.name, path.nic, port)
             return
-        for datagram in control.encode(entries, min(control.MAX_DATAGRAM_BYTES, port.max_message)):
+        most_bytes = min(control.MAX_DATAGRAM_BYTES, port.max_message)
+        for datagram in control.encode(entries, path.link.seals, most_bytes):
             port.send(path.ah, path.endpoint.qpn, path.endpoint.qkey, datagram)
 
-    def receive(self, now_ns: int) -> list[tuple[Path | None, Entry]]:
-        """Everything that arrived, pings answered and taken out."""
-        arrived: list[tuple[Path | None, Entry]] = []
+    def receive(self, now_ns: int) -> list[tuple[Path, Entry]]:
+        """Everything that arrived and is from whom it says, with a path to there; pings answered and taken out."""
+        arrived: list[tuple[Path, Entry]] = []
         for name, port in self._ports.items():
-            for data, source_qpn, source_gid in port.recv():
-                path = self._by_source.get((name, source_gid, source_qpn)) if source_gid is not None else None
-                try:
-                    entries = control.decode(data)
-                except MalformedDatagram as error:
-                    self.malformed += 1
-                    if self.malformed <= QUIET_DATAGRAMS:
-                        logger.warning("%s: malformed control datagram from QPN %#x: %s", name, source_qpn, error)
+            for data, source_qpn, _source_gid in port.recv():
+                found = self._open(name, data, source_qpn, now_ns)
+                if found is None:
                     continue
+                link, entries = found
                 for entry in entries:
                     if isinstance(entry.message, Ping):
-                        self._on_ping(path, entry.message, now_ns)
-                    else:
-                        arrived.append((path, entry))
-                        if path is not None:
-                            path.heard = True
+                        self._on_ping(link, entry.message, now_ns)
+                    elif link.path is not None:
+                        arrived.append((link.path, entry))
         return arrived
 
-    def _on_ping(self, path: Path | None, ping: Ping, now_ns: int) -> None:
-        if path is None:
-            self.unknown += 1
-        elif ping.answer:
-            path.ping.handle_pong(ping.number, now_ns)
-            self._tell(path)
-        else:
-            self.send(path, Entry(0, 0, Ping(ping.number, True)))
+    def _open(self, name: str, data: bytes, source_qpn: int, now_ns: int) -> tuple[Link, list[Entry]] | None:
+        """The link and the entries of a datagram that arrived on device `name`; None if it is dropped."""
+        try:
+            link = self._links.get((name, control.name_of(data)))
+            if link is None:
+                self.unknown += 1
+                return None
+            return link, control.decode(data, link.seals)
+        except OtherVersion as error:
+            self.other_version += 1
+            text = "%s: a process of another release (control QPN %#x) cannot talk with this one: %s"
+            self._seldom.warning(now_ns, text, name, source_qpn, error)
+        except Forged:
+            self.forged += 1
+            self._seldom.warning(now_ns, "%s: forged control datagram from QPN %#x: dropped", name, source_qpn)
+        except Replayed:
+            self.replayed += 1
+        except MalformedDatagram as error:
+            self.malformed += 1
+            text = "%s: malformed control datagram from QPN %#x: %s"
+            self._seldom.warning(now_ns, text, name, source_qpn, error)
+        return None
+
+    def _on_ping(self, link: Link, ping: Ping, now_ns: int) -> None:
+        if ping.answer:
+            for path in list(link.paths):  # the numbers of one fit no other
+                path.ping.handle_pong(ping.number, now_ns)
+                self._tell(path)
+        elif link.path is not None:
+            self.send(link.path, Entry(0, 0, Ping(ping.number, True)))
 
     def ping(self, now_ns: int) -> int | None:
         """Send the pings that are due; return when the next one is, or None."""
@@ -369,4 +435,4 @@ class ControlChannel:
                 logger.info("%s: %s", name, error)
         self._ports.clear()
         self.paths.clear()
-        self._by_source.clear()
+        self._links.clear()

@@ -127,7 +127,7 @@ class Driver:
         self.waiter = waiter
         self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
         self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
-        self.by_secret: dict[int, Connection] = {}
+        self.by_life: dict[int, Connection] = {}
         self.channel = ControlChannel(
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
         )
@@ -439,20 +439,26 @@ class Driver:
                 if call == self._read:
                     self._unread.discard(args[1])
 
-    def _hear(self, path: Path | None, said: Entry) -> None:
-        """A message of a peer. One that lies here already is not taken again: the peer only lost patience."""
-        connection = self.by_secret.get(said.to)
-        peer = connection.peer if connection is not None else None
+    def _hear(self, path: Path, said: Entry) -> None:
+        """A message of the process at the other end of `path`. It speaks for its own QPs only.
+
+        One that lies here already is not taken again: the peer only lost patience.
+        """
+        connection = self.by_life.get(said.to)
+        if connection is None:
+            self.channel.unknown += 1
+            self._say_bye(path, said)
+            return
+        peer = connection.peer
         if (
-            connection is None
-            or peer is None
-            or int(peer.secret, 16) != said.sender
-            or isinstance(said.message, Ping)
+            peer is None
+            or int(peer.life, 16) != said.sender
+            or not any(mine.link is path.link for mine in connection.paths)
         ):
             self.channel.unknown += 1
-            if connection is None and path is not None:
-                self._say_bye(path, said)
-        elif said not in self._unread:
+            return
+        path.heard = True
+        if said not in self._unread:
             self._unread.add(said)
             self.later(connection, self._read, connection, said)
 
@@ -460,13 +466,13 @@ class Driver:
         self._unread.discard(said)
         assert not isinstance(said.message, Ping)
         peer = connection.peer  # it may be in another life since this was heard
-        if peer is not None and int(peer.secret, 16) == said.sender:
+        if peer is not None and int(peer.life, 16) == said.sender:
             connection.handle_message(said.message)
 
     def _say_bye(self, path: Path, said: Entry) -> None:
         """Nobody of that name here (any more): our own BYE was lost, and the peer need not wait for its deadline."""
         m = said.message
-        if isinstance(m, Ping) or (isinstance(m, Sync) and m.phase in (Phase.BYE, Phase.ABORT)):
+        if isinstance(m, Sync) and m.phase in (Phase.BYE, Phase.ABORT):
             return
         nobody = PairAddress(bytes(16), 0, 0, 0, 1)
         self.channel.send(path, Entry(said.sender, said.to, Sync(0, 0, Phase.BYE, 0, False, nobody, 0)))

@@ -1,6 +1,6 @@
 """Finding the peer of one QP: what is published, what is wanted, and when two entries name each other (design 5).
 
-A pairing counts only if it is mutual: each side's entry names the other's default route and secret. That is another one
+A pairing counts only if it is mutual: each side's entry names the other's default route and life. That is another one
 each time a QP is connected, so that nobody pairs with a ghost: a QPN reused after a crash, or a peer's QP before RESET.
 Memory keys of the peer are asked for as soon as they are seen in posted WRs, so that the failure path never waits for
 the exchanger.
@@ -71,7 +71,7 @@ class Pairing:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.driver = connection.driver
-        self.secret = 0
+        self.life = 0
         self._mine: QpRecord | None = None
         self._my_keys: list[str] = []
         self._peer_key: str | None = None
@@ -157,23 +157,23 @@ class Pairing:
         peer = Route(gid_text(dgid) if dgid is not None else None, ah.get("dlid", 0), attrs["dest_qp_num"])
         self._peer_route = peer
         control, shadows = self._reached_at(usable)
-        self.secret = self.secret or secrets.randbits(64) or 1
+        self.life = self.life or secrets.randbits(64) or 1
         self._mine = QpRecord(
             job=job,
             instance=self.driver.instance,
             default=own,
             peer=peer,
-            peer_secret=None,
+            peer_life=None,
             shadows=shadows,
             control=control,
-            secret=f"{self.secret:016x}",
+            life=f"{self.life:016x}",
             qp_access_flags=attrs.get("qp_access_flags", 0),
         )
         self._my_keys = [records.qp_key(job, own.gid or "", own.qpn)]
         if own.lid:
             self._my_keys.append(records.qp_lid_key(job, own.gid or "", own.lid, own.qpn))
         self._put()
-        self.driver.by_secret[self.secret] = c
+        self.driver.by_life[self.life] = c
         if peer.gid is not None:
             self._peer_key = records.qp_key(job, peer.gid, peer.qpn)
         else:
@@ -189,12 +189,12 @@ class Pairing:
         control, shadows = [], []
         for k in range(usable + 1):
             nic = c.nic(k)
-            port = self.driver.channel.port(nic)
+            channel = self.driver.channel
+            port = channel.port(nic)
             if port is None:
-                raise ValueError(self.driver.channel.port_error(nic) or f"{nic.name} has no control port")
-            control.append(
-                ControlEndpoint(nic.name, gid_text(nic.own_gid), nic.port_seen(nic.port).lid, 5, port.qpn, port.qkey)
-            )
+                raise ValueError(channel.port_error(nic) or f"{nic.name} has no control port")
+            gid, lid = gid_text(nic.own_gid), nic.port_seen(nic.port).lid
+            control.append(ControlEndpoint(nic.name, gid, lid, 5, port.qpn, port.qkey, channel.secret(nic).hex()))
             if k:
                 found = c.route(k)
                 shadows.append(
@@ -245,14 +245,14 @@ class Pairing:
         if c.protocol is not None and not self._superseded(theirs):
             self._peer_moved(theirs)
             return
-        if theirs.secret == self._mine.secret:
+        if theirs.life == self._mine.life:
             c.set_status(c.status.UNPROTECTED, "the QP is connected to itself")
             return
         if theirs.peer is None or not theirs.peer.matches(self._mine.default):
             c.set_why("the peer's entry names another QP as its peer")
             return
-        if self._mine.peer_secret != theirs.secret:
-            self._mine = QpRecord(**{**_fields(self._mine), "peer_secret": theirs.secret})
+        if self._mine.peer_life != theirs.life:
+            self._mine = QpRecord(**{**_fields(self._mine), "peer_life": theirs.life})
             self._put()
         if not records.mutual(self._mine, theirs):
             c.set_why("the peer's entry does not name this connection yet")
@@ -264,7 +264,7 @@ class Pairing:
     def _superseded(self, theirs: QpRecord) -> bool:
         """Whether we paired with what the peer's QP was before it was reset: only its new life will ever answer."""
         c, before = self.connection, self._theirs
-        if c.was_protected or before is None or theirs.secret == before.secret:
+        if c.was_protected or before is None or theirs.life == before.life:
             return False
         self.peer_left()
         return True
@@ -278,7 +278,7 @@ class Pairing:
     def _peer_moved(self, theirs: QpRecord) -> None:
         """Paired already: a GID of the peer's can be another one now. A newer life of it needs a newer life of ours."""
         c, before = self.connection, self._theirs
-        if before is None or theirs.secret != before.secret:
+        if before is None or theirs.life != before.life:
             return
         for k, path in enumerate(self._paths):
             if k < len(theirs.control) and theirs.control[k] != path.endpoint:
@@ -368,9 +368,9 @@ class Pairing:
         if self._peer_key is not None:
             self.driver.directory.unwant(self._peer_key, self._peer_found)
             self._peer_key = None
-        if self.secret:
-            self.driver.by_secret.pop(self.secret, None)
-            self.secret = 0
+        if self.life:
+            self.driver.by_life.pop(self.life, None)
+            self.life = 0
         if self._keys is not None:
             self._keys.users.discard(self.connection)
             self.driver.directory.peer_keys_unused(self._keys)

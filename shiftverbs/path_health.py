@@ -9,16 +9,16 @@ from __future__ import annotations
 class PingState:
     """Pings one NIC pair, from the first poll on.
 
-    interval_ns: between pings. dead_after: that many unanswered pings in a row mean dead.
+    interval_ns: between pings. dead_after: that many unanswered pings in a row mean dead. before_first: pings have the
+    numbers after that; where it is drawn at random, an answer to a former `PingState`'s fits no ping of this one.
     """
 
-    def __init__(self, interval_ns: int, dead_after: int = 3) -> None:
+    def __init__(self, interval_ns: int, dead_after: int = 3, before_first: int = 0) -> None:
         self.interval_ns = interval_ns
         self.dead_after = dead_after
         self.port_ok = True
         self._next_ns = 0
-        self._number = 0
-        self._answered = 0
+        self._number = self._answered = before_first
         self._answered_ns: int | None = None
         self._unanswered = 0
 

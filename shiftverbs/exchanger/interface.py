@@ -110,5 +110,5 @@ class Exchanger(abc.ABC):
 
 
 def new_instance_id() -> str:
-    """A process's instance id, or a QP's secret: 64 random bits as 16 hex digits."""
+    """A process's instance id: 64 random bits as 16 hex digits."""
     return secrets.token_hex(8)

@@ -19,10 +19,10 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-VERSION = 1
+VERSION = 2
 # 128 values of this size stay well below etcd's limit of 1.5 MiB a request.
 MAX_VALUE_BYTES = 8192
 MAX_KEY_BYTES = 256
@@ -41,6 +41,7 @@ _KEY = re.compile(
     rf"mr/(?P<mr_gid>{_GID})/(?P<rkey>[0-9a-f]{{8}}))"
 )
 _HEX64 = re.compile(r"[0-9a-f]{16}")
+_HEX128 = re.compile(r"[0-9a-f]{32}")
 
 
 class RecordError(ValueError):
@@ -199,7 +200,8 @@ class ShadowRoute:
 class ControlEndpoint:
     """The UD QP of the control channel on one NIC.
 
-    device, gid, lid, mtu: as in ShadowRoute; qkey: 31 bits, since the top bit marks privileged Q_Keys (IBA 10.2.5).
+    device, gid, lid, mtu: as in ShadowRoute; qkey: 31 bits, since the top bit marks privileged Q_Keys (IBA 10.2.5);
+    secret: the port's half of the key under which peers talk to it (seal.py), 32 hex digits.
     """
 
     device: str
@@ -208,6 +210,7 @@ class ControlEndpoint:
     mtu: int
     qpn: int
     qkey: int
+    secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gid", canonical_gid(self.gid))
@@ -216,7 +219,7 @@ class ControlEndpoint:
         """The entry as it stands in a record."""
         return {
             "device": self.device, "gid": self.gid, "lid": self.lid, "mtu": self.mtu,
-            "qpn": self.qpn, "qkey": self.qkey,
+            "qpn": self.qpn, "qkey": self.qkey, "secret": self.secret,
         }  # fmt: skip
 
     @classmethod
@@ -226,6 +229,7 @@ class ControlEndpoint:
         return cls(
             fields.device("device"), fields.gid("gid"), fields.integer("lid", 0, 0xFFFF),
             fields.integer("mtu", 1, 5), fields.qpn("qpn"), fields.integer("qkey", 0, (1 << 31) - 1),
+            fields.hex128("secret"),
         )  # fmt: skip
 
 
@@ -234,21 +238,21 @@ class QpRecord:
     """What a process publishes about one of its QPs.
 
     job: the namespace it belongs to; instance: the process, 16 hex digits drawn at its start; default: the QP's
-    own default route; peer: the route it is connected to, None before RTR; peer_secret: the secret of the entry
+    own default route; peer: the route it is connected to, None before RTR; peer_life: the life of the entry
     found there, None until it was read; shadows: pair k is entry k-1, in the order of the publisher's backups;
-    control: one UD QP per NIC, entry 0 on the default NIC, entry k on backup k; secret: this QP's half of the pair's
-    token, 16 hex digits, another one each time the application connects it; qp_access_flags: the remote rights of
-    the QP (IBV_ACCESS_* bits).
+    control: one UD QP per NIC, entry 0 on the default NIC, entry k on backup k; life: what messages call this QP (no
+    secret: it is on the wire), 16 hex digits, other ones each time the application connects it; qp_access_flags: the
+    remote rights of the QP (IBV_ACCESS_* bits).
     """
 
     job: str
     instance: str
     default: Route
     peer: Route | None
-    peer_secret: str | None
+    peer_life: str | None
     shadows: tuple[ShadowRoute, ...]
     control: tuple[ControlEndpoint, ...]
-    secret: str
+    life: str
     qp_access_flags: int
 
     def to_json(self) -> dict[str, Any]:
@@ -260,10 +264,10 @@ class QpRecord:
             "instance": self.instance,
             "default": self.default.to_json(),
             "peer": None if self.peer is None else self.peer.to_json(),
-            "peer_secret": self.peer_secret,
+            "peer_life": self.peer_life,
             "shadows": [shadow.to_json() for shadow in self.shadows],
             "control": [endpoint.to_json() for endpoint in self.control],
-            "secret": self.secret,
+            "life": self.life,
             "qp_access_flags": self.qp_access_flags,
         }
 
@@ -277,29 +281,29 @@ class QpRecord:
             instance=fields.hex64("instance"),
             default=Route.from_json(fields.take("default"), key, "default"),
             peer=fields.optional("peer", lambda peer: Route.from_json(peer, key, "peer")),
-            peer_secret=fields.hex64("peer_secret", optional=True),
+            peer_life=fields.hex64("peer_life", optional=True),
             shadows=tuple(
                 ShadowRoute.from_json(entry, key, f"shadows[{i}]") for i, entry in fields.entries("shadows")
             ),
             control=tuple(
                 ControlEndpoint.from_json(entry, key, f"control[{i}]") for i, entry in fields.entries("control")
             ),
-            secret=fields.hex64("secret"),
+            life=fields.hex64("life"),
             qp_access_flags=fields.integer("qp_access_flags", 0, _U32),
         )
 
     def names(self, other: QpRecord) -> bool:
-        """Whether this entry names `other` as its peer: by default route, and by the secret of its present life."""
+        """Whether this entry names `other` as its peer: by default route, and by its present life."""
         return (
             self.job == other.job
             and self.peer is not None
             and self.peer.matches(other.default)
-            and self.peer_secret == other.secret
+            and self.peer_life == other.life
         )
 
     def begins_arm(self, other: QpRecord) -> bool:
         """Which of two paired QPs begins ARM; both sides see it alike."""
-        return (self.instance, self.secret) < (other.instance, other.secret)
+        return (self.instance, self.life) < (other.instance, other.life)
 
 
 @dataclass(frozen=True)
@@ -344,7 +348,7 @@ class MrRecord:
 
 
 def mutual(mine: QpRecord, theirs: QpRecord) -> bool:
-    """Whether two entries pair: each names the other's default route and secret."""
+    """Whether two entries pair: each names the other's default route and life."""
     return mine.names(theirs) and theirs.names(mine)
 
 
@@ -513,6 +517,12 @@ class _Fields:
         value = self.text(name)
         if not _HEX64.fullmatch(value):
             self.fail(name, "is not 16 lower-case hex digits")
+        return value
+
+    def hex128(self, name: str) -> str:
+        value = self.text(name)
+        if not _HEX128.fullmatch(value):
+            self.fail(name, "is not 32 lower-case hex digits")
         return value
 
     def job(self, name: str) -> str:

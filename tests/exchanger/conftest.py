@@ -188,10 +188,12 @@ def qp_record(job: str, qpn: int, gid: str = GID_A, instance: str = "00000000000
         "instance": instance,
         "default": Route(gid, 0, qpn),
         "peer": Route(GID_B, 0, 0x1234),
-        "peer_secret": None,
+        "peer_life": None,
         "shadows": (ShadowRoute("nic1", "fe80::1:a", 0, 3, qpn + 1), ShadowRoute("nic2", "fe80::2:a", 0, 5, qpn + 2)),
-        "control": tuple(ControlEndpoint(f"nic{k}", f"fe80::{k}:a", 0, 3, 40 + k, 0x7FFF0000 + k) for k in range(3)),
-        "secret": "0123456789abcdef",
+        "control": tuple(
+            ControlEndpoint(f"nic{k}", f"fe80::{k}:a", 0, 3, 40 + k, 0x7FFF0000 + k, f"{k:032x}") for k in range(3)
+        ),
+        "life": "0123456789abcdef",
         "qp_access_flags": 7,
         **changes,
     }

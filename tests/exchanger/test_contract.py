@@ -46,7 +46,7 @@ def test_a_wanted_key_is_absent_appears_changes_and_disappears(world: World) -> 
     first = qp_record(world.job, 17).to_json()
     publisher.exchanger.publish(key, first)
     assert reader.next(Found) == Found(key, first)
-    second = qp_record(world.job, 17, peer_secret="00000000000000bb").to_json()
+    second = qp_record(world.job, 17, peer_life="00000000000000bb").to_json()
     publisher.exchanger.publish(key, second)
     assert reader.next(Found) == Found(key, second)
     publisher.exchanger.withdraw(key)
@@ -87,16 +87,16 @@ def test_two_peers_pair(world: World) -> None:
     key_a, key_b = qp_key(world.job, GID_A, 1), qp_key(world.job, GID_B, 2)
     a.exchanger.want(key_b)
     b.exchanger.want(key_a)
-    mine_a = qp_record(world.job, 1, secret="a" * 16, default=route_a, peer=route_b)
-    mine_b = qp_record(world.job, 2, secret="b" * 16, default=route_b, peer=route_a)
+    mine_a = qp_record(world.job, 1, life="a" * 16, default=route_a, peer=route_b)
+    mine_b = qp_record(world.job, 2, life="b" * 16, default=route_b, peer=route_a)
     a.exchanger.publish(key_a, mine_a.to_json())
     b.exchanger.publish(key_b, mine_b.to_json())
     a.until(lambda events: events and isinstance(events[-1], Found) and events[-1].value)
     b.until(lambda events: events and isinstance(events[-1], Found) and events[-1].value)
     assert not mutual(mine_a, mine_b)
     mine_a, mine_b = (
-        dataclasses.replace(mine_a, peer_secret=mine_b.secret),
-        dataclasses.replace(mine_b, peer_secret=mine_a.secret),
+        dataclasses.replace(mine_a, peer_life=mine_b.life),
+        dataclasses.replace(mine_b, peer_life=mine_a.life),
     )
     a.exchanger.publish(key_a, mine_a.to_json())
     b.exchanger.publish(key_b, mine_b.to_json())
@@ -207,7 +207,7 @@ def test_what_breaks_the_schema_is_not_published(world: World) -> None:
     key = qp_key(world.job, GID_A, 1)
     value = qp_record(world.job, 1).to_json()
     for bad in (
-        {**value, "version": 2},
+        {**value, "version": 1},
         {**value, "instance": "xyz"},
         {**value, "job": "elsewhere"},
         {**value, "default": {"gid": GID_A, "lid": 0, "qpn": 2}},

@@ -28,6 +28,7 @@ from shiftverbs.exchanger import (
 from .conftest import GID_A, mr_record, qp_record
 
 gids = st.ip_addresses(v=6).map(lambda address: address.exploded)
+NO_SECRET = {"device": "nic0", "gid": GID_A, "lid": 0, "mtu": 3, "qpn": 7, "qkey": 9}
 qpns = st.integers(0, (1 << 24) - 1)
 u32 = st.integers(0, (1 << 32) - 1)
 u64 = st.integers(0, (1 << 64) - 1)
@@ -37,7 +38,10 @@ devices = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1
 lids = st.integers(0, 0xFFFF)
 routes = st.builds(Route, st.none() | gids, lids, qpns)
 shadows = st.builds(ShadowRoute, devices, gids, lids, st.integers(1, 5), qpns)
-endpoints = st.builds(ControlEndpoint, devices, gids, lids, st.integers(1, 5), qpns, st.integers(0, (1 << 31) - 1))
+hex128 = st.binary(min_size=16, max_size=16).map(bytes.hex)
+endpoints = st.builds(
+    ControlEndpoint, devices, gids, lids, st.integers(1, 5), qpns, st.integers(0, (1 << 31) - 1), hex128
+)
 qp_records = st.builds(
     QpRecord, jobs, hex64, st.builds(Route, gids, lids, qpns), st.none() | routes, st.none() | hex64,
     st.lists(shadows, max_size=16).map(tuple), st.lists(endpoints, max_size=16).map(tuple), hex64, u32,
@@ -163,11 +167,11 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version is 2, this release reads 1"),
-        ({"version": "1"}, "version"),
+        ({"version": 1}, "version is 1, this release reads 2"),
+        ({"version": "2"}, "version"),
         ({"kind": "mr"}, "kind is 'mr'"),
         ({"instance": "A" * 16}, "instance is not 16 lower-case hex digits"),
-        ({"peer_secret": 5}, "peer_secret is a number, not a string"),
+        ({"peer_life": 5}, "peer_life is a number, not a string"),
         ({"default": None}, "default is null, not an object"),
         ({"peer": {"gid": None, "lid": 0}}, "peer.qpn is missing"),
         ({"peer": {"gid": "x", "lid": 0, "qpn": 1}}, "peer.gid is not a GID"),
@@ -175,6 +179,8 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
         ({"shadows": [None]}, r"shadows\[0\] is null, not an object"),
         ({"shadows": [{}] * 17}, "shadows has 17 entries, 16 are allowed"),
         ({"control": [{"device": ""}]}, r"control\[0\].device"),
+        ({"control": [NO_SECRET]}, r"control\[0\].secret is missing"),
+        ({"control": [{**NO_SECRET, "secret": "0" * 16}]}, r"control\[0\].secret is not 32 lower-case hex digits"),
         ({"qp_access_flags": -1}, "qp_access_flags is out of range"),
         ({"qp_access_flags": True}, "qp_access_flags is a boolean, not a whole number"),
         ({"qp_access_flags": 1.5}, "qp_access_flags is a number, not a whole number"),
@@ -202,20 +208,20 @@ def test_a_lid_key_must_be_about_its_own_route() -> None:
 def test_a_full_record_fits() -> None:
     gid, qpn = "ffff:" * 7 + "ffff", (1 << 24) - 1
     shadows = tuple(ShadowRoute("d" * 64, gid, 65535, 5, qpn) for _ in range(records.MAX_NICS))
-    control = tuple(ControlEndpoint("d" * 64, gid, 65535, 5, qpn, (1 << 31) - 1) for _ in shadows)
+    control = tuple(ControlEndpoint("d" * 64, gid, 65535, 5, qpn, (1 << 31) - 1, "f" * 32) for _ in shadows)
     record = qp_record("j" * 64, 5, shadows=shadows, control=control)
     assert len(records.encode_value(qp_key("j" * 64, GID_A, 5), record.to_json())) < records.MAX_VALUE_BYTES
 
 
 def test_pairing_is_mutual_or_not_at_all() -> None:
-    a = qp_record("j", 1, default=Route("fe80::a", 3, 1), peer=Route("fe80::b", 4, 2), secret="a" * 16)
-    b = qp_record("j", 2, default=Route("fe80::b", 4, 2), peer=Route("fe80::a", 3, 1), secret="b" * 16)
-    a, b = dataclasses.replace(a, peer_secret=b.secret), dataclasses.replace(b, peer_secret=a.secret)
+    a = qp_record("j", 1, default=Route("fe80::a", 3, 1), peer=Route("fe80::b", 4, 2), life="a" * 16)
+    b = qp_record("j", 2, default=Route("fe80::b", 4, 2), peer=Route("fe80::a", 3, 1), life="b" * 16)
+    a, b = dataclasses.replace(a, peer_life=b.life), dataclasses.replace(b, peer_life=a.life)
     assert mutual(a, b)
     assert mutual(b, a)
     # A ghost's entry, from before a crash or a RESET: same routes, another life.
-    assert not mutual(a, dataclasses.replace(b, peer_secret="0" * 16))
-    assert not mutual(a, dataclasses.replace(b, secret="0" * 16))
+    assert not mutual(a, dataclasses.replace(b, peer_life="0" * 16))
+    assert not mutual(a, dataclasses.replace(b, life="0" * 16))
     assert not mutual(a, dataclasses.replace(b, peer=Route("fe80::a", 3, 7)))
     assert not mutual(a, dataclasses.replace(b, peer=None))
     assert not mutual(a, dataclasses.replace(b, job="k"))

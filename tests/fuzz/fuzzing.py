@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
 from shiftverbs import control  # noqa: E402
 from shiftverbs.exchanger import RecordError, records  # noqa: E402
+from shiftverbs.seal import Seals  # noqa: E402
 
 CORPUS = HERE / "corpus"
 SOURCES = ROOT / "shiftverbs" / "softrnic" / "src"
@@ -100,14 +101,29 @@ def run_harness(
 
 
 def control_datagram(data: bytes) -> bool:
-    """What control.decode accepts is encoded to the same bytes again; all else is MalformedDatagram."""
+    """What control.decode accepts is encoded to the same bytes again; all else is MalformedDatagram.
+
+    data: without the seal, which a fuzzer would never find; with it, it is what a peer of ours may send on purpose.
+    """
     try:
-        entries = control.decode(data)
+        control.decode(data, seals()[1])
+    except control.MalformedDatagram:
+        pass
+    else:
+        raise AssertionError("taken without the peer's seal")
+    theirs, ours = seals()
+    try:
+        entries = control.decode(data + theirs.tag(data), ours)
     except control.MalformedDatagram:
         return False
     again = b"".join(map(control.encode_entry, entries))
-    assert again == data[4:], "encoded again it is something else"
+    assert again == data[20:], "encoded again it is something else"
     return True
+
+
+def seals() -> tuple[Seals, Seals]:
+    """(a peer's, ours): always the same, and nothing was said yet."""
+    return Seals(b"t" * 16, b"o" * 16), Seals(b"o" * 16, b"t" * 16)
 
 
 def etcd_value(data: bytes) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shiftverbs import control
 from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from shiftverbs.seal import TAG_BYTES
 
 from . import fuzzing
 
@@ -85,10 +86,13 @@ entries = st.builds(control.Entry, u64, u64, syncs | arms | moves | prefers | pi
 @given(st.lists(entries, max_size=12), st.integers(0, 1 << 20), u8)
 def test_datagrams_damaged_in_one_byte(messages: list[control.Entry], at: int, value: int) -> None:
     """What was said comes out as it went in; with one byte changed it is something else that is valid, or refused."""
+    theirs, ours = fuzzing.seals()
     out = []
-    for datagram in control.encode(messages):
-        assert len(datagram) <= control.MAX_DATAGRAM_BYTES and fuzzing.control_datagram(datagram)
-        out += control.decode(datagram)
+    for sealed in control.encode(messages, theirs):
+        out += control.decode(sealed, ours)
+        assert len(sealed) <= control.MAX_DATAGRAM_BYTES
+        datagram = sealed[:-TAG_BYTES]
+        assert fuzzing.control_datagram(datagram)
         damaged = bytearray(datagram)
         damaged[at % len(damaged)] = value
         fuzzing.control_datagram(bytes(damaged))

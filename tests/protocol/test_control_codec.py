@@ -9,8 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shiftverbs.control import MAX_DATAGRAM_BYTES, Entry, MalformedDatagram, Ping, decode, encode
+from shiftverbs.control import (
+    MAX_DATAGRAM_BYTES,
+    Entry,
+    Forged,
+    MalformedDatagram,
+    OtherVersion,
+    Ping,
+    Replayed,
+    decode,
+    encode,
+    name_of,
+)
 from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from shiftverbs.seal import TAG_BYTES, WINDOW, Seals, Window
 
 U64, U24, U8, U16 = (
     st.integers(0, 2**64 - 1),
@@ -42,88 +54,138 @@ EXAMPLES = {
 }
 
 
+def seals() -> tuple[Seals, Seals]:
+    """Those of a peer, and ours; nothing was said yet."""
+    return Seals(b"theirs..........", b"ours............"), Seals(b"ours............", b"theirs..........")
+
+
 def one(entries: list[Entry]) -> bytes:
-    (data,) = encode(entries)
+    """The one datagram that a peer makes of entries."""
+    (data,) = encode(entries, seals()[0])
     return data
+
+
+def read(data: bytes) -> list[Entry]:
+    """What we make of it."""
+    return decode(data, seals()[1])
+
+
+def sealed(data: bytes) -> bytes:
+    """What a peer of ours sends that puts anything under its seal."""
+    return data + seals()[0].tag(data)
+
+
+def bare(data: bytes) -> bytes:
+    """A datagram without its seal."""
+    return data[:-TAG_BYTES]
+
+
+def again(entries: list[Entry], number: int = 1) -> bytes:
+    """What was read, written as under that number, without limit."""
+    theirs = seals()[0]
+    theirs.next_number = number
+    return b"".join(encode(entries, theirs, 1 << 20))
 
 
 @given(st.lists(ENTRIES, max_size=30))
 def test_round_trip(entries: list[Entry]) -> None:
-    datagrams = list(encode(entries))
+    theirs, ours = seals()
+    datagrams = list(encode(entries, theirs))
     assert all(len(data) <= MAX_DATAGRAM_BYTES for data in datagrams)
-    assert [entry for data in datagrams for entry in decode(data)] == entries
+    assert [entry for data in datagrams for entry in decode(data, ours)] == entries
 
 
 @given(st.lists(ENTRIES, min_size=1, max_size=600), st.integers(1, 200))
 def test_batches_stay_within_the_limit_and_keep_the_order(entries: list[Entry], most: int) -> None:
-    datagrams = list(encode(entries, most))
-    assert [entry for data in datagrams for entry in decode(data)] == entries
-    for data in datagrams:
-        assert len(data) <= most or len(decode(data)) == 1
+    theirs, ours = seals()
+    datagrams = list(encode(entries, theirs, most))
+    parts = [decode(data, ours) for data in datagrams]
+    assert [entry for part in parts for entry in part] == entries
+    for data, part in zip(datagrams, parts, strict=True):
+        assert len(data) <= most or len(part) == 1
 
 
-@given(st.binary(max_size=300))
-def test_arbitrary_bytes_never_crash(data: bytes) -> None:
+@given(st.binary(max_size=300), st.booleans())
+def test_arbitrary_bytes_never_crash(data: bytes, under_seal: bool) -> None:
     try:
-        entries = decode(data)
+        entries = read(sealed(data) if under_seal else data)
     except MalformedDatagram as error:
         assert str(error)
     else:
-        assert b"".join(encode(entries, 1 << 20)) == data or not entries
+        assert under_seal and (again(entries) == sealed(data) or not entries)
 
 
 @given(st.binary(max_size=120), st.integers(0, 6), U8)
 def test_arbitrary_bodies_behind_a_good_header_never_crash(body: bytes, kind: int, count: int) -> None:
-    data = b"\x53\x56\x01" + bytes([count]) + bytes(16) + bytes([kind, len(body)]) + body
-    try:
-        decode(data)
-    except MalformedDatagram as error:
-        assert str(error)
+    head = b"\x53\x56\x02" + bytes([count]) + seals()[0].name_out.to_bytes(8, "big") + (1).to_bytes(8, "big")
+    data = head + bytes(16) + bytes([kind, len(body)]) + body
+    for attempt in (data, sealed(data)):
+        try:
+            read(attempt)
+        except MalformedDatagram as error:
+            assert str(error)
+        else:
+            assert attempt is not data
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_corrupted_byte_is_refused_or_read_as_something_valid(name: str) -> None:
+def test_every_corrupted_byte_is_refused(name: str) -> None:
     data = one([Entry(11, 22, EXAMPLES[name])])
+    for at in range(len(data)):
+        for value in range(256):
+            if value != data[at]:
+                with pytest.raises(MalformedDatagram, match=r"."):
+                    read(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_corrupted_byte_under_a_good_seal_is_refused_or_read_as_something_valid(name: str) -> None:
+    data = bare(one([Entry(11, 22, EXAMPLES[name])]))
     refused = 0
     for at in range(len(data)):
         for value in range(256):
             if value == data[at]:
                 continue
-            bad = data[:at] + bytes([value]) + data[at + 1 :]
+            bad = sealed(data[:at] + bytes([value]) + data[at + 1 :])
             try:
-                entries = decode(bad)
+                entries = read(bad)
             except MalformedDatagram as error:
                 assert str(error)
                 refused += 1
             else:
-                assert entries != decode(data)
-                assert b"".join(encode(entries, 1 << 20)) == bad, "read as something it does not say"
-    assert refused >= 4 * 255 - 5  # at least every damaged header
+                number = int.from_bytes(bad[12:20], "big")
+                assert number != 1 or entries != read(sealed(data))
+                assert again(entries, number) == bad, "read as something it does not say"
+    assert refused >= 12 * 255 - 5  # at least every damaged header, but for its number
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_truncation_is_refused(name: str) -> None:
     data = one([Entry(11, 22, EXAMPLES[name]), Entry(11, 22, EXAMPLES["ping"])])
     for length in range(len(data)):
-        with pytest.raises(MalformedDatagram, match=r"header|cut off"):
-            decode(data[:length])
+        with pytest.raises(MalformedDatagram, match=r"header|not the peer's"):
+            read(data[:length])
+    data = bare(data)
+    for length in range(20, len(data)):
+        with pytest.raises(MalformedDatagram, match=r"cut off"):
+            read(sealed(data[:length]))
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         (lambda d: b"XX" + d[2:], "magic 0x5858"),
-        (lambda d: d[:2] + b"\x02" + d[3:], "version 2, this release speaks 1"),
+        (lambda d: d[:2] + b"\x01" + d[3:], "version 1, this release speaks 2"),
         (lambda d: d + b"junk", "4 bytes behind the last entry"),
-        (lambda d: d[:20] + b"\x09" + d[21:], "unknown kind 9"),
-        (lambda d: d[:21] + bytes([d[21] - 1]) + d[22:-1], "bytes, .* expected"),
-        (lambda d: d[:31] + b"\x63" + d[32:], "99 is not a valid Phase"),
-        (lambda d: d[:40] + b"\x02" + d[41:], "clean is 2, not 0 or 1"),
+        (lambda d: d[:36] + b"\x09" + d[37:], "unknown kind 9"),
+        (lambda d: d[:37] + bytes([d[37] - 1]) + d[38:-1], "bytes, .* expected"),
+        (lambda d: d[:47] + b"\x63" + d[48:], "99 is not a valid Phase"),
+        (lambda d: d[:56] + b"\x02" + d[57:], "clean is 2, not 0 or 1"),
     ],
 )
 def test_the_error_names_what_is_wrong(damage: Callable[[bytes], bytes], says: str) -> None:
     with pytest.raises(MalformedDatagram, match=says):
-        decode(damage(one([Entry(1, 2, EXAMPLES["sync"])])))
+        read(sealed(damage(bare(one([Entry(1, 2, EXAMPLES["sync"])])))))
 
 
 def test_fields_that_do_not_fit_are_refused() -> None:
@@ -132,9 +194,91 @@ def test_fields_that_do_not_fit_are_refused() -> None:
         parts = {"gid": bytes(16), "lid": 0, "qpn": 1, "psn": 1, "mtu": 1, field: value}
         arm = Arm(ArmStep.REQ, 0, 0, 0, PairAddress(**parts))
         with pytest.raises(MalformedDatagram, match=says):
-            decode(one([Entry(1, 2, arm)]))
+            read(one([Entry(1, 2, arm)]))
 
 
 def test_what_is_no_message_is_not_encoded() -> None:
     with pytest.raises(TypeError, match="not a message"):
-        list(encode([Entry(1, 2, "hello")]))  # type: ignore[arg-type]
+        list(encode([Entry(1, 2, "hello")], seals()[0]))  # type: ignore[arg-type]
+
+
+# ---- who may say it -------------------------------------------------------------------------------------------------
+
+ABORT = [Entry(11, 22, Sync(9, 0, Phase.ABORT, 1, False, ADDRESS, 0))]
+
+
+def test_what_an_older_release_says_is_refused_by_its_version() -> None:
+    old = b"\x53\x56\x01\x01" + bytes(16) + b"\x05\x09" + bytes(9)  # its shortest: a ping
+    for data in (old, old[:4]):
+        with pytest.raises(OtherVersion, match="version 1, this release speaks 2"):
+            name_of(data)
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver"),
+    [(b"?", b"ours"), (b"theirs", b"?"), (b"?", b"?"), (b"ours", b"theirs"), (b"", b"")],
+    ids=["not the peer", "to somebody else", "neither", "our own, reflected", "nothing"],
+)
+def test_who_does_not_know_both_secrets_is_not_heard(sender: bytes, receiver: bytes) -> None:
+    """Also where he says that he is the peer: that is on the wire for everybody to see."""
+    theirs, ours = seals()
+    forger = Seals(sender.ljust(16, b"."), receiver.ljust(16, b"."))
+    for name in (forger.name_out, theirs.name_out):
+        forger.name_out = name
+        (data,) = encode(ABORT, forger)
+        with pytest.raises(Forged, match="not the peer's"):
+            decode(data, ours)
+    assert decode(next(encode(ABORT, theirs)), ours) == ABORT, "what was forged took no number"
+
+
+def test_what_was_taken_is_not_taken_again() -> None:
+    theirs, ours = seals()
+    said = [next(encode(ABORT, theirs)) for _ in range(5)]
+    assert decode(said[3], ours) == ABORT
+    assert decode(said[1], ours) == ABORT, "UD reorders"
+    for data in (said[3], said[1]):
+        with pytest.raises(Replayed, match="was taken before"):
+            decode(data, ours)
+    assert decode(said[4], ours) == decode(said[0], ours) == ABORT
+
+
+def test_what_is_very_late_is_not_taken() -> None:
+    theirs, ours = seals()
+    said = [next(encode(ABORT, theirs)) for _ in range(WINDOW + 2)]
+    decode(said[-1], ours)
+    for data in said[:2]:
+        with pytest.raises(Replayed, match="too old"):
+            decode(data, ours)
+    assert decode(said[2], ours) == ABORT
+
+
+def test_seals_made_again_go_on_with_the_numbers() -> None:
+    """The last connection to a peer is closed, and another is made: what was said before is not new to either."""
+    theirs, ours = seals()
+    before = next(encode(ABORT, theirs))
+    decode(before, ours)
+    later = Seals(b"theirs..........", b"ours............", theirs.next_number)
+    assert decode(next(encode(ABORT, later)), ours) == ABORT
+    with pytest.raises(Replayed):
+        decode(before, ours)
+
+
+@given(st.lists(st.integers(0, 3 * WINDOW), max_size=300))
+def test_a_window_takes_each_number_once(numbers: list[int]) -> None:
+    window, taken, top = Window(), {0}, 0
+    for number in numbers:
+        fresh = number not in taken and number > top - WINDOW
+        assert window.take(number) == fresh
+        if fresh:
+            taken.add(number)
+            top = max(top, number)
+
+
+def test_a_window_takes_the_greatest_number() -> None:
+    window = Window()
+    assert window.take((1 << 64) - 1) and not window.take((1 << 64) - 1) and not window.take(5)
+
+
+def test_secrets_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes, not 15 and 16"):
+        Seals(bytes(15), bytes(16))

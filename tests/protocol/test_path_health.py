@@ -116,3 +116,14 @@ def test_alive_means_that_an_answer_is_fresh(story: list[tuple[str, int]]) -> No
             assert any(answered[n] for n in range(max(1, newest - 2), newest + 1) if n > since)
         if newest > since and answered[newest]:
             assert ping.alive is True
+
+
+def test_an_answer_to_the_pings_of_another_life_is_none() -> None:
+    """Numbers begin where chance has put them, so what was answered before fits no ping of now."""
+    before, now = PingState(100, before_first=1 << 40), PingState(100, before_first=5)
+    assert before.poll_ping(0) == (1 << 40) + 1 and now.poll_ping(0) == 6
+    for number in (1, 5, (1 << 40) + 1):
+        now.handle_pong(number, 1)
+        assert now.alive is None
+    now.handle_pong(6, 1)
+    assert now.alive is True
