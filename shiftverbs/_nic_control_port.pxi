@@ -302,6 +302,7 @@ cdef class ControlPort:
     cdef readonly uintptr_t ctx
     cdef readonly int gid_index
     cdef readonly int max_message
+    cdef readonly bint more     # whether recv() left something because of its bound
     cdef readonly unsigned long long sent
     cdef readonly unsigned long long received
     cdef readonly unsigned long long dropped
@@ -527,13 +528,14 @@ cdef class ControlPort:
         self.sent += 1
         return True
 
-    def recv(self):
-        """Take the datagrams that have arrived, and post their buffers again. Never blocks, never raises on
-        errors of the NIC.
+    def recv(self, int most=0):
+        """Take datagrams that have arrived, and post their buffers again. Never blocks, never raises on errors of
+        the NIC.
 
         If `fd` was readable it is not any more, and will be for the next datagram: a driver run in any thread
-        needs to call nothing else.
+        needs to call nothing else, unless `more` says that some were left.
 
+        :param most: leave the rest where about so many have arrived (POLL_BATCH more at most); 0 = no such bound
         :return: list of (payload, source QPN, source GID as 16 bytes or None)
         """
         cdef ibv_wc wc[POLL_BATCH]
@@ -544,6 +546,7 @@ cdef class ControlPort:
         cdef int slot
         cdef int taken = 0
         cdef list messages = []
+        self.more = 0
         if not self._check():
             return messages
         self.users += 1  # making tuples may run the collector, and that a finalizer that closes this port
@@ -551,14 +554,18 @@ cdef class ControlPort:
         # an event of its own.
         if self._take_events() and ibv_req_notify_cq(self.port.recv_cq, 0) != 0:
             self.failed = 1
-        # Bounded, so that a flood cannot keep the driver here. There are only `depth` buffers, so by then
-        # some have come after the CQ was armed: their event is there for what is left.
-        while taken < 4 * self.port.depth:
+        # Bounded, so that a flood cannot keep the driver here. What came before the CQ was armed makes no event: the
+        # caller is told of it.
+        if most <= 0 or most > 4 * self.port.depth:
+            most = 4 * self.port.depth
+        self.more = 1
+        while taken < most:
             n = ibv_poll_cq(self.port.recv_cq, POLL_BATCH, wc)
             if n < 0:
                 self.failed = 1
                 self.recv_errors += 1
             if n <= 0:
+                self.more = 0
                 break
             taken += n
             for i in range(n):

@@ -80,6 +80,7 @@ class Connection:
         self.timeline = Timeline()
         self.closed = False
         self.timer_ns: int | None = None
+        self.superseded = 0  # messages of the peer that a newer one took the place of, before they were read
         self._inbox: collections.deque[ev.Event] = collections.deque()
         self._feeding = False
         self._active: set[int] = {0}
@@ -175,6 +176,7 @@ class Connection:
         if not self.closed:
             rx, acked, wired = self.core.counters()
             counts.update(rx=rx, acked=acked, wired=wired)
+        counts["superseded"] = self.superseded
         return counts
 
     def wait_protected(self, timeout: float | None) -> bool:

@@ -31,6 +31,9 @@ TRUST_NS = 500_000_000
 BATCH_ENTRIES = 11
 # An address handle that could not be made is tried again: resolving a neighbour that is down takes its time.
 RETRY_FIRST_NS, RETRY_MOST_NS = 1_000_000_000, 60_000_000_000
+# About so many datagrams of a port are read in one run of the driver: whoever floods us must not keep it here. A
+# thousand QPs that fail together are eleven to a datagram.
+READ_AT_ONCE = 64
 # The seals of so many control ports of peers are kept after the last connection there was closed.
 KEPT_SEALS = 1024
 
@@ -124,6 +127,7 @@ class ControlChannel:
         self._first_number = 1  # greater than that of any datagram under seals that were forgotten
         self._dirty: set[Path] = set()
         self._seldom = Seldom(logger)
+        self.more = False  # whether datagrams were left in a port
         # Datagrams that were dropped: no datagram of this release; of another release; not from whom they say; taken
         # before; from nobody we have to do with, or about a QP that is not here (those are entries).
         self.malformed = self.other_version = self.forged = self.replayed = self.unknown = 0
@@ -319,10 +323,16 @@ class ControlChannel:
             port.send(path.ah, path.endpoint.qpn, path.endpoint.qkey, datagram)
 
     def receive(self, now_ns: int) -> list[tuple[Path, Entry]]:
-        """Everything that arrived and is from whom it says, with a path to there; pings answered and taken out."""
+        """What arrived and is from whom it says, with a path to there; pings answered and taken out.
+
+        Not all of it where there is much: `more` says so.
+        """
         arrived: list[tuple[Path, Entry]] = []
+        self.more = False
         for name, port in self._ports.items():
-            for data, source_qpn, _source_gid in port.recv():
+            datagrams = port.recv(READ_AT_ONCE)
+            self.more |= port.more
+            for data, source_qpn, _source_gid in datagrams:
                 found = self._open(name, data, source_qpn, now_ns)
                 if found is None:
                     continue

@@ -52,6 +52,10 @@ EXCHANGE_NS = 100 * MS
 # After so many calls it is looked what came meanwhile: a thousand QPs fail together, and the peer takes us for dead
 # where its pings are not answered. Not many fewer: what is done together is sent together.
 SLICE = 256
+# Where there is much else, so many messages are read all the same: their senders have deadlines.
+READ_AT_LEAST = SLICE // 4
+# So many messages are kept of one peer's QP, each about something else. More there are only from one who invents pairs.
+MOST_UNREAD = 128
 # What a verb leaves to be done soon waits so long at most.
 SOON_NS = 1 * MS
 # While there is more to do than time, this part of it goes to what is due.
@@ -147,7 +151,8 @@ class Driver:
             collections.deque()
         )
         self._pending: dict[Connection, int] = {}  # how many of these are each connection's
-        self._unread: set[Entry] = set()  # the messages among them
+        # Messages that are not read yet, the newest of what each is about; who has had mail for longest comes first.
+        self._mail: collections.OrderedDict[Connection, dict[tuple[object, ...], Entry]] = collections.OrderedDict()
         self._timers: list[tuple[int, int, Connection]] = []
         self._ticket = itertools.count()
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.
@@ -353,7 +358,7 @@ class Driver:
         self._timeouts(now)
         self._tick(now)
         self.channel.flush()
-        if self._backlog or self.turns.may_begin:
+        if self._backlog or self._mail or self.channel.more or self.turns.may_begin:
             self._attention.value = 1
         if not self._attention.value:  # else the next run follows at once
             self._arm_deadline()
@@ -404,11 +409,16 @@ class Driver:
             self._hear(path, said)
 
     def _work(self) -> None:
-        """Handle what was collected; what is too much for once when it was looked what came meanwhile."""
+        """Handle what was collected; what is too much for once when it was looked what came meanwhile.
+
+        What happened here comes first: others may say as much as they like.
+        """
         backlog, pending = self._backlog, self._pending
+        left = SLICE
         for _ in range(min(SLICE, len(backlog))):
             if not backlog:
                 break
+            left -= 1
             connection, call, args = backlog.popleft()
             if connection is None:
                 try:
@@ -423,26 +433,28 @@ class Driver:
                     pending[connection] = left
                 if not connection.closed:
                     self.safely(connection, call, *args)
-                elif call == self._read:
-                    self._unread.discard(args[1])
+        left = max(left, READ_AT_LEAST)
+        while self._mail and left > 0:
+            connection, messages = self._mail.popitem(last=False)
+            left -= len(messages)
+            self._read(connection, messages)
 
     def drop_backlog(self, connection: Connection) -> None:
         """What has come for this connection, and is not handled yet, was about a life of its QP that is over."""
         self.turns.drop(connection)
+        self._mail.pop(connection, None)
         if self._pending.pop(connection, 0):
             # Nothing in this loop makes an object: the collector may close another QP, which comes here too.
             backlog, dropped = self._backlog, list[Any]()
             for _ in range(len(backlog)):
                 entry = backlog.popleft()
                 (dropped if entry[0] is connection else backlog).append(entry)
-            for _, call, args in dropped:
-                if call == self._read:
-                    self._unread.discard(args[1])
 
     def _hear(self, path: Path, said: Entry) -> None:
         """A message of the process at the other end of `path`. It speaks for its own QPs only.
 
-        One that lies here already is not taken again: the peer only lost patience.
+        Of those that are about the same only the newest waits to be read: a peer that loses patience, or is out of its
+        mind, gives us no more to do.
         """
         connection = self.by_life.get(said.to)
         if connection is None:
@@ -458,16 +470,27 @@ class Driver:
             self.channel.unknown += 1
             return
         path.heard = True
-        if said not in self._unread:
-            self._unread.add(said)
-            self.later(connection, self._read, connection, said)
-
-    def _read(self, connection: Connection, said: Entry) -> None:
-        self._unread.discard(said)
         assert not isinstance(said.message, Ping)
-        peer = connection.peer  # it may be in another life since this was heard
-        if peer is not None and int(peer.life, 16) == said.sender:
-            connection.handle_message(said.message)
+        messages = self._mail.get(connection)
+        if messages is None:
+            messages = self._mail[connection] = {}
+        about = said.message.about
+        before = messages.get(about)
+        if before is not None:
+            assert not isinstance(before.message, Ping)
+            connection.superseded += 1
+            if before.sender == said.sender and said.message.age < before.message.age:
+                return
+        elif len(messages) >= MOST_UNREAD:
+            connection.superseded += 1
+            return
+        messages[about] = said
+
+    def _read(self, connection: Connection, messages: dict[tuple[object, ...], Entry]) -> None:
+        for said in messages.values():
+            peer = connection.peer  # it may be in another life since this was heard
+            if not connection.closed and peer is not None and int(peer.life, 16) == said.sender:
+                self.safely(connection, connection.handle_message, said.message)
 
     def _say_bye(self, path: Path, said: Entry) -> None:
         """Nobody of that name here (any more): our own BYE was lost, and the peer need not wait for its deadline."""
@@ -482,7 +505,7 @@ class Driver:
 
         Where there is more to do than time, this gets a part of it: most of it is said again, and not needed.
         """
-        if self._backlog and now < self._timeouts_ns:
+        if (self._backlog or self._mail) and now < self._timeouts_ns:
             return
         began = self.now_ns()
         left = SLICE
@@ -494,6 +517,9 @@ class Driver:
                 connection.timer_ns = None
                 self.schedule(connection, now + LATER_NS)
                 continue
+            messages = self._mail.pop(connection, None)
+            if messages is not None:  # at once: there may be new ones whenever it is looked
+                self._read(connection, messages)
             self.safely(connection, connection.on_time, now)
             left -= 1
             if not left:

@@ -2,6 +2,9 @@
 
 `shiftverbs.control` turns these into datagrams and back; the pure core only ever sees the classes here.
 Every message is idempotent: it carries whole state, so that a duplicate or a late copy does no harm.
+
+`about` is the same in two messages of which the later one says all that the earlier one did; `age` then tells which is
+the later one, where the network has turned them round (equal: the one that arrived last).
 """
 
 from __future__ import annotations
@@ -58,6 +61,16 @@ class Sync:
     seen_arm: int = -1
     settled: bool = False
 
+    @property
+    def about(self) -> tuple[object, ...]:
+        """One for each phase: an ABORT must not be lost in what comes behind it."""
+        return (Sync, self.phase)
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """Of the SWITCH, then of the target's life."""
+        return (self.epoch, self.target, self.arm)
+
 
 class ArmStep(enum.IntEnum):
     """Steps of ARM, in the words of the CM's handshake (IBA vol. 1, 12.9)."""
@@ -83,6 +96,16 @@ class Arm:
     address: PairAddress
     wanted: int = 0
 
+    @property
+    def about(self) -> tuple[object, ...]:
+        """One for each step on each pair."""
+        return (Arm, self.step, self.pair)
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """Of the epoch, then of the pair's life."""
+        return (self.epoch, self.arm, self.wanted)
+
 
 class MoveStep(enum.IntEnum):
     """Steps of MOVE."""
@@ -106,6 +129,16 @@ class Move:
     arm: int
     tx: int
 
+    @property
+    def about(self) -> tuple[object, ...]:
+        """One for each step: a direction has one MOVE at a time."""
+        return (Move, self.step)
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """Of the epoch, then of the MOVE."""
+        return (self.epoch, self.number)
+
 
 @dataclass(frozen=True, slots=True)
 class Prefer:
@@ -114,6 +147,16 @@ class Prefer:
     number: int
     target: int
     seen: bool = False
+
+    @property
+    def about(self) -> tuple[object, ...]:
+        """The wish, and that one was seen."""
+        return (Prefer, self.seen)
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """As the protocol compares them."""
+        return (self.number, self.target)
 
 
 Message = Sync | Arm | Move | Prefer

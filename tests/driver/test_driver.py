@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,11 +30,12 @@ from shiftverbs.async_events import AsyncEvents
 from shiftverbs.config import Config
 from shiftverbs.connection import Connection as RealConnection
 from shiftverbs.control import Entry, Ping
-from shiftverbs.control_channel import RETRY_FIRST_NS, TRUST_NS, ControlChannel
+from shiftverbs.control_channel import READ_AT_ONCE, RETRY_FIRST_NS, TRUST_NS, ControlChannel
 from shiftverbs.driver import (
     EXCHANGE_NS,
     HURRY_NS,
     LATER_NS,
+    MOST_UNREAD,
     PINGS_UNTIL_DEAD,
     QUIET_PING_NS,
     SLICE,
@@ -47,7 +49,7 @@ from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.fence import Fence
 from shiftverbs.looks import LOOK_NS, LOOK_SHARE
-from shiftverbs.messages import Arm, ArmStep, PairAddress, Phase, Sync
+from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
 from shiftverbs.nic_events import EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR
 from shiftverbs.runtime import Runtime
 from shiftverbs.seal import TAG_BYTES, Seals
@@ -102,6 +104,7 @@ class Connection:
         self.closed = self.wants_pings = False
         self.n_pairs = 1
         self.paths: list[Any] = []
+        self.superseded = 0
         self.bug = bug
         self.why = None
         self.told: list[str] = []
@@ -372,7 +375,7 @@ def test_pings_are_answered_while_a_thousand_qps_fail(driver: Driver, nic: Any, 
                 answered.append(failed(many))
         return True
 
-    def recv() -> list[Any]:
+    def recv(most: int) -> list[Any]:
         return peer.says(Entry(0, 0, Ping(len(answered) + 1, False)))
 
     port.send, port.recv = send, recv  # type: ignore[method-assign]
@@ -419,23 +422,113 @@ def heard_of(driver: Driver, nic: Any) -> tuple[Any, list[Any], Callable[..., No
     return one, heard, arrive
 
 
-def test_what_is_said_again_while_it_lies_here_is_heard_once(driver: Driver, nic: Any) -> None:
-    """A peer that loses patience with us must not give us more to do."""
+def test_of_what_a_peer_says_again_only_the_newest_is_read(driver: Driver, nic: Any) -> None:
+    """A peer that loses patience with us must not give us more to do. What the network turned round is not newer."""
     one, heard, arrive = heard_of(driver, nic)
     somebody = PairAddress(bytes(16), 0, 1, 0, 3)
     first, second = (Arm(ArmStep.REQ, 0, 1, number, somebody) for number in (1, 2))
+    other = Arm(ArmStep.REP, 0, 1, 1, somebody)
 
-    arrive(22, first, second, first, first)
+    arrive(22, first, other, second, first, first)
     driver.run()
-    assert heard == [first, second]
+    assert heard == [second, other] and one.superseded == 3
     arrive(22, first)
     driver.run()
-    assert heard == [first, second, first] and not driver._unread
+    assert heard == [second, other, first] and not driver._mail
     arrive(22, second)
     driver._collect(0)
     driver.drop_backlog(one)
     driver.run()
-    assert heard == [first, second, first] and not driver._unread and not driver._pending
+    assert heard == [second, other, first] and not driver._mail and not driver._pending
+    # What its former life said is not newer, whatever numbers that had come to.
+    arrive(22, replace(second, arm=99))
+    driver._collect(0)
+    one.peer = SimpleNamespace(life=f"{33:016x}")
+    arrive(33, first)
+    driver.run()
+    assert heard == [second, other, first, first]
+
+
+SOMEBODY = PairAddress(bytes(16), 0, 1, 0, 3)
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        [Sync(1, 1, phase, 2, False, SOMEBODY, 0) for phase in Phase],
+        [Arm(step, 1, pair, 2, SOMEBODY) for step in ArmStep for pair in (0, 1)],
+        [Move(step, 1, 2, 1, 1, 0) for step in MoveStep],
+        [Prefer(2, 1), Prefer(2, 1, True)],
+    ],
+    ids=["sync", "arm", "move", "prefer"],
+)
+def test_what_is_about_something_else_is_not_taken_for_newer(driver: Driver, nic: Any, newest: list[Any]) -> None:
+    """An ABORT is not lost in what comes behind it; of each kind the newest is read, in the order of their coming."""
+    _one, heard, arrive = heard_of(driver, nic)
+    older = [replace(each, **({"number": 1} if hasattr(each, "number") else {"epoch": 0})) for each in newest]
+    arrive(22, *older, *newest, *older)
+    driver.run()
+    assert heard == newest
+
+
+def test_what_a_peer_says_takes_no_more_room_than_it_can_mean(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """A peer that says something new each time, on pairs that do not exist: so much is kept, and read in turn."""
+    one, heard, arrive = heard_of(driver, nic)
+    for number in range(20):
+        arrive(22, *(Arm(ArmStep(n % 4), 0, n % 256, number, SOMEBODY) for n in range(1024)))
+        while driver.channel.port(nic).inbox:
+            driver._collect(clock.now)
+    assert len(driver._mail) == 1 and len(driver._mail[one]) == MOST_UNREAD
+    assert not driver._backlog and one.superseded == 20 * 1024 - MOST_UNREAD
+    driver.run()
+    assert len(heard) == MOST_UNREAD and {each.arm for each in heard} == {19}
+
+
+def test_what_happened_here_comes_before_what_is_said(driver: Driver, nic: Any) -> None:
+    """But where much happens here, a part of what is said is read all the same: who says it has deadlines."""
+    one, heard, arrive = heard_of(driver, nic)
+    happened: list[int] = []
+    read: list[int] = []
+    one.handle_message = lambda message: (heard.append(message), read.append(len(happened)))
+    arrive(22, Arm(ArmStep.REQ, 0, 1, 1, SOMEBODY))
+    driver._collect(0)
+    for number in range(2 * SLICE):
+        driver.later(one, happened.append, number)
+    driver._work()
+    assert read == [SLICE] and happened == list(range(SLICE))
+    driver._work()
+    assert happened == list(range(2 * SLICE))
+
+
+def test_who_is_never_silent_does_not_put_off_our_deadlines(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """What has come is read before, and then the deadline holds, whether or not there is more by then."""
+    one, heard, arrive = heard_of(driver, nic)
+    told: list[int] = []
+    one.on_time = lambda now: told.append(len(heard))
+    one.timer_ns = None
+    driver.schedule(one, clock.now)
+    arrive(22, Arm(ArmStep.REQ, 0, 1, 1, SOMEBODY))
+    driver._collect(clock.now)
+    driver._timeouts(clock.now)
+    assert told == [1] and not driver._mail
+
+
+def test_a_flood_is_read_in_pieces_and_to_the_end(driver: Driver, nic: Any) -> None:
+    """The driver looks at everything else in between; pings of the same peer are in the flood, and answered."""
+    _one, heard, _arrive = heard_of(driver, nic)
+    port, peer = driver.channel.port(nic), Peer(driver, nic)
+    peer.hears(*port.sent)
+    happened: list[int] = []
+    datagrams: list[Any] = []
+    for number in range(3 * READ_AT_ONCE):
+        datagrams += peer.says(Entry(11, 22, Arm(ArmStep.REQ, 0, 1, number, SOMEBODY)))
+    port.inbox = datagrams + peer.says(Entry(0, 0, Ping(5, False)))
+    port.sent.clear()
+    driver.post(lambda: happened.append(len(port.inbox)))
+    driver.run()
+    assert happened == [2 * READ_AT_ONCE + 1]
+    assert [each.arm for each in heard] == [n * READ_AT_ONCE - 1 for n in (1, 2, 3)] and port.inbox == []
+    assert [each.message for each in peer.hears(*port.sent)] == [Ping(5, True)]
 
 
 def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
@@ -747,6 +840,7 @@ class Port:
         self.sent: list[bytes] = []
         self.inbox: list[Any] = []
         self.gone: list[int] = []
+        self.more = False
 
     def create_ah(self, **attrs: Any) -> int:
         if not self.ah:
@@ -760,8 +854,9 @@ class Port:
         self.sent.append(message)
         return True
 
-    def recv(self) -> list[Any]:
-        found, self.inbox = self.inbox, []
+    def recv(self, most: int) -> list[Any]:
+        found, self.inbox = self.inbox[:most], self.inbox[most:]
+        self.more = bool(self.inbox)
         return found
 
 
@@ -1159,7 +1254,7 @@ def test_what_a_former_life_of_the_peer_said_is_not_for_its_next(driver: Driver,
     driver.post(found)
     arrive(22, request)
     driver.run()
-    assert heard == [] and not driver._unread
+    assert heard == [] and not driver._mail
     arrive(33, request)
     driver.run()
     assert len(heard) == 1
@@ -1214,24 +1309,21 @@ def test_a_run_that_fails_is_repeated(driver: Driver, clock: SimpleNamespace, mo
 
 
 def test_the_collector_may_close_a_qp_wherever_we_are(driver: Driver, nic: Any) -> None:
-    """It runs where objects are made, as when one of the messages that lie here is looked up."""
-    somebody = PairAddress(bytes(16), 0, 1, 0, 3)
+    """It runs where objects are made, and finalizers where the last reference to something goes."""
     first, second = add(driver, Connection(nic)), add(driver, Connection(nic))
     collect: list[Any] = []
 
-    class Said(Entry):
-        def __hash__(self) -> int:
+    class Said:
+        def __del__(self) -> None:
             if collect:
                 driver.drop_backlog(collect.pop())
-            return hash(self.message)
 
     for each in (first, second, first, second):
-        said = Said(11, 22, Arm(ArmStep.REQ, 0, 1, len(driver._unread), somebody))
-        driver._unread.add(said)
-        driver.later(each, driver._read, each, said)  # type: ignore[arg-type]
+        driver._mail[each] = {("anything",): Said()}  # type: ignore[dict-item, index]
+        driver.later(each, print, Said())  # type: ignore[arg-type]
     collect.append(second)
     driver.drop_backlog(first)  # type: ignore[arg-type]
-    assert not collect and not driver._backlog and not driver._pending and not driver._unread
+    assert not collect and not driver._backlog and not driver._pending and not driver._mail
 
 
 def waits(nic: Any) -> list[tuple[str, int]]:
@@ -1590,12 +1682,11 @@ def test_a_qp_that_the_collector_closes_leaves_no_message_behind(driver: Driver,
     """While a message for it is noted."""
     one = add(driver, Connection(nic))
     said = Entry(11, 22, Arm(ArmStep.REQ, 0, 1, 1, PairAddress(bytes(16), 0, 1, 0, 3)))
-    driver._unread.add(said)
     driver.drop_backlog(one)  # type: ignore[arg-type]
     one.closed = True
-    driver.later(one, driver._read, one, said)  # type: ignore[arg-type]
+    driver._mail[one] = {said.message.about: said}  # type: ignore[index, union-attr]
     driver.run()
-    assert not driver._unread and not driver._pending
+    assert not driver._mail and not driver._pending and "handle_message" not in one.told
 
 
 def test_a_qp_that_the_collector_closes_gets_no_connection(

@@ -305,6 +305,27 @@ def case_flood_is_received_in_bounded_pieces_and_to_the_end() -> None:
     assert arrived == 30 * 16 and bench.port.recv() == []
 
 
+def case_a_bounded_recv_tells_what_it_left() -> None:
+    """What came before the CQ was armed makes no event: who reads a part must be told that there is more."""
+    bench = Bench()
+    told = 0
+    for count in (1, 16, 40, 64):
+        for _ in range(count):
+            until(lambda: bench.to_self(b"f"))
+        got = 0
+        while got < count:
+            assert bench.port.more or select.select([bench.port.fd], [], [], 30)[0], "neither told nor announced"
+            part = len(bench.port.recv(8))
+            assert part < 8 + 16, "a batch too many at most"
+            assert bench.port.more == (part >= 8)
+            told += bench.port.more
+            got += part
+        assert got == count
+        bench.port.recv(8)
+        assert not bench.port.more
+    assert told
+
+
 def case_close_in_any_order_and_twice() -> None:
     _nic.close_device(_nic.open_device("soft0"))  # what the software RNIC keeps for ever is there now
     before = fds()
