@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data path: what lies between an application's post/poll and the hardware's queues.
 
-The work is done on C records, in three declaration files whose functions are compiled in here:
+The work is done on C records, in four declaration files whose functions are compiled in here:
 
 | part | where |
 |---|---|
 | hash maps | `_map.pxd` |
 | journal rings, pairs, WC buffer, event ring; appending, handing over, retiring | `_journal.pxd` |
 | one WC between hardware and application; posting | `_dispatch.pxd` |
+| which replays would be seen | `_replay.pxd` |
 | attention, events, key maps, CQCore | this file |
 | ChannelCore | `_core_channel.pxi` |
 | QPCore | `_core_qp.pxi` |
@@ -33,14 +34,15 @@ from posix.unistd cimport close as posix_close, read as posix_read, write as pos
 from shiftverbs._dispatch cimport (
     POLL_BATCH, begin_end, cq_drain, dispatch, is_plain, make_room, qp_post_recv, qp_post_send, start_fence,
 )
-from shiftverbs cimport _journal
+from shiftverbs cimport _journal, _replay
 from shiftverbs._journal cimport (
-    EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED,
+    EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, cq_pop, cq_push, cq_reserve, cq_signal, emit, forget_events, has_payload, key_none,
     make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv, pump_send, rdma_opcodes, recv_rec, send_rec,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
+from shiftverbs._replay cimport Seen, replay_seen
 from shiftverbs.libverbs cimport (
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,

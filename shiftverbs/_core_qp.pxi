@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # QPCore: the journal of one application QP and the driver's primitives on it. Included by _core.pyx.
 
+# What reasons call the operations that may be part of one.
+cdef dict OPERATIONS = {
+    IBV_WR_SEND: 'SEND', IBV_WR_SEND_WITH_IMM: 'SEND_WITH_IMM', IBV_WR_RDMA_WRITE: 'WRITE',
+    IBV_WR_RDMA_WRITE_WITH_IMM: 'WRITE_WITH_IMM', IBV_WR_RDMA_READ: 'READ',
+}
+
+
 cdef uint64_t ring_slots(uint64_t n) noexcept nogil:
     """The next power of two, so that a sequence number is turned into a slot by a mask."""
     cdef uint64_t slots = 1
@@ -553,16 +560,17 @@ cdef class QPCore:
         pair.generation = generation
         pair.fencing = fencing
 
-    def unsafe_reason(self, k=None, bint cqes_lost=False):
+    def unsafe_reason(self, k=None, bint cqes_lost=False, bint receipts_lost=False):
         """Why replaying what the hardware was given could do harm, or None.
 
-        cqes_lost: a NIC died and may have kept completions to itself: a signaled READ proves no more than another.
+        cqes_lost: a NIC died and may have kept completions to itself: what was to show one and did not may be complete.
+        receipts_lost: the peer's NIC may have kept those of receives: its counter proves less than was executed.
         WRs never handed over, and those proven executed, are safe. With `k` only that pair's keys count; without,
         memory that cannot be shadowed counts when no attached backup can.
         """
         cdef uint64_t seq
         cdef SendRec *rec
-        cdef bint read_seen = False
+        cdef Seen seen
         cdef int i
         cdef int only = -1
         if k is not None:
@@ -580,11 +588,6 @@ cdef class QPCore:
                 return 'a local invalidate is outstanding'
             if rec.wr.opcode == IBV_WR_SEND_WITH_INV:
                 return 'a SEND with invalidate is outstanding'
-            if rec.wr.opcode == IBV_WR_RDMA_READ:
-                read_seen = read_seen or cqes_lost or not rec.state & REC_SIGNALED
-            elif (read_seen and rec.app_flags & IBV_SEND_FENCE
-                    and opcode_in(rec.wr.opcode, (1u << IBV_WR_RDMA_WRITE) | (1u << IBV_WR_RDMA_WRITE_WITH_IMM))):
-                return 'a fenced WRITE is outstanding behind a READ that may be complete'
             if opcode_in(rec.wr.opcode, rdma_opcodes()) and has_payload(rec):
                 if self.unshadowable(self.q.remote_keys, rec.wr.wr.rdma.rkey, only):
                     return f"the peer cannot shadow the memory of rkey {rec.wr.wr.rdma.rkey:#x}"
@@ -593,7 +596,22 @@ cdef class QPCore:
             for i in range(rec.wr.num_sge):
                 if rec.wr.sg_list[i].length and self.unshadowable(self.q.local_keys, rec.wr.sg_list[i].lkey, only):
                     return f"the memory of lkey {rec.wr.sg_list[i].lkey:#x} cannot be shadowed"
-        return None
+        seen = replay_seen(&self.q, cqes_lost, receipts_lost)
+        return self.what_was_seen(seen) if seen.how else None
+
+    cdef str what_was_seen(self, Seen seen):
+        """A replay that would be seen, in words."""
+        if seen.how == _replay.SEEN_NO_MEMORY:
+            return 'no memory to find out whether a replay would be seen'
+        first, second = self.describe(seen.first), self.describe(seen.second)
+        if seen.how == _replay.SEEN_OVERWRITTEN:
+            return f'the {first} would be sent again from memory that the {second} may have overwritten'
+        return f'the fenced {second} is outstanding behind the {first}, which may be complete'
+
+    cdef str describe(self, uint64_t seq):
+        """A send WR by its operation and the application's wr_id."""
+        cdef SendRec *rec = send_rec(&self.q, seq)
+        return f"{OPERATIONS.get(rec.wr.opcode, 'WR')} with wr_id {rec.app_wr_id}"
 
     cdef bint unshadowable(self, Map *m, uint32_t key, int only) noexcept:
         cdef MapSlot *slot

@@ -25,7 +25,7 @@ from .control_channel import Path
 from .events import Action, Status
 from .exchanger.records import QpRecord
 from .fence import Fence
-from .messages import Message, Sync
+from .messages import Message, Phase, Sync
 from .pair_protocol import LocalPair, PairProtocol
 from .pairing import Pairing
 from .rebuild import Rebuild
@@ -399,7 +399,8 @@ class Connection:
 
     def handle_message(self, message: Message) -> None:
         """A control message from this connection's peer."""
-        unsafe = self.core.unsafe_reason() if isinstance(message, Sync) else None
+        asked = isinstance(message, Sync) and message.phase is Phase.ASK
+        unsafe = self._unsafe_soon() if asked else None
         self.feed(ev.MessageReceived(message, unsafe))
 
     def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
@@ -407,11 +408,15 @@ class Connection:
         p = self.protocol
         if p is None or p.over or self.status is not Status.PROTECTED:
             return
-        unsafe = self.core.unsafe_reason() if advisory else None
+        unsafe = self._unsafe_soon() if advisory else None
         was = p.switching
         if not was and k in (p.send_pair, p.recv_pair) and not (advisory and unsafe):
             self.timeline.seen(t_ns)
         self.feed(ev.PathFailed(k, reason, advisory, unsafe))
+
+    def _unsafe_soon(self) -> str | None:
+        """What could not be replayed, now or when more of what is outstanding has completed: for a question."""
+        return self.core.unsafe_reason(cqes_lost=True)
 
     def path_changed(self, path: Path) -> None:
         """Health of one of our paths."""
@@ -591,8 +596,10 @@ class Connection:
     def _fenced(self, number: int) -> None:
         self.fence = None
         rx, acked, wired = self.core.counters()
-        unsafe = self.core.unsafe_reason(cqes_lost=any(self.nic(k).dead for k in range(self.n_pairs)))
-        self.feed(ev.FenceCompleted(number, rx, acked, wired, unsafe))
+        lost = any(self.nic(k).dead for k in range(self.n_pairs))
+        unsafe = self.core.unsafe_reason(cqes_lost=lost)
+        if_lost = self.core.unsafe_reason(cqes_lost=lost, receipts_lost=True)
+        self.feed(ev.FenceCompleted(number, rx, acked, wired, unsafe, lost, if_lost))
 
     def _reset_pair(self, action: ev.ResetPair) -> None:
         self.rebuild.reset(action)

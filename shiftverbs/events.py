@@ -32,6 +32,8 @@ class FenceCompleted:
     """Every pair of `Fence` action `number` is fenced; the counters are final.
 
     rx, acked, wired: two-sided messages received, completed, handed to hardware. unsafe: see `PathFailed`.
+    receipts_lost: a NIC died here and may have taken completions of receives with it. unsafe_if_lost: what could not
+    be replayed, in addition, if that happened to the peer.
     """
 
     number: int
@@ -39,6 +41,8 @@ class FenceCompleted:
     acked: int
     wired: int
     unsafe: str | None = None
+    receipts_lost: bool = False
+    unsafe_if_lost: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

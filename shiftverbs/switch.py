@@ -219,6 +219,9 @@ class SwitchProcedure(PairState):
                 else f"the peer received {peer.rx} messages, but only {final.wired} were sent"
             )
             return
+        if peer.receipts_lost and final.unsafe_if_lost is not None:
+            self._abort(f"the peer's NIC died with receipts, and work cannot be replayed: {final.unsafe_if_lost}")
+            return
         s.done = True
         self._tried = set()
         if self.status is Status.PAIRING:
@@ -251,6 +254,7 @@ class SwitchProcedure(PairState):
             seen_phase=int(s.peer.phase) if s.peer is not None else -1,
             seen_arm=s.peer.arm if s.peer is not None else -1,
             settled=s.settled,
+            receipts_lost=s.final is not None and s.final.receipts_lost,
         )
 
     def _send_sync(self, s: Switch) -> None:

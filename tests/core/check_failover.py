@@ -721,18 +721,6 @@ def test_unsafe_opcodes(guarded: World, opcode: int, why: str) -> None:
     assert w.qp.unsafe_reason() is None
 
 
-def test_fenced_write_behind_an_unsignaled_read(guarded: World) -> None:
-    w = guarded
-    w.send(0, READ, SIGNALED)
-    w.send(1, WRITE, FENCE)
-    assert w.qp.unsafe_reason() is None
-    w.send(2, READ, 0)
-    w.send(3, WRITE, 0)
-    assert w.qp.unsafe_reason() is None
-    w.send(4, WRITE, FENCE)
-    assert "fenced WRITE" in (w.qp.unsafe_reason() or "")
-
-
 # --- abort
 
 

@@ -122,6 +122,7 @@ class Comparison:
             lambda wc: self.wcs.append((wc[0], wc[1].wr_id, wc[2])),
         )
         self.wr_ids = 0
+        self.areas: list[list[Any]] = [[0] for _ in range(4)]  # memory of send WRs: some have the same
         self.broken: set[int] = set()  # pairs in ERR
         self.fenced: set[int] = set()
         self.used = {0}
@@ -197,6 +198,8 @@ class Comparison:
     def post_send(self, opcode: str, signaled: bool, fence: bool) -> None:
         self.wr_ids += 1
         wr = Wr("a", self.wr_ids, opcode, 0, 0, signaled, fence, False)
+        area = self.rng.randrange(len(self.areas))
+        wr.buf = self.areas[area]
         flags = (SIGNALED if signaled else 0) | (fake.FENCE if fence else 0)
         err = self.model.post_send(wr)
         if err == errno.ENOMEM and self.hw[self.model.send_pair].cqes:
@@ -204,7 +207,7 @@ class Comparison:
             self.model_drain(self.model.send_pair)
             err = self.model.post_send(wr)
         try:
-            self.world.send(self.wr_ids, OPCODES[opcode], flags)
+            self.world.send(self.wr_ids, OPCODES[opcode], flags, sges=[(0x1000 + 64 * area, 64, 1)])
         except PyverbsRDMAError as error:
             assert error.error_code == err
         else:
@@ -497,7 +500,10 @@ class Comparison:
         assert (core.send_pair, core.recv_pair) == (model.send_pair, model.recv_pair)
         assert (core.send_is_open, core.recv_is_open) == (model.send_open, model.recv_open)
         assert core.guarded == model.guarded
-        assert (core.unsafe_reason() is None) == (model.unsafe_reason() is None)
+        for cqes, receipts in ((False, False), (False, True), (True, False), (True, True)):
+            left = core.unsafe_reason(cqes_lost=cqes, receipts_lost=receipts)
+            right = model.unsafe_reason(cqes, receipts)
+            assert (left is None) == (right is None), (left, right)
 
 
 def compare(seed: int) -> None:

@@ -674,7 +674,7 @@ def fence_of(driver: Driver, nic: Any, deadline_ns: int) -> tuple[Fence, list[An
     ends: list[Any] = []
     core = SimpleNamespace(
         begin_fence=lambda k: None, post_marker=lambda k: 0, fence_state=lambda k: (False, False),
-        counters=lambda: (0, 0, 0), unsafe_reason=lambda cqes_lost: None,
+        counters=lambda: (0, 0, 0), unsafe_reason=lambda cqes_lost, receipts_lost=False: None,
     )  # fmt: skip
     connection: Any = Connection(nic)
     connection.driver, connection.core, connection.timer_ns = driver, core, None

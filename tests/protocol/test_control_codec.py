@@ -37,6 +37,7 @@ SYNCS = st.builds(
     st.sampled_from([-1, *map(int, Phase)]),
     st.integers(-1, 2**63 - 1),
     st.booleans(),
+    st.booleans(),
 )
 ARMS = st.builds(Arm, st.sampled_from(ArmStep), U64, U8, U64, ADDRESSES, U64)
 MOVES = st.builds(Move, st.sampled_from(MoveStep), U64, U64, U8, U64, U64)
@@ -46,7 +47,7 @@ ENTRIES = st.builds(Entry, U64, U64, st.one_of(SYNCS, ARMS, MOVES, PREFERS, PING
 
 ADDRESS = PairAddress(b"\xfe\x80" + bytes(13) + b"\x01", 7, 0x123456, 0xABCDEF, 5)
 EXAMPLES = {
-    "sync": Sync(3, 1, Phase.READY, 9, True, ADDRESS, 1234, 2, 2, 9, True),
+    "sync": Sync(3, 1, Phase.READY, 9, True, ADDRESS, 1234, 2, 2, 9, True, True),
     "arm": Arm(ArmStep.REP, 3, 1, 9, ADDRESS, 8),
     "move": Move(MoveStep.MOVED, 3, 4, 0, 9, 77),
     "prefer": Prefer(2, 1, True),

@@ -176,5 +176,6 @@ def test_messages_carry_whole_state() -> None:
             "seen_phase",
             "seen_arm",
             "settled",
+            "receipts_lost",
         )
     }

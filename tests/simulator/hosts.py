@@ -39,6 +39,7 @@ class Application:
         self.inbox: deque[tuple[Any, ...]] = deque()
         self.received: list[tuple[int, Any]] = []
         self.reads: list[tuple[Wr, Any]] = []
+        self.unread: deque[Wr] = deque()  # READs and atomics whose results are not there yet
         self.next_recv = 0
         self.poll_due = False
         self.failed = False
@@ -79,6 +80,8 @@ class Application:
                 return
             self.plan.popleft()
             self.posted.append(wr)
+            if wr.opcode in ("READ", "FADD"):
+                self.unread.append(wr)
             if wr.inline:
                 wr.buf[0] = -7  # the application uses the memory again at once
             self.backlog -= 1
@@ -131,9 +134,11 @@ class Application:
                 wr: Wr = what
                 self.wcs.append(("send", wr, status))
                 if status == "SUCCESS":
-                    if wr.opcode in ("READ", "FADD"):
-                        self.reads.append((wr, wr.buf[0]))
-                    else:
+                    # It completes those before it that are not signaled.
+                    while self.unread and self.unread[0].index <= wr.index:
+                        read = self.unread.popleft()
+                        self.reads.append((read, read.buf[0]))
+                    if wr.opcode not in ("READ", "FADD") and not wr.shared:
                         wr.buf[0] = -9  # complete: the memory is the application's again
                 else:
                     self.failed = True
@@ -247,14 +252,15 @@ class Side:
     def path_failed(self, k: int, reason: str, advisory: bool = False) -> None:
         if self.plain or self.protocol.status is not Status.PROTECTED:
             return
-        unsafe = self.journal.unsafe_reason() if advisory else None
+        unsafe = self.journal.unsafe_reason(cqes_lost=True) if advisory else None
         self.feed(ev.PathFailed(k, reason, advisory, unsafe))
 
     def message(self, message: Any) -> None:
         if self.app.closed:
             self._say_bye(message)
             return
-        unsafe = self.journal.unsafe_reason() if isinstance(message, Sync) else None
+        asked = isinstance(message, Sync) and message.phase is Phase.ASK
+        unsafe = self.journal.unsafe_reason(cqes_lost=True) if asked else None
         self.feed(ev.MessageReceived(message, unsafe))
 
     def _say_bye(self, message: Any) -> None:
@@ -382,7 +388,9 @@ class Side:
             self.ended()
             return
         rx, acked, wired = self.journal.counters()
-        self.feed(ev.FenceCompleted(work[0], rx, acked, wired, self.journal.unsafe_reason()))
+        lost = any(nic.dead for nic in self.nics)
+        unsafe, if_lost = self.journal.unsafe_reason(lost), self.journal.unsafe_reason(lost, receipts_lost=True)
+        self.feed(ev.FenceCompleted(work[0], rx, acked, wired, unsafe, lost, if_lost))
 
     def fence_expired(self, work: list[Any]) -> None:
         if work is not self.fence:

@@ -18,7 +18,10 @@ PATH_ERRORS = frozenset({"RETRY_EXC_ERR", "WR_FLUSH_ERR"})
 
 
 class Wr:
-    """A send WR of the application. buf: its memory, one number; data: what it held when it was posted."""
+    """A send WR of the application. buf: its memory, one number; data: what it held when it was posted.
+
+    shared: a READ and a WR before it have the same memory.
+    """
 
     __slots__ = (
         "buf",
@@ -29,6 +32,7 @@ class Wr:
         "opcode",
         "posted_ns",
         "remote",
+        "shared",
         "side",
         "signaled",
         "wr_id",
@@ -54,6 +58,7 @@ class Wr:
         self.signaled = signaled
         self.fence = fence
         self.inline = inline
+        self.shared = False
         self.wr_id = index
         self.posted_ns = 0
 
@@ -424,20 +429,50 @@ class Journal:
             Wqe(self.hw_id(False, ARM, k, self.tail), "SEND", [0], 0, True, False, None)
         )
 
-    def unsafe_reason(self) -> str | None:
-        """What hardware has, is not proven, and must not run twice."""
-        read_seen = False
-        for i in range(self.wired - self.head):
-            rec = self.sends[i]
-            if rec.proven:
-                continue
-            if rec.wr.opcode == "FADD":
-                return "an atomic is outstanding"
+    def unsafe_reason(self, cqes_lost: bool = False, receipts_lost: bool = False) -> str | None:
+        """What hardware has, is not proven, and must not run twice. …_lost: by a dead NIC of ours, of the peer's."""
+        given = [rec for rec in list(self.sends)[: self.wired - self.head] if not rec.proven]
+        if any(rec.wr.opcode == "FADD" for rec in given):
+            return "an atomic is outstanding"
+        # What was to show a completion and has not is not complete, unless the NIC took it along.
+        owes = [rec.hw_signaled and not cqes_lost for rec in given]
+        return self.overwritten(given, owes, receipts_lost) or self.behind_fence(given, owes, receipts_lost)
+
+    def overwritten(self, given: list[Record], owes: list[bool], receipts_lost: bool) -> str | None:
+        """The bytes of one WR lie where a later READ may have landed."""
+        sent: list[Record] = []
+        for rec, owing in zip(given, owes, strict=True):
             if rec.wr.opcode == "READ":
-                # A signaled READ shows its completion before what waits for it runs, unless the NIC died in between.
-                read_seen = read_seen or not rec.wr.signaled or self.pairs[self.send_pair].qp.nic.dead
-            elif read_seen and rec.wr.fence and rec.wr.opcode in ("WRITE", "WRITE_IMM"):
-                return "a fenced WRITE is outstanding behind an unsignaled READ"
+                for other in sent:
+                    if other.buf is rec.buf:
+                        return f"{other.wr} would be sent again from where {rec.wr} landed"
+            elif rec.wr.opcode in TWO_SIDED and not receipts_lost:
+                sent = []  # executed it proves what is before; not executed nothing behind it was
+            else:
+                sent.append(rec)
+            if owing:
+                break  # nothing behind it was answered
+        return None
+
+    def behind_fence(self, given: list[Record], owes: list[bool], receipts_lost: bool) -> str | None:
+        """A READ that may be complete, a fence that waited for it, a WRITE there or behind."""
+        before: Record | None = None
+        held: Record | None = None
+        incomplete = False
+        for i, rec in enumerate(given):
+            if rec.wr.fence:
+                if incomplete:
+                    break
+                before, held = None, held or before
+            if rec.wr.opcode == "READ":
+                if any(owes[: i + 1]):
+                    incomplete = True
+                else:
+                    before = before or rec
+            elif rec.wr.opcode in TWO_SIDED and not receipts_lost:
+                held = None
+            elif held is not None and rec.wr.opcode in ("WRITE", "WRITE_IMM"):
+                return f"{held.wr} would be repeated behind the fenced {rec.wr}"
         return None
 
     def trim(self, peer_rx: int) -> None:

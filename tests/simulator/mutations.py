@@ -289,7 +289,58 @@ def forget_the_outstanding_receives() -> Iterator[None]:
 
 @mutation("an atomic that hardware has is never replayed")
 def replay_atomics() -> Iterator[None]:
-    with mock.patch.object(Journal, "unsafe_reason", lambda journal: None):
+    with mock.patch.object(Journal, "unsafe_reason", lambda journal, cqes_lost=False, receipts_lost=False: None):
+        yield
+
+
+@mutation("what a READ may have overwritten is not sent again")
+def send_again_what_a_read_overwrote() -> Iterator[None]:
+    with mock.patch.object(Journal, "overwritten", lambda journal, given, owes, receipts_lost: None):
+        yield
+
+
+@mutation("a READ is not repeated behind a WRITE that a fence kept behind it")
+def repeat_a_read_behind_a_fence() -> Iterator[None]:
+    with mock.patch.object(Journal, "behind_fence", lambda journal, given, owes, receipts_lost: None):
+        yield
+
+
+@mutation("a fence orders all behind it, not only the WR that carries it")
+def fence_only_the_wr_that_carries_it() -> Iterator[None]:
+    def behind_fence(journal: Journal, given: list[Any], owes: list[bool], receipts_lost: bool) -> str | None:
+        read = False
+        for rec, owing in zip(given, owes, strict=True):
+            if rec.wr.opcode == "READ":
+                read = read or not owing
+            elif read and rec.wr.fence and rec.wr.opcode in ("WRITE", "WRITE_IMM"):
+                return "a fenced WRITE behind a READ"
+        return None
+
+    with mock.patch.object(Journal, "behind_fence", behind_fence):
+        yield
+
+
+@mutation("a dead NIC may have taken along the completion that would have told")
+def trust_a_dead_nic_to_have_told() -> Iterator[None]:
+    original = Journal.unsafe_reason
+
+    def unsafe_reason(journal: Journal, cqes_lost: bool = False, receipts_lost: bool = False) -> str | None:
+        return original(journal, False, receipts_lost)
+
+    with mock.patch.object(Journal, "unsafe_reason", unsafe_reason):
+        yield
+
+
+@mutation("where the peer's NIC died, its counter says less than was executed")
+def trust_the_counter_of_a_dead_nic() -> Iterator[None]:
+    original = Side.feed
+
+    def feed(side: Side, event: ev.Event) -> None:
+        if isinstance(event, ev.FenceCompleted):
+            event = replace(event, receipts_lost=False)
+        original(side, event)
+
+    with mock.patch.object(Side, "feed", feed):
         yield
 
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a replay must not show: bytes that nobody wrote, and a READ's result that changes behind a fence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import wait_until
+from hosts import Host, Network
+
+LENGTH = 4096  # four packets
+
+
+def gave_up(*hosts: Host) -> None:
+    """Wait until both sides know that the pairing is over."""
+    for h in hosts:
+        wait_until(lambda h=h: h("ep.shift()['status']") == "FAILED", what="both sides know")
+
+
+@pytest.mark.parametrize(
+    ("operation", "landing", "survives"),
+    [("RDMA_WRITE", 1, False), ("RDMA_WRITE", 5, True), ("RDMA_WRITE_WITH_IMM", 1, True), ("SEND", 1, True)],
+)
+def test_memory_that_a_read_overwrites_is_not_sent_again(
+    network: Network, faults: Any, operation: str, landing: int, survives: bool
+) -> None:
+    """Slot 1 goes out unsignaled, then a READ lands there, or in slot 5; the last packet of its response is lost.
+
+    What the peer counts is not sent again: there the READ alone is repeated.
+    """
+    a, b = network.protected()
+    b(f"ep.fill(2, 'o' * {LENGTH}); ep.fill(3, 'r' * {LENGTH}); ep.recv(2)")
+    faults.drop("a/soft0", direction="rx", opcode="RC_READ_RESP_LAST", then="down")
+    a(
+        f"ep.fill(1, 'w' * {LENGTH})\n"
+        f"ep.post('{operation}', slot=1, remote_slot=2, length={LENGTH}, wr_id=11, signaled=False)\n"
+        f"ep.post('RDMA_READ', slot={landing}, remote_slot=3, length={LENGTH}, wr_id=12)"
+    )
+    if not survives:
+        assert [wc[:2] for wc in a("ep.poll(2)")] == [[11, "RETRY_EXC_ERR"], [12, "WR_FLUSH_ERR"]]
+        gave_up(a, b)
+        why = a("ep.shift()['why']")
+        assert "wr_id 11" in why and "wr_id 12" in why, why
+    else:
+        assert [wc[:2] for wc in a("ep.poll(1)")] == [[12, "SUCCESS"]]
+        assert a("ep.shift()['path']") == "soft1"
+        assert a(f"ep.text({landing}, {LENGTH})") == "r" * LENGTH
+    assert b(f"ep.text(2, {LENGTH})") == "w" * LENGTH
+
+
+@pytest.mark.parametrize(("behind", "count"), [("RDMA_WRITE", 3), ("RDMA_WRITE_WITH_IMM", 1)])
+def test_a_read_that_a_fence_completed_is_not_repeated(
+    network: Network, faults: Any, behind: str, count: int
+) -> None:
+    """READ, a fenced READ of something else, a WRITE of what the first one read: its acknowledgement is lost."""
+    a, b = network.protected()
+    b("ep.fill(3, 'before'); ep.fill(4, 'other'); ep.recv(9)")
+    faults.drop("a/soft0", direction="rx", opcode="ack", then="down")
+    a(
+        "ep.fill(6, 'behind')\n"
+        "ep.post('RDMA_READ', slot=1, remote_slot=3, length=6, wr_id=21, signaled=False)\n"
+        "ep.post('RDMA_READ', slot=5, remote_slot=4, length=5, wr_id=22, signaled=False, flags=e.IBV_SEND_FENCE)\n"
+        f"ep.post('{behind}', slot=6, remote_slot=3, length=6, wr_id=23)"
+    )
+    wait_until(lambda: b("ep.text(3, 6)") == "behind", what="the WRITE was executed")
+    wcs = [wc[:2] for wc in a(f"ep.poll({count})")]
+    assert a("ep.text(1, 6)") == "before", wcs
+    if behind == "RDMA_WRITE_WITH_IMM":
+        assert wcs == [[23, "SUCCESS"]]
+    else:
+        assert wcs == [[21, "RETRY_EXC_ERR"], [22, "WR_FLUSH_ERR"], [23, "WR_FLUSH_ERR"]]
+        gave_up(a, b)
+        why = a("ep.shift()['why']")
+        assert "wr_id 21" in why and "wr_id 23" in why, why

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Short stories, each of a replay that would be seen, and the mutations that show it. Chance finds them seldom.
+
+Each returns the network at the end, for the checkers; failover has given up there, and says because of which WRs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulator.hosts import Network, Side
+from simulator.journal import Wr
+from simulator.rnic import MS, Packet
+
+from shiftverbs.events import Status
+
+
+def protected() -> Network:
+    net = Network(1)
+    net.clock.run(30 * MS)
+    assert net.a.statuses == net.b.statuses == [Status.PROTECTED]
+    return net
+
+
+def post(side: Side, opcode: str, cell: int = 0, signaled: bool = False, fence: bool = False) -> Wr:
+    app = side.app
+    wr = Wr(side.name, len(app.posted) + len(app.plan), opcode, cell, 0, signaled, fence, inline=False)
+    wr.buf[0] = wr.data = wr.index + 1 if opcode != "READ" else -1
+    app.plan.append(wr)
+    return wr
+
+
+def go(net: Network) -> None:
+    """Post all that is planned at once, and let it be executed."""
+    for _ in range(len(net.a.app.plan)):
+        net.a.app.due()
+    net.clock.run(net.clock.now + MS // 10)
+
+
+def lose_acks(net: Network) -> None:
+    net.links["b", 0].drops += [lambda p: isinstance(p, Packet) and p.kind == "ack"] * 3
+
+
+def end(net: Network, *seen: Wr) -> Network:
+    net.clock.run(net.clock.now + 2000 * MS)
+    assert all(net.a.over is None or str(wr) in net.a.over for wr in seen), net.a.over
+    return net
+
+
+def a_read_lands_where_a_write_came_from() -> Network:
+    net = protected()
+    write, read = post(net.a, "WRITE", 1), post(net.a, "READ", 2)
+    read.buf = write.buf
+    read.shared = write.shared = True
+    post(net.a, "WRITE", 3, signaled=True)
+    lose_acks(net)
+    go(net)
+    net.port("a", 0, False, None)
+    return end(net, write, read)
+
+
+def a_fence_in_between() -> Network:
+    net = protected()
+    read = post(net.a, "READ", 1)
+    post(net.a, "READ", 2, fence=True)
+    write = post(net.a, "WRITE", 1, signaled=True)
+    lose_acks(net)
+    go(net)
+    net.port("a", 0, False, None)
+    return end(net, read, write)
+
+
+def a_dead_nic_kept_the_reads_completion() -> Network:
+    net = protected()
+    read, write = post(net.a, "READ", 1, signaled=True), post(net.a, "WRITE", 1, signaled=True, fence=True)
+    net.hold_cqes("a", 0, True)
+    go(net)
+    net.kill("a", 0)
+    return end(net, read, write)
+
+
+def the_peers_dead_nic_kept_the_receipt() -> Network:
+    net = protected()
+    send, read = post(net.a, "SEND"), post(net.a, "READ", 1)
+    read.buf = send.buf
+    read.shared = send.shared = True
+    post(net.a, "WRITE", 3, signaled=True)
+    lose_acks(net)
+    net.hold_cqes("b", 0, True)
+    go(net)
+    net.kill("b", 0)
+    return end(net, send, read)
+
+
+#: Each story with the mutations that must show in it.
+STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
+    a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
+    a_fence_in_between: ("repeat_a_read_behind_a_fence", "fence_only_the_wr_that_carries_it"),
+    a_dead_nic_kept_the_reads_completion: ("trust_a_dead_nic_to_have_told", "repeat_a_read_behind_a_fence"),
+    the_peers_dead_nic_kept_the_receipt: ("trust_the_counter_of_a_dead_nic",),
+}
