@@ -20,6 +20,8 @@ from .qp_attributes import INIT, RTR, RTS
 if TYPE_CHECKING:
     from .connection import Connection
 
+ACCESS_REMOTE_ATOMIC = 8
+ATOMIC_GLOB = 2  # enum ibv_atomic_cap: atomic to whatever else is done to that memory, other NICs' atomics included
 QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS = 0, 1, 2, 3
 # What the application has not given yet, because its QP only receives so far.
 _NOT_GIVEN = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
@@ -55,6 +57,18 @@ class Rebuild:
         else:
             self._reset(k, arm, dummy)
 
+    def _access(self, k: int) -> int:
+        """The peer's rights on pair k: the application's, but atomics on a backup only where they are atomic there.
+
+        A peer may reach a word by one NIC while another peer's QP, or another process's, is at another NIC; most NICs
+        are atomic to themselves alone (ATOMIC_HCA).
+        """
+        c = self._c
+        access: int = c.shadow.attrs.get("qp_access_flags", 0)
+        if k and any(c.nic(n).limits["atomic_cap"] != ATOMIC_GLOB for n in range(c.n_pairs)):
+            access &= ~ACCESS_REMOTE_ATOMIC
+        return access
+
     def _look_again(self, k: int, then: Callable[[], None]) -> None:
         """Have pair k's NIC looked at anew, for where this QP is reached may have changed; then go on."""
         c = self._c
@@ -82,7 +96,7 @@ class Rebuild:
             state=QPS_INIT,
             pkey_index=pkey_index,
             port_num=route.port,
-            qp_access_flags=attrs.get("qp_access_flags", 0),
+            qp_access_flags=self._access(k),
         )
 
         self._resets[k] += 1

@@ -284,3 +284,28 @@ def test_the_send_queue_cannot_be_drained_on_a_backup(network: Network, faults: 
     a("ep.post('SEND', 0, wr_id=1)")
     assert [wc[:2] for wc in a("ep.poll(1)")] == [[1, "SUCCESS"]]
     assert a("ep.qp.shift.status") == "PROTECTED"
+
+
+@pytest.mark.parametrize("cap", ["GLOB", "HCA"])
+def test_atomics_away_only_where_all_nics_are_atomic_to_each_other(network: Network, faults: Any, cap: str) -> None:
+    """b serves the number; each of its NICs says how far its atomics are atomic."""
+    a, b = network.host("a"), network.host("b")
+    for h in (a, b):
+        h("ep = Endpoint()")
+    names = [h("ep.name()") for h in (a, b)]
+    assert b("ep.context.query_device().atomic_caps == e.IBV_ATOMIC_GLOB"), "the software RNIC's are the CPU's"
+    if cap == "HCA":
+        b("from shiftverbs import backup; [nic.limits.update(atomic_cap=e.IBV_ATOMIC_HCA) for nic in backup._live]")
+    b(f"ep.connect({names[0]!r})")
+    a(f"ep.connect({names[1]!r})")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+    b("ep.mr.write((5).to_bytes(8, 'little'), 8)")
+    add = "ep.post('ATOMIC_FETCH_AND_ADD', slot=1, remote_slot=0, length=8, wr_id=3, compare=2); ep.poll(1)[0][:2]"
+    assert a(add) == [3, "SUCCESS"]
+    assert (a("ep.number(1)"), b("ep.number(0)")) == (5, 7)
+    faults.down("a/soft0")
+    for h in (a, b):
+        h(f"ep.wait({AWAY!r})")
+    assert a(add) == [3, "SUCCESS" if cap == "GLOB" else "REM_INV_REQ_ERR"]
+    assert b("ep.number(0)") == (9 if cap == "GLOB" else 7)
