@@ -14,7 +14,19 @@
 
 #include "softrnic.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+/* Sanitizers know what these do to memory, and nothing of bare system calls. */
+#define COPY_IN(fd, vec, count, offset) pwritev(fd, vec, count, offset)
+#define COPY_OUT(fd, vec, count, offset) preadv(fd, vec, count, offset)
+#else
 _Static_assert(sizeof(long) == sizeof(off_t), "an offset is one argument of a system call");
+#define COPY_IN(fd, vec, count, offset)                                                                      \
+    ((count) == 1 ? syscall(SYS_pwrite64, fd, (vec)->iov_base, (vec)->iov_len, offset)                       \
+                  : syscall(SYS_pwritev, fd, vec, count, offset, 0))
+#define COPY_OUT(fd, vec, count, offset)                                                                     \
+    ((count) == 1 ? syscall(SYS_pread64, fd, (vec)->iov_base, (vec)->iov_len, offset)                        \
+                  : syscall(SYS_preadv, fd, vec, count, offset, 0))
+#endif
 
 /* All atomics of this process, on whatever NIC: a region may be registered with several. */
 static pthread_mutex_t atomics = PTHREAD_MUTEX_INITIALIZER;
@@ -87,8 +99,7 @@ bool srn_memory_get(struct srn_memory *memory, const struct iovec *from, int cou
             return false;
         offset = bounce(memory);
     }
-    n = count == 1 ? syscall(SYS_pwrite64, memory->fd, from->iov_base, from->iov_len, offset)
-                   : syscall(SYS_pwritev, memory->fd, from, count, offset, 0);
+    n = COPY_IN(memory->fd, from, count, offset);
     if (n != (long)len)
         return false;
     if (!direct)
@@ -107,8 +118,7 @@ bool srn_memory_put(struct srn_memory *memory, const struct iovec *to, int count
         offset = bounce(memory);
         memcpy(memory->base + offset, from, len);
     }
-    n = count == 1 ? syscall(SYS_pread64, memory->fd, to->iov_base, to->iov_len, offset)
-                   : syscall(SYS_preadv, memory->fd, to, count, offset, 0);
+    n = COPY_OUT(memory->fd, to, count, offset);
     return n == (long)len;
 }
 
