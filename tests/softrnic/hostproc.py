@@ -21,6 +21,7 @@ import time
 from typing import Any
 
 from shiftverbs import softrnic
+from shiftverbs.softrnic import faults
 
 softrnic.enable()
 
@@ -578,6 +579,11 @@ class Endpoint:
                 time.sleep(0.0002)
         return found
 
+    def kill_and_send(self, count: int, **kw: Any) -> None:
+        """The NIC dies, and this process posts before its thread can have heard of it."""
+        faults.kill(f"{os.environ['SOFTRNIC_HOST']}/soft0")
+        self.send_many(count, **kw)
+
     def wc_dict(self, wc: Any, now: float) -> dict[str, Any]:
         found = {"wr_id": wc.wr_id, "status": WC_STATUS[wc.status], "qpn": wc.qp_num, "at": now}
         found["vendor_err"] = wc.vendor_err
@@ -672,6 +678,10 @@ class Host:
         """Leave it to the garbage collector."""
         del self.objects[name]
         gc.collect()
+
+    def fault(self, name: str, *args: Any) -> None:
+        """Give a fault from this process."""
+        getattr(faults, name)(*args)
 
     def threads(self) -> int:
         return len(os.listdir("/proc/self/task"))

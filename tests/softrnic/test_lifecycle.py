@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from harness import Spawn, wait_until
 
 from shiftverbs.softrnic import faults
-from softrnic.hosts import connect, statuses
+from softrnic.hosts import Proxy, connect, statuses
 
 PRELUDE = """
 import gc, os, sys, threading, time
@@ -151,6 +153,26 @@ def test_address_is_given_back_with_the_last_context(hosts: Callable[..., Any]) 
     second.close()
     assert faults.device("a/soft0").processes == ()
     assert host.open("soft0").port()["state"] == "ACTIVE"
+
+
+def test_without_proc(hosts: Callable[..., Any]) -> None:
+    """In a bare chroot, say: devices open, traffic flows, faults are told, to such a process and by it."""
+    unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine does not allow mount namespaces")
+    hide = 'mount -t tmpfs none /proc && test ! -e /proc/self && exec "$@"'
+    bare, other = hosts("a", prefix=[*unshare, "sh", "-c", hide, "sh"]), hosts("b")
+    device = bare.open("soft0")
+    left, right = device.endpoint(), other.open("soft0").endpoint()
+    connect(left, right)
+    left.send("RDMA_WRITE", 1, 100)
+    assert statuses(left.poll()) == [(1, "SUCCESS")]
+    faults.down("a/soft0")
+    assert device.event() == "PORT_ERR"
+    faults.up("a/soft0")
+    assert device.event() == "PORT_ACTIVE"
+    bare.call("host", "fault", "kill", "b/soft0")
+    assert Proxy(other, "device1").event() == "DEVICE_FATAL"
 
 
 def test_fork(spawn: Spawn) -> None:

@@ -75,8 +75,9 @@ int fault_register(const struct config *config, char *err, size_t err_len) {
 static int take_claim(struct fault_port *port, char *err, size_t err_len) {
     struct fault_port_private *priv = port->priv;
     struct registry *reg = priv->reg;
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    struct sockaddr_un at;
     char name[32];
+    int rc = 0;
 
     for (unsigned i = 0; i < REGISTRY_MAX_CLAIMS && priv->claim_fd < 0; i++) {
         snprintf(name, sizeof(name), "claim.%u", i);
@@ -94,9 +95,19 @@ static int take_claim(struct fault_port *port, char *err, size_t err_len) {
         return describe_errno(err, err_len, priv->device.name, "socket", errno);
     snprintf(name, sizeof(name), "notify.%u", priv->claim_index);
     (void)unlinkat(reg->dir_fd, name, 0); /* of a process that died */
-    snprintf(at.sun_path, sizeof(at.sun_path), "/proc/self/fd/%d/%s", reg->dir_fd, name);
-    if (bind(priv->socket_fd, (struct sockaddr *)&at, sizeof(at)) != 0)
-        return describe_errno(err, err_len, priv->device.name, name, errno);
+    for (int way = 0; way < REGISTRY_SOCKET_WAYS; way++) {
+        rc = registry_socket_address(reg, name, way, &at);
+        if (rc == -ENAMETOOLONG) {
+            snprintf(err, err_len, "%s: without /proc the path of SOFTRNIC_DIR must be shorter: %s",
+                     priv->device.name, reg->dir);
+            return rc;
+        }
+        rc = bind(priv->socket_fd, (struct sockaddr *)&at, sizeof(at)) ? -errno : 0;
+        if (rc != -ENOENT)
+            break;
+    }
+    if (rc)
+        return describe_errno(err, err_len, priv->device.name, name, -rc);
     port->notify_fd = priv->socket_fd;
     return 0;
 }

@@ -260,17 +260,31 @@ void registry_update_active(struct registry *reg, unsigned host, unsigned rail) 
     __atomic_store_n(&port->active, active, __ATOMIC_SEQ_CST);
 }
 
+int registry_socket_address(const struct registry *reg, const char *name, int way, struct sockaddr_un *at) {
+    int n;
+
+    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (way == 0)
+        n = snprintf(at->sun_path, sizeof(at->sun_path), "/proc/self/fd/%d/%s", reg->dir_fd, name);
+    else
+        n = snprintf(at->sun_path, sizeof(at->sun_path), "%s/%s", reg->dir, name);
+    return n < 0 || (size_t)n >= sizeof(at->sun_path) ? -ENAMETOOLONG : 0;
+}
+
 void registry_notify(struct registry *reg, unsigned host, unsigned rail) {
     for (unsigned i = 0; i < reg->file->claim_end; i++) {
         const struct registry_claim *claim = &reg->file->claims[i];
-        struct sockaddr_un to = {.sun_family = AF_UNIX};
+        struct sockaddr_un to;
+        char name[32];
 
         if (!claim->pid || claim->host != host || claim->rail != rail)
             continue;
-        /* Through /proc, because the directory's own path may be longer than a socket's address. */
-        snprintf(to.sun_path, sizeof(to.sun_path), "/proc/self/fd/%d/notify.%u", reg->dir_fd, i);
+        snprintf(name, sizeof(name), "notify.%u", i);
         /* Not there any more, or so full that it will look anyway: both are fine. */
-        (void)sendto(reg->notify_fd, "", 1, MSG_NOSIGNAL, (struct sockaddr *)&to, sizeof(to));
+        for (int way = 0; way < REGISTRY_SOCKET_WAYS; way++)
+            if (registry_socket_address(reg, name, way, &to) == 0 &&
+                sendto(reg->notify_fd, "", 1, MSG_NOSIGNAL, (struct sockaddr *)&to, sizeof(to)) == 1)
+                break;
     }
 }
 

@@ -7,6 +7,7 @@
 #define SOFTRNIC_REGISTRY_H
 
 #include <pthread.h>
+#include <sys/un.h>
 
 #include "fault.h"
 
@@ -107,6 +108,12 @@ void registry_set_stalled(struct registry *reg, unsigned host, unsigned rail, bo
 void registry_set_hung(struct registry *reg, unsigned host, unsigned rail, bool hung);
 void registry_set_switch(struct registry *reg, unsigned rail, uint64_t hosts, bool up);
 void registry_update_active(struct registry *reg, unsigned host, unsigned rail);
+/*
+ * The address of a socket in the directory. Way 0 is through /proc, because the directory's own path may be longer than
+ * a socket's address, and may lead elsewhere by now; way 1 is that path, for where there is no /proc. 0 or -ENAMETOOLONG.
+ */
+#define REGISTRY_SOCKET_WAYS 2
+int registry_socket_address(const struct registry *reg, const char *name, int way, struct sockaddr_un *at);
 /* Wake every process that has this device open. */
 void registry_notify(struct registry *reg, unsigned host, unsigned rail);
 /* Host of an address that a process has or had, or -1. */
