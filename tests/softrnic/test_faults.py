@@ -113,6 +113,47 @@ def test_switch_swallows_packets_silently(two: Pair) -> None:
 
 
 # -- death --
+@pytest.mark.parametrize("extended", [False, True], ids=["plain", "extended"])
+def test_what_was_completed_before_death_is_read_after_it(hosts: Callable[..., Any], extended: bool) -> None:
+    """A CQ is memory: what the NIC wrote there stays. What it had not done is not in it, and comes no more."""
+    near, far = hosts("a").open("soft0"), hosts("b").open("soft0")
+    left, right = near.endpoint(extended=extended), far.endpoint()
+    connect(left, right, rnr_retry=7, timeout=19)
+    right.recv_many(3, 100)
+    left.recv_many(5, 100, wr_id=20)
+    left.send_many(3, op="SEND", length=100)
+    assert len(right.poll(3)) == 3
+    # Behind the acknowledgements of those three: when this is there, they are; and the NIC is done with it when it
+    # carries out a command.
+    right.pattern(7, 10)
+    right.send("SEND", 9, 10)
+    wait_until(lambda: left.matches(7, 10), what="the message")
+    assert statuses(right.poll()) == [(9, "SUCCESS")] and left.state() == "RTS"
+    left.send("SEND", 4, 100), left.send("RDMA_WRITE", 5, 100)  # nobody takes the first
+    faults.kill("a/soft0")
+    assert near.event() == "DEVICE_FATAL"
+    left.send("RDMA_WRITE", 6, 100), left.recv(30, 100)
+    read = left.poll_ex if extended else left.poll
+    done = [(1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS"), (20, "SUCCESS")]
+    assert statuses(read(5, 0.1)) == done and read(1, 0.05) == []
+
+
+def test_death_is_at_once(hosts: Callable[..., Any]) -> None:
+    """Also for work that is done without a packet coming back, and before the NIC's thread has heard."""
+    host = hosts("a")
+    for _ in range(20):
+        near = host.open("soft0")
+        sender = near.endpoint(kind="UD")
+        sender.ud_ready()
+        sender.send("SEND", 1, 8, to=sender.info())
+        assert statuses(sender.poll()) == [(1, "SUCCESS")]
+        sender.kill_and_send(5, op="SEND", length=8, to=sender.info())
+        assert sender.poll(1, 0.01) == []
+        assert near.event() == "DEVICE_FATAL"
+        sender.close(), near.close()
+        faults.revive("a/soft0")
+
+
 def test_death(hosts: Callable[..., Any]) -> None:
     a, b = hosts("a"), hosts("b")
     near, far = a.open("soft0"), b.open("soft0")

@@ -248,6 +248,9 @@ void srn_cq_push(struct srn_cq *cq, const struct ibv_wc *wc, bool solicited) {
     uint32_t count, slot;
     bool raise = false, overrun = false;
 
+    /* What was written before stays readable: the CQ is the program's memory. */
+    if (srn_killed(cq->nic))
+        return;
     srn_spin_lock(&cq->lock);
     count = atomic_load_explicit(&cq->count, memory_order_relaxed);
     if (count == cq->capacity || cq->overrun) {

@@ -114,6 +114,11 @@ static inline enum fault_verdict fault_filter(struct fault_port *port, enum faul
     return fault_filter_slow(port, direction, pkt, local_qpn, peer_ip, delay_us);
 }
 
+/* As fault_is_dead(), for the data path. */
+static inline bool fault_was_killed(const struct fault_port *port) {
+    return __builtin_expect(__atomic_load_n(port->active, __ATOMIC_RELAXED) != 0, 0) && fault_is_dead(port);
+}
+
 /* Does the NIC take work and do none of it? */
 static inline bool fault_is_stalled(const struct fault_port *port) {
     return __builtin_expect(__atomic_load_n(port->active, __ATOMIC_RELAXED) != 0, 0) &&

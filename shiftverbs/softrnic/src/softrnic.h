@@ -488,6 +488,12 @@ static inline int srn_nic_gone(struct srn_nic *nic) {
                : 0;
 }
 
+/* Is the NIC dead, also if its thread has not heard of it yet? */
+static inline bool srn_killed(struct srn_nic *nic) {
+    return atomic_load_explicit(&nic->dead, memory_order_relaxed) ||
+           (nic->port && fault_was_killed(nic->port));
+}
+
 static inline bool srn_forked(struct srn_nic *nic) {
     return atomic_load_explicit(&nic->forked, memory_order_relaxed);
 }
