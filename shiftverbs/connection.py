@@ -406,6 +406,9 @@ class Connection:
     def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
         """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
         p = self.protocol
+        if self._left_alone_on(k) and not advisory:
+            self.end(self._original or (WC_RETRY_EXC_ERR, 0))
+            return
         if p is None or p.over or self.status is not Status.PROTECTED:
             return
         unsafe = self._unsafe_soon() if advisory else None
@@ -414,9 +417,14 @@ class Connection:
             self.timeline.seen(t_ns)
         self.feed(ev.PathFailed(k, reason, advisory, unsafe))
 
-    def _unsafe_soon(self) -> str | None:
-        """What could not be replayed, now or when more of what is outstanding has completed: for a question."""
-        return self.core.unsafe_reason(cqes_lost=True)
+    def _left_alone_on(self, k: int) -> bool:
+        """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
+
+        So it is just after the BYE was heard, and as long as it is away from home: nobody but us will end it.
+        """
+        over = self.protocol is not None and self.protocol.over
+        alone = over and self.status is Status.UNPROTECTED and not self.closed and self.core.guarded
+        return alone and k in (self.core.send_pair, self.core.recv_pair)
 
     def path_changed(self, path: Path) -> None:
         """Health of one of our paths."""
@@ -440,15 +448,11 @@ class Connection:
         """An event of the data path (see _core)."""
         core = self.driver.core
         if kind == core.EV_ERROR:
-            if self.protocol is not None and self.protocol.over and self.status is Status.UNPROTECTED:
-                # Withheld just before the peer's BYE was heard, or away from home since: nobody else will deliver it.
-                self.end((a, b))
-                return
             if a in WC_REFUSED:
                 # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
                 # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
                 self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
-            elif k == self.send_pair and self._original is None:
+            elif k == self.core.send_pair and self._original is None:
                 self._original = (a, b)
             self.path_failed(k, f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}", t_ns)
         elif kind == core.EV_POST_FAILED:
@@ -926,6 +930,8 @@ class Connection:
                 p = self.protocol
                 if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
                     self.timeline.seen(t_ns)
+                if self._left_alone_on(k):
+                    self.end(self._original or (WC_RETRY_EXC_ERR, 0))
                 self.feed(ev.NicDead(k))
         if self.fence is not None:
             self.fence.tick(t_ns)
@@ -991,7 +997,14 @@ class Connection:
         withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
         if core.ending or (p is not None and (p.switching or withheld or not core.is_plain)):
             first, self._ending, self.fence = self._ending, None, None
-            self.end(first or self._original or (WC_RETRY_EXC_ERR, 0))
+            first = first or self._original or (WC_RETRY_EXC_ERR, 0)
+            try:
+                self.end(first)
+            except Exception as error:
+                if self.driver.of_a_signal(error):
+                    raise
+                logger.exception("QP %#x: its end failed too; its errors come at once", self.shadow.qp_num)
+                core.abort(*first)
         self.set_status(Status.FAILED, reason)
 
     def quit(self, reason: str) -> None:

@@ -234,6 +234,23 @@ def test_peer_that_leaves_half_home_does_not_halve_the_end(network: Network, fau
     assert a("ep.qp.qp_state") == a("e.IBV_QPS_ERR")
 
 
+@pytest.mark.parametrize("how", ["nic", "peer"])
+def test_left_alone_away_it_still_ends(network: Network, faults: Any, how: str) -> None:
+    """b closed while a was away, and stays there: what ends it then, ends all of it."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(8, 12)]")
+    b("ep.qp.close()")
+    wait_until(lambda: a("ep.shift()['status']") == "UNPROTECTED", what="a is told")
+    if how == "nic":
+        faults.kill("a/soft1")
+        assert statuses(a("ep.poll(4, 20)")) == [[i, FLUSHED] for i in range(8, 12)]
+    else:
+        a("ep.post('RDMA_WRITE', wr_id=1); ep.post('RDMA_WRITE', wr_id=2)")
+        wcs = sorted(statuses(a("ep.poll(6, 20)")))
+        assert wcs == [[1, "RETRY_EXC_ERR"], [2, FLUSHED], *([i, FLUSHED] for i in range(8, 12))]
+
+
 def test_closed_means_that_no_nic_writes_any_more(network: Network, faults: Any) -> None:
     """close() on a QP whose traffic is on a slow backup: what is sent afterwards must not reach the memory."""
     a, b = network.protected()
