@@ -422,8 +422,12 @@ cdef class QPCore:
             self.open_recv(self.q.recv_pair)
         pump_send(&self.q)
 
-    def missing_keys(self, int k):
-        """Keys of outstanding WRs without translation to pair k: (local lkeys, remote rkeys)."""
+    def missing_keys(self, int k, recv_k=None):
+        """Keys of outstanding WRs without translation: (local lkeys, remote rkeys).
+
+        Those of sends to pair k, those of receives to pair recv_k (None: k as well). Pair 0 needs none.
+        """
+        cdef int to_recv = k if recv_k is None else recv_k
         cdef set local = set()
         cdef set remote = set()
         cdef uint64_t seq
@@ -431,9 +435,8 @@ cdef class QPCore:
         cdef RecvRec *recv
         cdef int i
         self.pair(k)
-        if k == 0:
-            return local, remote
-        for seq in range(self.q.head, self.q.tail):
+        self.pair(to_recv)
+        for seq in range(self.q.head, self.q.tail if k else self.q.head):
             rec = send_rec(&self.q, seq)
             if rec.state & REC_PROVEN:
                 continue
@@ -446,11 +449,11 @@ cdef class QPCore:
             for i in range(rec.wr.num_sge):
                 if rec.wr.sg_list[i].length:
                     self.lacks(self.q.local_keys, rec.wr.sg_list[i].lkey, k, local)
-        for seq in range(self.q.rhead, self.q.rtail):
+        for seq in range(self.q.rhead, self.q.rtail if to_recv else self.q.rhead):
             recv = recv_rec(&self.q, seq)
             for i in range(recv.wr.num_sge):
                 if recv.wr.sg_list[i].length:
-                    self.lacks(self.q.local_keys, recv.wr.sg_list[i].lkey, k, local)
+                    self.lacks(self.q.local_keys, recv.wr.sg_list[i].lkey, to_recv, local)
         return local, remote
 
     cdef int lacks(self, Map *m, uint32_t key, int k, set into) except -1:

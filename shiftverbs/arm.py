@@ -183,7 +183,7 @@ class ArmProcedure(PairState):
                 self._next_attempt(f"pair {k}: {event.error}")
                 return
             if s.phase is Phase.FENCED and s.reset_arm == p.arm and s.resetting is None:
-                self._ready(s)
+                self._post_receives(s)
             return
         if p.state not in (ArmState.CONNECTING, ArmState.PROBING) or event.arm != p.arm:
             return

@@ -7,6 +7,7 @@ and polls are done at once. Nothing here decides anything: that is pair_protocol
 from __future__ import annotations
 
 import collections
+import errno
 import functools
 import logging
 import os
@@ -107,7 +108,7 @@ class Connection:
         self._ending: tuple[int, int] | None = None
         self._default_works = False  # and must not take what is posted from now on
         self._keys_since_ns: int | None = None
-        self._recv_waits: int | None = None
+        self._posting: ev.PostReceives | ev.MoveReceives | None = None  # not all receives are where it wants them
         self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
         self.timeline.begin()
         self._aging = False
@@ -544,10 +545,14 @@ class Connection:
 
     def _retry_keys(self) -> None:
         self.core.pump()
-        if self._recv_waits is not None and self.core.open_recv(self._recv_waits) == 0:
-            self._recv_waits = None
-        local, remote = self.core.missing_keys(self.core.send_pair)
-        if not local and not remote and self._recv_waits is None:
+        if self._posting is not None:
+            posted = self._posted(self._posting, self.core.open_recv(self._posting.pair))
+            if posted is not None:
+                self.feed(posted)
+        if self.closed:
+            return
+        local, remote = self.core.missing_keys(self.core.send_pair, self.core.recv_pair)
+        if not local and not remote and self._posting is None:
             self._keys_since_ns = None
 
     def _keys_tick(self, now_ns: int) -> None:
@@ -579,7 +584,7 @@ class Connection:
         self.core.close_send()
 
     def _close_recv(self, _: ev.CloseRecv) -> None:
-        self._recv_waits = None
+        self._posting = None
         self.core.close_recv()
 
     def _do_fence(self, action: ev.Fence) -> None:
@@ -633,9 +638,21 @@ class Connection:
 
     def _post_receives(self, action: ev.PostReceives) -> None:
         self._activate(action.pair)
-        if self.core.open_recv(action.pair):
-            self._recv_waits = action.pair
+        self._began_posting(action, self.core.open_recv(action.pair))
+
+    def _began_posting(self, action: ev.PostReceives | ev.MoveReceives, err: int) -> None:
+        posted = self._posted(action, err)
+        if posted is not None:
+            self.later(posted)
+
+    def _posted(self, action: ev.PostReceives | ev.MoveReceives, err: int) -> ev.ReceivesPosted | None:
+        """The answer to `action` after a try that ended with err; None where keys are awaited."""
+        if err == errno.ENOKEY:
+            self._posting = action
             self._keys_since_ns = self._keys_since_ns or self.driver.now_ns()
+            return None
+        self._posting = None
+        return ev.ReceivesPosted(action.number, f"a receive was refused: {os.strerror(err)}" if err else None)
 
     def _trim(self, action: ev.Trim) -> None:
         self.core.trim(action.peer_rx)
@@ -743,9 +760,7 @@ class Connection:
 
     def _move_receives(self, action: ev.MoveReceives) -> None:
         self._activate(action.pair)
-        if self.core.move_recv(action.pair):
-            self._recv_waits = action.pair
-            self._keys_since_ns = self._keys_since_ns or self.driver.now_ns()
+        self._began_posting(action, self.core.move_recv(action.pair))
 
     def _send_message(self, action: ev.SendMessage) -> None:
         peer = self.peer

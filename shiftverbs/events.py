@@ -117,6 +117,14 @@ class RxReached:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivesPosted:
+    """All receives of PostReceives or MoveReceives action `number` are posted (error None), or the NIC refused one."""
+
+    number: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PathHealth:
     """The ping of a NIC pair is answered (alive), or its port or ping is dead."""
 
@@ -163,6 +171,7 @@ Event = (
     | FencePosted
     | FenceDone
     | RxReached
+    | ReceivesPosted
     | PathHealth
     | NicDead
     | PreferPair
@@ -224,9 +233,13 @@ class PostArmSend:
 
 @dataclass(frozen=True, slots=True)
 class PostReceives:
-    """Post all outstanding receives on `pair` and open it for later ones."""
+    """Post all outstanding receives on `pair` and open it for later ones. Answered by ReceivesPosted.
+
+    The answer may take as long as the registration of their memory there; after CloseRecv none is due.
+    """
 
     pair: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +300,10 @@ class AwaitRx:
 
 @dataclass(frozen=True, slots=True)
 class MoveReceives:
-    """MOVE: post the outstanding receives on `pair`; what is left on the old pair is stale."""
+    """MOVE: post the outstanding receives on `pair`; what is left on the old pair is stale. Answered likewise."""
 
     pair: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ class Phase(enum.IntEnum):
     ASK = 0  # advisory: nothing is fenced yet, the peer may refuse
     START = 1  # fencing
     FENCED = 2  # fenced, the target is in INIT with the announced `arm` and PSN
-    READY = 3  # connected, receives posted: the peer may send
-    REFUSE = 4  # the answer to an ASK that came while unsafe work was outstanding
-    ABORT = 5  # this pairing is over, both sides get their original errors
-    BYE = 6  # the application closed, reset or failed its QP on purpose
+    POSTING = 3  # connected; the receives are being posted, which takes as long as the registration of their memory
+    READY = 4  # receives posted: the peer may send
+    REFUSE = 5  # the answer to an ASK that came while unsafe work was outstanding
+    ABORT = 6  # this pairing is over, both sides get their original errors
+    BYE = 7  # the application closed, reset or failed its QP on purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class MoveStep(enum.IntEnum):
     MOVE = 0
     MOVED = 1
     REFUSED = 2
+    HELD = 3  # everything before the fence was received; the receives are being posted
 
 
 @dataclass(frozen=True, slots=True)

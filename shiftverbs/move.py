@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from . import events as ev
 from .messages import Move, MoveStep, Prefer
-from .pair_state import ArmState, MoveOut, PairState, Preference
+from .pair_state import ArmState, MoveIn, MoveOut, PairState, Preference
 from .state_machine import RecvInput, SendInput, SendState
 
 
@@ -88,7 +88,12 @@ class MoveProcedure(PairState):
         if m.number == self._moved_in:
             self._say(replace(m, step=MoveStep.MOVED), m.target)
             return
-        if m.number < self._moved_in or (self._moving_in is not None and m.number <= self._moving_in.number):
+        coming = self._moving_in
+        if coming is not None and coming.posting and m.number == coming.message.number:
+            # Its patience counts for a path that is silent, not for memory that is still being registered.
+            self._say(replace(m, step=MoveStep.HELD), m.target)
+            return
+        if m.number < self._moved_in or (coming is not None and m.number <= coming.message.number):
             return
         p = self.pairs[m.target]
         if p.arm == m.arm and p.state is not ArmState.IDLE:
@@ -96,24 +101,26 @@ class MoveProcedure(PairState):
         if p.arm != m.arm or not p.armed or p.dead or p.stale:
             self._say(replace(m, step=MoveStep.REFUSED), m.target)
             return
-        self._moving_in = m
+        self._moving_in = MoveIn(m)
         self._do(ev.AwaitRx(m.tx))
 
     def _on_rx_reached(self) -> None:
-        m = self._moving_in
-        if m is None or self.over or self._switching():
+        coming = self._moving_in
+        if coming is None or coming.posting or self.over or self._switching():
             return
+        m = coming.message
         p = self.pairs[m.target]
         if p.arm != m.arm or not p.armed or p.dead or p.stale:
             # It failed while we waited for the last message. Refusing is final: no later life has this `arm`.
             self._moving_in = None
             self._say(replace(m, step=MoveStep.REFUSED), m.target)
             return
+        coming.posting = True
         self._recv_input(RecvInput.MOVE_HOME if m.target == 0 else RecvInput.MOVE_AWAY, m.target)
 
     def _answer_moved(self) -> None:
-        m = self._moving_in
-        assert m is not None
+        assert self._moving_in is not None
+        m = self._moving_in.message
         self._moving_in = None
         self._moved_in = m.number
         self._say(replace(m, step=MoveStep.MOVED), m.target)
@@ -122,6 +129,9 @@ class MoveProcedure(PairState):
     def _on_move_answer(self, m: Move) -> None:
         out = self._move
         if out is None or m.number != out.number or m.epoch != self.epoch or out.tx is None:
+            return
+        if m.step is MoveStep.HELD:
+            out.deadline_ns = self._now + self.config.move_timeout_ns
             return
         if m.step is MoveStep.REFUSED:
             if out.target not in (self.send_pair, self.recv_pair):

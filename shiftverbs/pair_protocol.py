@@ -71,6 +71,8 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
                 self._on_fence_done(event.tx)
             case ev.RxReached():
                 self._on_rx_reached()
+            case ev.ReceivesPosted():
+                self._on_receives_posted(event)
             case ev.PathHealth():
                 self._on_path_health(event)
             case ev.NicDead():

@@ -133,6 +133,14 @@ class MoveOut:
 
 
 @dataclass(slots=True)
+class MoveIn:
+    """The peer's direction on its way to us, as its MOVE has it. posting: all was received; our receives follow."""
+
+    message: Move
+    posting: bool = False
+
+
+@dataclass(slots=True)
 class Counts:
     """How often things happened; for `qp.shift.counters`."""
 
@@ -209,7 +217,8 @@ class PairState:
         self._ask_retry_ns = 0
         self._move: MoveOut | None = None
         self._move_number = 0
-        self._moving_in: Move | None = None
+        self._moving_in: MoveIn | None = None
+        self._receives_number = 0
         self._moved_in = 0
         self._prefer = Preference()
         self._home_hold_ns = 0
@@ -276,11 +285,13 @@ class PairState:
                     self._do(ev.CloseRecv())
                 case Step.POST_RECEIVES:
                     self._use(pair)
-                    self._do(ev.PostReceives(pair))
+                    self._receives_number += 1
+                    self._do(ev.PostReceives(pair, self._receives_number))
                 case Step.MOVE_RECEIVES:
                     self.pairs[left].stale = left != pair
                     self._use(pair)
-                    self._do(ev.MoveReceives(pair))
+                    self._receives_number += 1
+                    self._do(ev.MoveReceives(pair, self._receives_number))
                 case Step.ANSWER_MOVED:
                     self._answer_moved()
         if self.recv_state is not before:
@@ -323,7 +334,7 @@ class PairState:
     def _next_attempt(self, reason: str) -> None:
         raise NotImplementedError
 
-    def _ready(self, s: Switch) -> None:
+    def _post_receives(self, s: Switch) -> None:
         raise NotImplementedError
 
     def _arm_failed(self, p: Pair, why: str | None = None, backoff: bool = True) -> None:

@@ -54,6 +54,7 @@ class RecvInput(enum.Enum):
     READY_AWAY = "READY_AWAY"
     MOVE_HOME = "MOVE_HOME"  # the peer's MOVE to the default pair, everything before its fence received
     MOVE_AWAY = "MOVE_AWAY"
+    RECEIVES_MOVED = "RECEIVES_MOVED"  # all of them are posted where the peer's MOVE wants them
     ABORTED = "ABORTED"
 
 
@@ -112,17 +113,20 @@ SEND_TABLE: SendTable = {
     (_S.WAIT_DRAINED, _I.ABORTED): (_S.DEFAULT, (_T.DELIVER_ERRORS,)),
 }
 
-# MOVED is answered only after the receives are on the new pair: the peer sends there the moment it hears it.
+# MOVED is answered only when the receives are on the new pair: the peer sends there the moment it hears it. That may
+# take a while, where their memory is still being registered there.
 RECV_TABLE: RecvTable = {
     (_R.DEFAULT, _J.PATH_FAILED): (_R.FALLBACK, (_T.CLOSE_RECV,)),
-    (_R.DEFAULT, _J.MOVE_HOME): (_R.DEFAULT, (_T.MOVE_RECEIVES, _T.ANSWER_MOVED)),
-    (_R.DEFAULT, _J.MOVE_AWAY): (_R.FALLBACK, (_T.MOVE_RECEIVES, _T.ANSWER_MOVED)),
+    (_R.DEFAULT, _J.MOVE_HOME): (_R.DEFAULT, (_T.MOVE_RECEIVES,)),
+    (_R.DEFAULT, _J.MOVE_AWAY): (_R.FALLBACK, (_T.MOVE_RECEIVES,)),
+    (_R.DEFAULT, _J.RECEIVES_MOVED): (_R.DEFAULT, (_T.ANSWER_MOVED,)),
     (_R.DEFAULT, _J.ABORTED): (_R.DEFAULT, ()),
     (_R.FALLBACK, _J.PATH_FAILED): (_R.FALLBACK, (_T.CLOSE_RECV,)),
     (_R.FALLBACK, _J.READY_HOME): (_R.DEFAULT, (_T.POST_RECEIVES,)),
     (_R.FALLBACK, _J.READY_AWAY): (_R.FALLBACK, (_T.POST_RECEIVES,)),
-    (_R.FALLBACK, _J.MOVE_HOME): (_R.DEFAULT, (_T.MOVE_RECEIVES, _T.ANSWER_MOVED)),
-    (_R.FALLBACK, _J.MOVE_AWAY): (_R.FALLBACK, (_T.MOVE_RECEIVES, _T.ANSWER_MOVED)),
+    (_R.FALLBACK, _J.MOVE_HOME): (_R.DEFAULT, (_T.MOVE_RECEIVES,)),
+    (_R.FALLBACK, _J.MOVE_AWAY): (_R.FALLBACK, (_T.MOVE_RECEIVES,)),
+    (_R.FALLBACK, _J.RECEIVES_MOVED): (_R.FALLBACK, (_T.ANSWER_MOVED,)),
     (_R.FALLBACK, _J.ABORTED): (_R.DEFAULT, ()),
 }
 

@@ -32,6 +32,9 @@ class SwitchProcedure(PairState):
         if s.phase is not Phase.ASK and s.final is None:
             # our own fence runs against its own deadline; the peer's silence counts from its end
             return s.heard_ns + self.config.fence_deadline_ns + share
+        if s.phase is Phase.POSTING or (s.peer is not None and s.peer.phase is Phase.POSTING):
+            # Memory is being registered, here or there: as long as that takes, if only the peer is heard.
+            return s.heard_ns + share
         return min(s.heard_ns + share, self._started_ns + self.config.peer_deadline_ns * 5)
 
     def _on_path_failed(self, event: ev.PathFailed) -> None:
@@ -41,7 +44,7 @@ class SwitchProcedure(PairState):
         if s is not None and not s.done:
             if event.pair == s.target and s.phase is not Phase.ASK and not event.advisory:
                 p = self.pairs[s.target]
-                if s.phase is Phase.READY or p.dead:
+                if s.phase in (Phase.POSTING, Phase.READY) or p.dead:
                     self._next_attempt(event.reason)
                 else:  # late news of a life that this SWITCH ends anyway, or of an idle pair: it must be reset
                     p.armed = p.clean = False
@@ -139,8 +142,8 @@ class SwitchProcedure(PairState):
             SendInput.ASK_DROPPED_HOME if self.send_state is SendState.DEFAULT else SendInput.ASK_DROPPED_AWAY
         )
         self._send_input(home, self.send_pair)
-        if self._moving_in is not None:
-            self._do(ev.AwaitRx(self._moving_in.tx))  # a RxReached that came while asking was not acted on
+        if self._moving_in is not None and not self._moving_in.posting:
+            self._do(ev.AwaitRx(self._moving_in.message.tx))  # a RxReached that came while asking was not acted on
 
     def _on_fence_completed(self, event: ev.FenceCompleted) -> None:
         s = self._switch
@@ -171,7 +174,7 @@ class SwitchProcedure(PairState):
         if s.resetting is not None:
             return  # the result brings us back here
         if not (fit and p.arm == goal):
-            if s.phase is Phase.READY:
+            if s.phase in (Phase.POSTING, Phase.READY):
                 self._recv_input(RecvInput.PATH_FAILED, s.target)
             s.phase = Phase.START
             s.resetting = goal
@@ -182,15 +185,17 @@ class SwitchProcedure(PairState):
             if peer is not None and peer.phase is Phase.READY and peer.arm == p.arm:
                 self._complete(s, peer)
             return
+        if s.phase is Phase.POSTING:
+            return  # the event brings us back here
         if p.clean:
-            self._ready(s)
+            self._post_receives(s)
             return
         if s.phase is Phase.START:
             s.phase = Phase.FENCED
             self._send_sync(s)
         if (
             peer is not None
-            and peer.phase in (Phase.FENCED, Phase.READY)
+            and peer.phase in (Phase.FENCED, Phase.POSTING, Phase.READY)
             and peer.arm == p.arm
             and not s.connecting
         ):
@@ -198,14 +203,32 @@ class SwitchProcedure(PairState):
             s.command_ns = self._now
             self._do(ev.ConnectPair(s.target, p.arm, Stage.RTR_RTS, p.local.psn, peer.address))
 
-    def _ready(self, s: Switch) -> None:
-        s.phase = Phase.READY
+    def _post_receives(self, s: Switch) -> None:
+        """The target is fit. READY is said when the receives are there: the peer sends the moment it hears it."""
+        s.phase = Phase.POSTING
         # clean lasts until something is posted; what makes the target fit from now on is this SWITCH itself
         s.reset_arm = self.pairs[s.target].arm
         self.pairs[s.target].armed = True
         self._recv_input(RecvInput.READY_HOME if s.target == 0 else RecvInput.READY_AWAY, s.target)
-        self._send_sync(s)
-        self._advance()
+
+    def _on_receives_posted(self, event: ev.ReceivesPosted) -> None:
+        """For a SWITCH or for a MOVE, whichever asked last."""
+        if self.over or event.number != self._receives_number:
+            return
+        s = self._switch
+        if s is not None and not s.done and s.phase is Phase.POSTING:
+            if event.error is not None:
+                self._next_attempt(f"pair {s.target}: {event.error}")
+                return
+            s.phase = Phase.READY
+            s.heard_ns = max(s.heard_ns, self._now)
+            self._send_sync(s)
+            self._advance()
+        elif self._moving_in is not None and self._moving_in.posting:
+            if event.error is not None:
+                self._on_path_failed(ev.PathFailed(self.recv_pair, event.error))
+                return
+            self._recv_input(RecvInput.RECEIVES_MOVED, self.recv_pair)
 
     def _complete(self, s: Switch, peer: Sync) -> None:
         """The peer is READY: what it received is proven, everything later is replayed."""
@@ -241,7 +264,7 @@ class SwitchProcedure(PairState):
 
     def _sync(self, s: Switch, phase: Phase | None = None) -> Sync:
         p = self.pairs[s.target]
-        clean = p.clean or (s.reset_arm == p.arm and s.phase is Phase.READY)
+        clean = p.clean or (s.reset_arm == p.arm and s.phase in (Phase.POSTING, Phase.READY))
         return Sync(
             epoch=s.epoch,
             target=s.target,

@@ -55,6 +55,8 @@ def test_missing_keys_stop_the_pump_and_it_goes_on(guarded: World) -> None:
     w.recv(4)
     w.qp.post_recv(recv_wr(5, [(0, 8, 57)]))
     assert w.qp.missing_keys(1) == ({55, 57}, {99}) and w.qp.missing_keys(0) == (set(), set())
+    assert w.qp.missing_keys(0, 1) == ({57}, set()), "sends are at home"
+    assert w.qp.missing_keys(1, 0) == ({55}, {99}), "receives are"
     w.events()
     w.qp.open_send(1)
     assert (_core.EV_KEY_MISSING, 1, 99, 1) in w.events()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from protocol.world import World
@@ -230,7 +232,86 @@ def test_rx_reached_while_asking_is_not_forgotten() -> None:
     refuse = Sync(1, 1, Phase.REFUSE, 0, False, address(), 0, ask=1)
     actions = p.handle(ev.MessageReceived(refuse), now)
     assert ev.AwaitRx(5) in actions
-    assert ev.MoveReceives(1) in p.handle(ev.RxReached(), now)
+    assert ev.MoveReceives(1, 1) in p.handle(ev.RxReached(), now)
+
+
+def test_ready_is_said_when_the_receives_are_posted() -> None:
+    """READY, and the peer's replay, came while the memory of the receives was still being registered."""
+    w = one_side()
+    p, now = w.a.protocol, w.now
+    arm = p.pairs[1].arm
+    p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
+    actions = p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
+    assert ev.PostReceives(1, 1) in actions
+    for _ in range(300):  # the peer is heard, and waits
+        now += 100 * MS
+        posting = Sync(1, 1, Phase.POSTING, arm, True, address(), 0)
+        actions = p.handle(ev.MessageReceived(posting), now) + p.handle_timeout(now)
+        assert {m.phase for m in sent(actions)} <= {Phase.POSTING}
+        assert p.switching and p.epoch == 1
+    assert [m.phase for m in sent(p.handle(ev.ReceivesPosted(1), now))] == [Phase.READY]
+    p.handle_timeout(now + 1100 * MS)
+    assert p.epoch == 2, "a silent peer is not waited for"
+
+
+def test_receives_of_an_attempt_that_is_over_say_nothing() -> None:
+    w = one_side(3)
+    p, now = w.a.protocol, w.now
+    p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
+    assert ev.PostReceives(1, 1) in p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
+    p.handle(ev.PathFailed(1, "QP_FATAL"), now)
+    assert p.epoch == 2
+    assert ev.PostReceives(2, 2) in p.handle(ev.FenceCompleted(2, 0, 0, 0), now)
+    assert not sent(p.handle(ev.ReceivesPosted(1), now))
+    assert not sent(p.handle(ev.ReceivesPosted(1, "refused"), now))
+    assert [m.phase for m in sent(p.handle(ev.ReceivesPosted(2), now))] == [Phase.READY]
+
+
+def test_a_target_that_refuses_a_receive_is_left() -> None:
+    w = one_side(3)
+    p, now = w.a.protocol, w.now
+    p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
+    p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
+    p.handle(ev.ReceivesPosted(1, "refused"), now)
+    assert p.epoch == 2 and p.recv_pair == 1 and p.switching
+    move = one_side()
+    p, now = move.a.protocol, move.now
+    p.handle(ev.MessageReceived(Move(MoveStep.MOVE, 0, 1, 1, p.pairs[1].arm, 5)), now)
+    p.handle(ev.RxReached(), now)
+    p.handle(ev.ReceivesPosted(1, "refused"), now)
+    assert p.switching and p.epoch == 1
+
+
+def test_a_move_waits_for_receives_as_long_as_the_peer_says_so() -> None:
+    """It was taken for a broken path after 500 ms, with every path healthy."""
+    w = one_side()
+    p, now = w.a.protocol, w.now
+    move = Move(MoveStep.MOVE, 0, 1, 1, p.pairs[1].arm, 5)
+    p.handle(ev.MessageReceived(move), now)
+    assert ev.MoveReceives(1, 1) in p.handle(ev.RxReached(), now)
+    assert [m.step for m in sent(p.handle(ev.MessageReceived(move), now))] == [MoveStep.HELD]
+    assert not p.handle(ev.RxReached(), now)
+    assert [m.step for m in sent(p.handle(ev.ReceivesPosted(1), now))] == [MoveStep.MOVED]
+    assert [m.step for m in sent(p.handle(ev.MessageReceived(move), now))] == [MoveStep.MOVED]
+    w = one_side()
+    p, now = w.a.protocol, w.now
+    p.handle(ev.PreferPair(1), now)
+    p.handle(ev.FencePosted(), now)
+    (told,) = [m for m in sent(p.handle(ev.FenceDone(7), now)) if isinstance(m, Move)]
+    held = replace(told, step=MoveStep.HELD)
+    for _ in range(30):
+        now += 100 * MS
+        p.handle_timeout(now)
+        p.handle(ev.MessageReceived(held), now)
+        assert not p.switching
+    now += 501 * MS
+    p.handle_timeout(now)
+    assert p.switching
+
+
+def sent(actions: list[ev.Action]) -> list[Any]:
+    """What these actions say."""
+    return [action.message for action in actions if isinstance(action, ev.SendMessage)]
 
 
 def test_a_dropped_question_leaves_the_last_switch_known() -> None:
@@ -240,6 +321,7 @@ def test_a_dropped_question_leaves_the_last_switch_known() -> None:
     arm = p.pairs[1].arm
     fence = next(a for a in p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now) if isinstance(a, ev.Fence))
     p.handle(ev.FenceCompleted(fence.number, 0, 0, 0), now)
+    p.handle(ev.ReceivesPosted(1), now)
     ready_1 = Sync(1, 1, Phase.READY, arm, True, address(), 0, seen_phase=int(Phase.READY), seen_arm=arm)
     p.handle(ev.MessageReceived(ready_1), now)
     assert not p.switching and p.send_pair == 1
@@ -354,7 +436,8 @@ def test_no_message_is_sent_to_receives_that_a_move_left_behind() -> None:
     p, now = w.a.protocol, w.now
     move = Move(MoveStep.MOVE, 0, 1, 1, p.pairs[1].arm, 5)
     p.handle(ev.MessageReceived(move), now)
-    assert ev.MoveReceives(1) in p.handle(ev.RxReached(), now)
+    assert ev.MoveReceives(1, 1) in p.handle(ev.RxReached(), now)
+    p.handle(ev.ReceivesPosted(1), now)
     back = Move(MoveStep.MOVE, 0, 2, 0, p.pairs[0].arm, 7)
     actions = p.handle(ev.MessageReceived(back), now)
     assert [a.message.step for a in actions if isinstance(a, ev.SendMessage)][:1] == [MoveStep.REFUSED]

@@ -77,6 +77,7 @@ class Side:
         self.closed = False
         self.trim_due = False
         self.fence_due: int | None = None
+        self.registering_ns = 0
         # NICs
         self.free_at = [0] * pairs  # when each NIC's command thread is through with what it was given
         self.hung: set[int] = set()
@@ -249,10 +250,12 @@ class Side:
         qp.carried = True
         qp.stale = False
         self.recv_pair = action.pair
+        # As where their memory is registered in time, or a moment late.
+        self.world.later(self.registering_ns, lambda: self.feed(ev.ReceivesPosted(action.number)))
 
     def do_MoveReceives(self, action: ev.MoveReceives) -> None:
         old = self.recv_pair
-        self.do_PostReceives(ev.PostReceives(action.pair))
+        self.do_PostReceives(ev.PostReceives(action.pair, action.number))
         if old != action.pair:
             self.qps[old].stale = True
 

@@ -52,7 +52,14 @@ def check(net: Network) -> None:
     nothing_behind_a_flush(net)
     fences_end(net)
     each_arm_resets_once(net)
+    receives_before_messages(net)
     no_storm(net)
+
+
+def receives_before_messages(net: Network) -> None:
+    """Nobody may be sent to whose receives are still being posted: the sender may have few RNR retries."""
+    if net.too_early:
+        raise Violation("receives are there before the peer sends", str(net.too_early[0]))
 
 
 def each_arm_resets_once(net: Network) -> None:

@@ -156,6 +156,7 @@ class Side:
         self.qps = [HwQp(nic, 100, self.memory, world.executed) for nic in self.nics]
         for k, qp in enumerate(self.qps):
             qp.on_cqe = lambda k=k: self.cqe(k)  # type: ignore[misc]
+            qp.on_rnr = lambda k=k: self.refused(k)  # type: ignore[misc]
         self.app = Application(self, receives)
         self.journal = Journal(self.qps, capacity, receives, self.emit, self.app.deliver)
         self.protocol: PairProtocol
@@ -178,6 +179,8 @@ class Side:
         self.watch_head = (-1, 0)
         self.alive: dict[int, bool] = {}
         self.driver_lag_ns = 2 * US
+        self.registering_ns = 0  # how long the memory of receives is not known to the backup NICs yet
+        self.posting: ev.PostReceives | ev.MoveReceives | None = None
 
     # ---- completions
 
@@ -336,6 +339,7 @@ class Side:
         self.journal.close_send()
 
     def do_close_recv(self, _: ev.CloseRecv) -> None:
+        self.posting = None
         self.journal.recv_open = False
 
     def do_fence(self, action: ev.Fence) -> None:
@@ -478,11 +482,35 @@ class Side:
 
     def do_post_receives(self, action: ev.PostReceives) -> None:
         self.active.add(action.pair)
-        self.journal.open_recv(action.pair)
+        if not self.registering(action):
+            self.journal.open_recv(action.pair)
+            self.events.append(ev.ReceivesPosted(action.number))
 
     def do_move_receives(self, action: ev.MoveReceives) -> None:
         self.active.add(action.pair)
-        self.journal.move_recv(action.pair)
+        if not self.registering(action):
+            self.journal.move_recv(action.pair)
+            self.events.append(ev.ReceivesPosted(action.number))
+
+    def registering(self, action: ev.PostReceives | ev.MoveReceives) -> bool:
+        """Whether the memory of the receives is still being registered there: then they are posted when it is."""
+        if action.pair == 0 or not self.registering_ns:
+            return False
+        self.journal.recv_awaits(action.pair, isinstance(action, ev.MoveReceives))
+        self.posting = action
+        self.clock.later(self.registering_ns, self._registered, action)
+        return True
+
+    def _registered(self, action: ev.PostReceives | ev.MoveReceives) -> None:
+        if self.posting is action:
+            self.posting = None
+            self.journal.open_recv(action.pair)
+            self.feed(ev.ReceivesPosted(action.number))
+
+    def refused(self, k: int) -> None:
+        """Our NIC had no receive for a message."""
+        if self.posting is not None and self.posting.pair == k:
+            self.world.too_early.append((self.clock.now, self.name, k))
 
     def do_trim(self, action: ev.Trim) -> None:
         self.world.trimmed(self.name, self.journal, action.peer_rx)
@@ -635,6 +663,7 @@ class Network:
         self.ends: dict[str, int] = {}
         self.faults: list[str] = []
         self.broken: str | None = None
+        self.too_early: list[tuple[int, str, int]] = []  # messages that came while their receives were being posted
         self.a = Side(self, "a", capacity, receives, plain)
         self.b = Side(self, "b", capacity, receives, plain)
         self.sides = (self.a, self.b)

@@ -389,6 +389,14 @@ class Journal:
         self.recv_open = True
         self.pump_recv()
 
+    def recv_awaits(self, k: int, move: bool) -> None:
+        """As open_recv or move_recv, where the memory of the receives is not registered on NIC k yet."""
+        if move and k != self.recv_pair:
+            self.pairs[self.recv_pair].recv_stale = True
+        self.pairs[k].recv_stale = False
+        self.recv_pair = k
+        self.recv_open = False
+
     def forget(self, k: int) -> None:
         """A RESET is about to be given: whatever still comes from pair k is stale."""
         self.pairs[k].forgotten = True

@@ -287,6 +287,20 @@ def forget_the_outstanding_receives() -> Iterator[None]:
         yield
 
 
+@mutation("READY and MOVED wait for memory that is still being registered")
+def say_ready_while_receives_wait() -> Iterator[None]:
+    original = Side.registering
+
+    def registering(side: Side, action: ev.PostReceives | ev.MoveReceives) -> bool:
+        late = original(side, action)
+        if late:
+            side.events.append(ev.ReceivesPosted(action.number))
+        return late
+
+    with mock.patch.object(Side, "registering", registering):
+        yield
+
+
 @mutation("an atomic that hardware has is never replayed")
 def replay_atomics() -> Iterator[None]:
     with mock.patch.object(Journal, "unsafe_reason", lambda journal, cqes_lost=False, receipts_lost=False: None):

@@ -193,6 +193,7 @@ class HwQp:
         self.log = log
         self.send_cq: deque[tuple[Any, ...]] = deque()
         self.on_cqe: Callable[[], None] = lambda: None
+        self.on_rnr: Callable[[], None] = lambda: None
         self.life = 0
         self.held: list[tuple[Any, ...]] = []
         nic.qps[number] = self
@@ -415,6 +416,7 @@ class HwQp:
             if not self.rq:
                 self.nak_sent = True
                 self._answer(Packet("rnr", packet.psn))
+                self.on_rnr()
                 return
             wr_id, buf = self.rq.popleft()
             if opcode == "WRITE_IMM":

@@ -55,6 +55,9 @@ class Schedule:
         self.delay_ns = rng.choice([2 * US, 10 * US, 100 * US])
         self.start_ns = rng.choice([0, 30 * MS, 30 * MS, 30 * MS])
         self.faults = [self._fault(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))]
+        # In every tenth, memory is registered late on the backups, for all that the applications post.
+        slowly = random.Random(seed + 2)
+        self.registering_ns = [slowly.choice([0, 1, 30, 700, 1800]) * MS * (seed % 10 == 3) for _ in "ab"]
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -79,8 +82,9 @@ class Schedule:
         clock = net.clock
         for link in net.links.values():
             link.delay_ns = self.delay_ns
-        for side, poll_ns in zip(net.sides, self.poll_ns, strict=True):
+        for side, poll_ns, registering_ns in zip(net.sides, self.poll_ns, self.registering_ns, strict=True):
             side.app.poll_ns = poll_ns
+            side.registering_ns = registering_ns
             for index in range(self.count):
                 opcode = rng.choice(self.opcodes)
                 cell = rng.choice(ATOMIC_CELLS) if opcode == "FADD" else rng.randrange(8) % self.cells
