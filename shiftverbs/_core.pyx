@@ -305,6 +305,10 @@ cdef class RemoteKeys:
         for k in range(MAX_PAIRS):
             map_del(&self.map, (<uint64_t>rkey << 8) | <uint64_t>k)
 
+    def clear(self) -> None:
+        """Forget every key."""
+        map_free(&self.map)
+
     def get_remote(self, uint32_t rkey, int k):
         """The key on the peer's NIC k, None where it cannot be shadowed; KeyError where it is not known (yet)."""
         return map_get(&self.map, rkey, k)

@@ -280,6 +280,16 @@ cdef class QPCore:
                     result.append(seen.slots[i].key)
         return result
 
+    def forget_rkey(self, rkey) -> None:
+        """`rkey` (None: every one) counts as not seen: the next WR that names it reports it again."""
+        cdef uint32_t gone
+        if rkey is None:
+            map_free(&self.q.seen_rkeys)
+        else:
+            gone = rkey
+            map_del(&self.q.seen_rkeys, gone)
+        self.q.last_rkey = <uint64_t>-1
+
     @property
     def qp_num(self) -> int:
         """The default QP's number."""

@@ -19,7 +19,7 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write as posix_write
 
-from shiftverbs._map cimport Map, MapSlot, map_find, map_set
+from shiftverbs._map cimport Map, MapSlot, map_find, map_free, map_set
 from shiftverbs.libverbs cimport (
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_BIND_MW, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_LOCAL_INV,
     IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RECV, IBV_WC_SEND, IBV_WC_SUCCESS, IBV_WC_TSO, IBV_WC_WR_FLUSH_ERR,
@@ -438,8 +438,10 @@ cdef inline void push_recv_error(QPState *q, RecvRec *rec, int status, uint32_t 
 cdef inline void note_rkey(QPState *q, uint32_t rkey) noexcept nogil:
     """Remember an rkey seen for the first time; report it where the QP is being paired, to be resolved ahead."""
     q.last_rkey = rkey
-    if q.seen_rkeys.live >= SEEN_RKEYS_MAX or map_find(&q.seen_rkeys, rkey) != NULL:
+    if map_find(&q.seen_rkeys, rkey) != NULL:
         return
+    if q.seen_rkeys.live >= SEEN_RKEYS_MAX:
+        map_free(&q.seen_rkeys)  # those still in use are reported once more
     map_set(&q.seen_rkeys, rkey, 0)
     if q.remote_keys != NULL:
         emit(q, EV_NEW_RKEY, -1, rkey, 0)

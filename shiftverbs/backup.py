@@ -185,8 +185,6 @@ class Nic:
         self.port = 0
         self.gid_index = 0
         self._gid: Gid | None = None
-        # Under each of these peers may know our memory.
-        self.seen_gids: set[bytes] = set()
         self.ports: tuple[Port, ...] = ()
         self.limits: dict[str, Any] = {}
         self.error = ""

@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
@@ -26,7 +26,8 @@ from .control_channel import Path
 from .events import Action, Status
 from .exchanger.records import QpRecord
 from .fence import Fence
-from .messages import Message, Phase, Sync
+from .memory_keys import ConnectionKeys
+from .messages import Keys, Message, Move, Sync, WantKeys
 from .pair_protocol import LocalPair, PairProtocol
 from .pairing import Pairing
 from .rebuild import Rebuild
@@ -78,6 +79,7 @@ class Connection:
         self.status = Status.PAIRING
         self.why: str | None = "the QP is not connected yet"
         self.pairing = Pairing(self)
+        self.keys = ConnectionKeys(self)
         self.timeline = Timeline()
         self.closed = False
         self.timer_ns: int | None = None
@@ -101,6 +103,7 @@ class Connection:
         self.paths: list[Path] = []
         self.n_pairs = 1
         self._inbox.clear()
+        self.keys.close()
         self.fence: Fence | None = None  # a SWITCH's, or that of the end
         self.rebuild = Rebuild(self)
         self._rx_target: int | None = None
@@ -246,6 +249,7 @@ class Connection:
             random.Random(os.urandom(8)),
             self.driver.now_ns(),
         )
+        self.keys.open(mine, theirs)
         self.set_why("the backup QPs are being connected")
         self._publish(
             observe.Paired(
@@ -327,6 +331,7 @@ class Connection:
         if self.protocol is None:
             self._schedule()
             return
+        self.keys.on_time(now_ns)
         self._keys_tick(now_ns)
         due = self.protocol.next_timeout_ns if self.protocol is not None else None
         if due is not None and due <= now_ns:
@@ -348,7 +353,7 @@ class Connection:
         self._look()
         if self.driver.turns.is_going(self) and self._arrived():
             self.driver.turns.arrived(self)
-        times = [p.next_timeout_ns if p is not None else None]
+        times = [p.next_timeout_ns if p is not None else None, self.keys.due_ns]
         if self.fence is not None:
             times.append(self.fence.due_ns)
         elif self._ending is not None:
@@ -358,6 +363,10 @@ class Connection:
         due = [t for t in times if t is not None]
         if due:
             self.driver.schedule(self, min(due))
+
+    def wake_up(self) -> None:
+        """Something is due earlier than before."""
+        self._schedule()
 
     def _arrived(self) -> bool:
         """Whether nothing is left of what began in its turn: all is where it should be, what works is fit."""
@@ -398,10 +407,15 @@ class Connection:
             self.driver.looks.look_at(self, [])
         self.driver.turns.arrived(self)
 
-    def handle_message(self, message: Message) -> None:
+    def handle_message(self, message: Message | WantKeys | Keys) -> None:
         """A control message from this connection's peer."""
-        asked = isinstance(message, Sync) and message.phase is Phase.ASK
-        unsafe = self._unsafe_soon() if asked else None
+        if isinstance(message, WantKeys | Keys):
+            if self.protocol is not None and not self.protocol.over and not self.closed:
+                self.keys.on_message(message)
+            return
+        if isinstance(message, Sync | Move):
+            self.keys.heed(message)  # before anything is sent on account of it
+        unsafe = self.core.unsafe_reason() if isinstance(message, Sync) else None
         self.feed(ev.MessageReceived(message, unsafe))
 
     def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
@@ -471,7 +485,7 @@ class Connection:
             self._rx_target = None
             self.feed(ev.RxReached())
         elif kind == core.EV_NEW_RKEY:
-            self.pairing.want_rkey(a)
+            self.keys.want([a])
         elif kind == core.EV_KEY_MISSING:
             if self._keys_since_ns is None:
                 self._keys_since_ns = self.driver.now_ns()
@@ -479,8 +493,9 @@ class Connection:
                 what = "rkey" if b & KEY_REMOTE else "lkey"
                 self.feed(ev.KeysMissing(f"the memory of {what} {a:#x} has no counterpart on {self.device(k)}"))
                 return
-            if b & KEY_REMOTE:
-                self.pairing.want_rkey(a)
+            if b & KEY_REMOTE:  # and not this one alone: each would take a question of its own
+                self.keys.want({a} | self.core.missing_keys(self.core.send_pair, self.core.recv_pair)[1])
+                self.keys.hurry()
             self._schedule()
         elif kind == core.EV_FIRST_WC:
             took_ms = self.timeline.first_wc(t_ns)
@@ -507,8 +522,7 @@ class Connection:
     def look_again(self) -> None:
         """Events of the data path were lost, there being too many: find out what they may have said."""
         core, p = self.driver.core, self.protocol
-        for rkey in self.core.seen_rkeys:
-            self.pairing.want_rkey(rkey)
+        self.keys.want(self.core.seen_rkeys)
         if self.fence is not None:
             self.fence.look_again()
         elif self.core.ending:
@@ -560,12 +574,23 @@ class Connection:
         if since is None:
             return
         self._retry_keys()
-        deadline_ns = self.driver.protocol_config.peer_deadline_ns
-        if self._keys_since_ns is not None and now_ns - since > deadline_ns:
-            self._keys_since_ns = None
-            local, remote = self.core.missing_keys(self.core.send_pair)
-            names = ", ".join([f"lkey {k:#x}" for k in sorted(local)] + [f"rkey {k:#x}" for k in sorted(remote)])
-            self.feed(ev.KeysMissing(f"memory keys without a counterpart on {self.device(self.send_pair)}: {names}"))
+        if self._keys_since_ns is not None and not self.closed:
+            local, remote = self.core.missing_keys(self.core.send_pair, self.core.recv_pair)
+            why = self.keys.hopeless(local, remote, since, now_ns)
+            if why is not None:
+                self._keys_since_ns = None
+                self.feed(ev.KeysMissing(why))
+
+    @property
+    def awaits_keys(self) -> bool:
+        """Whether a WR is withheld because the counterpart of a key is not known."""
+        return self._keys_since_ns is not None
+
+    @property
+    def receives_away(self) -> bool:
+        """Whether the peer sends to a backup of ours, or may when it hears what we said."""
+        p = self.protocol
+        return p is not None and not p.over and p.recv_pair != 0
 
     # ---- actions out ------------------------------------------------------------------------------------------------
 
@@ -641,6 +666,7 @@ class Connection:
         self._began_posting(action, self.core.open_recv(action.pair))
 
     def _began_posting(self, action: ev.PostReceives | ev.MoveReceives, err: int) -> None:
+        self.keys.push()  # from now on the peer goes by what it knows
         posted = self._posted(action, err)
         if posted is not None:
             self.later(posted)
@@ -687,7 +713,7 @@ class Connection:
             return
         self._ending = first
         self._behind = self._used_backups()
-        self._rx_target = self._recv_waits = self._keys_since_ns = None
+        self._rx_target = self._posting = self._keys_since_ns = None
         self.core.begin_end()
         self.core.guarded = True
         deadline_ns = self.driver.now_ns() + self.driver.protocol_config.fence_deadline_ns
@@ -763,14 +789,21 @@ class Connection:
         self._began_posting(action, self.core.move_recv(action.pair))
 
     def _send_message(self, action: ev.SendMessage) -> None:
+        message = action.message
+        if isinstance(message, Sync | Move):
+            message = replace(message, keys=self.keys.version)
+        self.say(message, action.pair, action.spread)
+
+    def say(self, message: Message | WantKeys | Keys, pair: int, spread: bool = False) -> None:
+        """Send to the peer over the NIC pair of `pair`; spread: over every one that may work."""
         peer = self.peer
         if peer is None:
             return
-        entry = Entry(int(peer.life, 16), self.pairing.life, action.message)
-        first = self.paths[action.pair] if action.pair < len(self.paths) else None
+        entry = Entry(int(peer.life, 16), self.pairing.life, message)
+        first = self.paths[pair] if pair < len(self.paths) else None
         if first is not None:
             self.driver.channel.send(first, entry)
-        if action.spread or first is None or not first.ready:
+        if spread or first is None or not first.ready:
             for path in self.paths:
                 if path is not first:
                     self.driver.channel.send(path, entry)
@@ -909,8 +942,6 @@ class Connection:
         """The application reset or failed the QP: tell the peer, withdraw, forget the pairing."""
         self._take_leave(reason)
         self._forget_peer()
-        if not self.closed:
-            self.core.remote_keys = None
 
     def _take_leave(self, reason: str) -> None:
         """Tell the peer."""

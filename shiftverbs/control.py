@@ -14,24 +14,44 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .messages import Arm, ArmStep, Message, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from .messages import (
+    Arm,
+    ArmStep,
+    FoundKey,
+    Keys,
+    KeyState,
+    Message,
+    Move,
+    MoveStep,
+    PairAddress,
+    Phase,
+    Prefer,
+    Sync,
+    WantKeys,
+)
 from .seal import TAG_BYTES, Seals
 
 MAGIC = 0x5356
 VERSION = 2
 MAX_DATAGRAM_BYTES = 1024
+MAX_BACKUPS = 15
 
 _VERSION = struct.Struct("!HB")  # magic, version: what every version begins with
 _HEADER = struct.Struct("!HBBQQ")  # magic, version, entries, name of the sender's direction, number
 _ENTRY = struct.Struct("!QQBB")  # to, from, kind, body length
 _ADDRESS = struct.Struct("!16sHIIB")
-_SYNC = struct.Struct("!QBBQBQQbqBB")
+_SYNC = struct.Struct("!QBBQBQQbqBQ")
 _ARM = struct.Struct("!BQBQQ")
-_MOVE = struct.Struct("!BQQBQQ")
+_MOVE = struct.Struct("!BQQBQQQ")
 _PREFER = struct.Struct("!QBB")
 _PING = struct.Struct("!QB")
+_WANT_KEYS = struct.Struct("!QB")  # then rkeys
+_KEYS = struct.Struct("!QQBB")  # then so many rkeys that are gone, then found ones
+_FOUND = struct.Struct("!IB")  # then for so many backups
+_FOUND_ON = struct.Struct("!BI")
 
 _KIND_SYNC, _KIND_ARM, _KIND_MOVE, _KIND_PREFER, _KIND_PING = 1, 2, 3, 4, 5
+_KIND_WANT_KEYS, _KIND_KEYS = 6, 7
 
 
 class MalformedDatagram(ValueError):
@@ -64,29 +84,19 @@ class Entry:
 
     to: int
     sender: int
-    message: Message | Ping
+    message: Message | Ping | WantKeys | Keys
 
 
 def _pack_address(a: PairAddress) -> bytes:
     return _ADDRESS.pack(a.gid, a.lid, a.qpn, a.psn, a.mtu)
 
 
-def _body(message: Message | Ping) -> tuple[int, bytes]:
+def _body(message: Message | Ping | WantKeys | Keys) -> tuple[int, bytes]:
     match message:
         case Sync():
             m = message
             head = _SYNC.pack(
-                m.epoch,
-                m.target,
-                m.phase,
-                m.arm,
-                m.clean,
-                m.rx,
-                m.ask,
-                m.seen_phase,
-                m.seen_arm,
-                m.settled,
-                m.receipts_lost,
+                m.epoch, m.target, m.phase, m.arm, m.clean, m.rx, m.ask, m.seen_phase, m.seen_arm, m.settled, m.keys
             )
             return _KIND_SYNC, head + _pack_address(m.address)
         case Arm():
@@ -94,11 +104,22 @@ def _body(message: Message | Ping) -> tuple[int, bytes]:
             return _KIND_ARM, _ARM.pack(a.step, a.epoch, a.pair, a.arm, a.wanted) + _pack_address(a.address)
         case Move():
             v = message
-            return _KIND_MOVE, _MOVE.pack(v.step, v.epoch, v.number, v.target, v.arm, v.tx)
+            return _KIND_MOVE, _MOVE.pack(v.step, v.epoch, v.number, v.target, v.arm, v.tx, v.keys)
         case Prefer():
             return _KIND_PREFER, _PREFER.pack(message.number, message.target, message.seen)
         case Ping():
             return _KIND_PING, _PING.pack(message.number, message.answer)
+        case WantKeys():
+            head = _WANT_KEYS.pack(message.version, message.again)
+            return _KIND_WANT_KEYS, head + struct.pack(f"!{len(message.rkeys)}I", *message.rkeys)
+        case Keys():
+            gone = message.gone
+            head = _KEYS.pack(message.version, message.since, message.push, len(gone))
+            found = b"".join(
+                _FOUND.pack(one.rkey, len(one.on)) + b"".join(_FOUND_ON.pack(*on) for on in one.on)
+                for one in message.found
+            )
+            return _KIND_KEYS, head + struct.pack(f"!{len(gone)}I", *gone) + found
     raise TypeError(f"not a message: {message!r}")
 
 
@@ -143,7 +164,54 @@ def _address(data: bytes) -> PairAddress:
     return PairAddress(gid, lid, qpn, psn, mtu)
 
 
-def _decode_body(kind: int, body: bytes) -> Message | Ping:
+def _rkeys(data: bytes) -> tuple[int, ...]:
+    if len(data) % 4:
+        raise MalformedDatagram("an rkey is cut off")
+    return struct.unpack(f"!{len(data) // 4}I", data)
+
+
+def _want_keys(body: bytes) -> WantKeys:
+    if len(body) < _WANT_KEYS.size:
+        raise MalformedDatagram(f"{len(body)} bytes are no question for keys")
+    version, again = _WANT_KEYS.unpack_from(body)
+    return WantKeys(version, _rkeys(body[_WANT_KEYS.size :]), _boolean(again, "again"))
+
+
+def _keys(body: bytes) -> Keys:
+    if len(body) < _KEYS.size:
+        raise MalformedDatagram(f"{len(body)} bytes are no keys")
+    version, since, push, count = _KEYS.unpack_from(body)
+    at = _KEYS.size + 4 * count
+    if at > len(body):
+        raise MalformedDatagram("an rkey is cut off")
+    if since > version:
+        raise MalformedDatagram(f"withdrawals since {since} up to {version}")
+    found = []
+    gone = _rkeys(body[_KEYS.size : at])
+    while at < len(body):
+        if at + _FOUND.size > len(body):
+            raise MalformedDatagram("a key is cut off")
+        rkey, backups = _FOUND.unpack_from(body, at)
+        at += _FOUND.size
+        end = at + backups * _FOUND_ON.size
+        if backups > MAX_BACKUPS or end > len(body):
+            raise MalformedDatagram(f"a key on {backups} backups")
+        on = tuple((KeyState(state), there) for state, there in _FOUND_ON.iter_unpack(body[at:end]))
+        found.append(FoundKey(rkey, on))
+        at = end
+    return Keys(version, since, gone, tuple(found), _boolean(push, "push"))
+
+
+def _decode_body(kind: int, body: bytes) -> Message | Ping | WantKeys | Keys:
+    try:
+        if kind == _KIND_WANT_KEYS:
+            return _want_keys(body)
+        if kind == _KIND_KEYS:
+            return _keys(body)
+    except MalformedDatagram:
+        raise
+    except ValueError as error:
+        raise MalformedDatagram(str(error)) from None
     sizes = {
         _KIND_SYNC: _SYNC.size + _ADDRESS.size,
         _KIND_ARM: _ARM.size + _ADDRESS.size,
@@ -158,7 +226,7 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping:
         raise MalformedDatagram(f"kind {kind} has {len(body)} bytes, {size} expected")
     try:
         if kind == _KIND_SYNC:
-            epoch, target, phase, arm, clean, rx, ask, seen_phase, seen_arm, settled, lost = _SYNC.unpack_from(body)
+            epoch, target, phase, arm, clean, rx, ask, seen_phase, seen_arm, settled, keys = _SYNC.unpack_from(body)
             address = _address(body[_SYNC.size :])
             if seen_phase != -1:
                 Phase(seen_phase)
@@ -174,14 +242,14 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping:
                 seen_phase,
                 seen_arm,
                 _boolean(settled, "settled"),
-                _boolean(lost, "receipts_lost"),
+                keys,
             )
         if kind == _KIND_ARM:
             step, epoch, pair, arm, wanted = _ARM.unpack_from(body)
             return Arm(ArmStep(step), epoch, pair, arm, _address(body[_ARM.size :]), wanted)
         if kind == _KIND_MOVE:
-            step, epoch, number, target, arm, tx = _MOVE.unpack(body)
-            return Move(MoveStep(step), epoch, number, target, arm, tx)
+            step, epoch, number, target, arm, tx, keys = _MOVE.unpack(body)
+            return Move(MoveStep(step), epoch, number, target, arm, tx, keys)
         if kind == _KIND_PREFER:
             number, target, seen = _PREFER.unpack(body)
             return Prefer(number, target, _boolean(seen, "seen"))

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .exchanger.interface import Connected, ExchangerEvent, Found, Rejected, Unavailable
-from .exchanger.records import RecordError, mr_key
-from .pairing import PeerKeys, gid_text
+from .exchanger.records import RecordError
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -29,7 +28,6 @@ class Directory:
         self._exchanger = exchanger
         self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
         self._values: dict[str, dict[str, Any]] = {}
-        self._peer_keys: dict[str, PeerKeys] = {}
         self._told: collections.deque[ExchangerEvent] = collections.deque()
 
     def publish(self, key: str, value: dict[str, Any]) -> None:
@@ -107,22 +105,3 @@ class Directory:
                     self._driver.later(None, self._found, event)  # for those that have not heard of it
                     raise
                 logger.exception("what stands under %s could not be used", event.key)
-
-    def peer_keys(self, gid: str) -> PeerKeys:
-        """The memory keys behind one peer port."""
-        keys = self._peer_keys.get(gid)
-        if keys is None:
-            keys = self._peer_keys[gid] = PeerKeys(self._driver, gid)
-        return keys
-
-    def peer_keys_unused(self, keys: PeerKeys) -> None:
-        """One user of `keys` less."""
-        if not keys.users and self._peer_keys.get(keys.gid) is keys:
-            del self._peer_keys[keys.gid]
-            keys.close()
-
-    def publish_mr(self, gid: bytes, rkey: int, record: Any) -> str:
-        """Publish a memory region under one of our ports' GIDs; return its key."""
-        key = mr_key(self._driver.config.job, gid_text(gid), rkey)
-        self.publish(key, record.to_json())
-        return key

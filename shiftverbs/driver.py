@@ -29,6 +29,7 @@ from .control import Entry, Ping
 from .control_channel import ControlChannel
 from .directory import Directory
 from .looks import Looks
+from .memory_keys import KeyBook
 from .messages import PairAddress, Phase, Sync
 from .nic_events import NicEvents
 from .pair_protocol import MS, ProtocolConfig
@@ -135,6 +136,7 @@ class Driver:
         self.channel = ControlChannel(
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
         )
+        self.keys = KeyBook()
         self.announcements = Announcements()
         self.nic_events = NicEvents(self)
         self.directory = Directory(self, exchanger)

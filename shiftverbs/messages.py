@@ -62,7 +62,7 @@ class Sync:
     seen_phase: int = -1
     seen_arm: int = -1
     settled: bool = False
-    receipts_lost: bool = False
+    keys: int = 0  # number of the last memory key that this side withdrew (memory_keys.py); put in where it is sent
 
     @property
     def about(self) -> tuple[object, ...]:
@@ -132,6 +132,7 @@ class Move:
     target: int
     arm: int
     tx: int
+    keys: int = 0  # as in Sync
 
     @property
     def about(self) -> tuple[object, ...]:
@@ -164,3 +165,60 @@ class Prefer:
 
 
 Message = Sync | Arm | Move | Prefer
+
+
+class KeyState(enum.IntEnum):
+    """What there is of an MR on one backup NIC."""
+
+    READY = 0
+    PENDING = 1  # being registered
+    NEVER = 2  # it cannot be registered there
+    HUNG = 3  # it was to be registered, and the NIC hangs
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKey:
+    """What the memory behind `rkey` is called on each backup: its state, and its rkey there (0 unless READY).
+
+    Nothing in `on`: the rkey is of no MR.
+    """
+
+    rkey: int
+    on: tuple[tuple[KeyState, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of it in a datagram."""
+        return 5 + 5 * len(self.on)
+
+
+@dataclass(frozen=True, slots=True)
+class WantKeys:
+    """Which rkeys of the receiver's the sender uses; and that it heeds all withdrawals up to `version`.
+
+    again: it was asked before; the answer had better go over every path.
+    """
+
+    version: int
+    rkeys: tuple[int, ...]
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What the sender's rkeys are on its backups, as of its withdrawal number `version`.
+
+    gone: what it withdrew since `since`; who heeds less than that must forget everything. push: a withdrawal that is
+    to be confirmed.
+    """
+
+    version: int
+    since: int
+    gone: tuple[int, ...]
+    found: tuple[FoundKey, ...] = ()
+    push: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of it in a datagram."""
+        return 18 + 4 * len(self.gone) + sum(found.size for found in self.found)

@@ -73,6 +73,7 @@ class MR(_base.MR):
                 former,
                 flags,
             )
+            self._shadow.domain.runtime.await_peers(self._shadow)
 
     def rereg(self, flags: int, pd: Any = None, addr: int = 0, length: int = 0, access: int = 0) -> None:
         """Verb ibv_rereg_mr, on the backups too; it returns when they have let go of the memory before.

@@ -6,7 +6,6 @@ Everything here runs under the driver's lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from . import _nic
@@ -23,14 +22,10 @@ EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
 
 
 class NicEvents:
-    """The NICs and contexts listened to, and which of their ports are down.
-
-    on_gids_changed: called after the GID table of a NIC changed, or may have.
-    """
+    """The NICs and contexts listened to, and which of their ports are down."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.on_gids_changed: Callable[[Nic], None] | None = None
         self._watched_nics: dict[str, Nic] = {}
         self._watched_events: set[AsyncEvents] = set()
         self._port_bad: set[tuple[str, int]] = set()
@@ -101,7 +96,7 @@ class NicEvents:
                 self._driver.channel.port_changed(nic, up=True)
             self._driver.watch_soon()
             # It may be up with other GIDs.
-            nic.look_again(lambda: self._driver.post(lambda: self._tell_gids(nic)))
+            nic.look_again(lambda: None)
         elif kind == EVENT_DEVICE_FATAL:
             nic.dead = True
             self._driver.channel.nic_died(nic)
@@ -120,11 +115,6 @@ class NicEvents:
         for connection in list(self._driver.connections.values()):
             if connection.stands_on(nic):
                 self._driver.safely(connection, connection.pairing.gids_changed)
-        self._tell_gids(nic)
-
-    def _tell_gids(self, nic: Nic) -> None:
-        if self.on_gids_changed is not None:
-            self.on_gids_changed(nic)
 
     def _fail_pairs(self, nic: Nic, port: int, reason: str, now: int) -> None:
         why = f"{reason} on {nic.name}"

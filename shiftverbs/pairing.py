@@ -2,8 +2,6 @@
 
 A pairing counts only if it is mutual: each side's entry names the other's default route and life. That is another one
 each time a QP is connected, so that nobody pairs with a ghost: a QPN reused after a crash, or a peer's QP before RESET.
-Memory keys of the peer are asked for as soon as they are seen in posted WRs, so that the failure path never waits for
-the exchanger.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .exchanger import records
-from .exchanger.records import ControlEndpoint, MrRecord, QpRecord, Route, ShadowRoute
+from .exchanger.records import ControlEndpoint, QpRecord, Route, ShadowRoute
 
 if TYPE_CHECKING:
     from .backup import Nic
     from .connection import Connection
     from .control_channel import Path
-    from .driver import Driver
 
 logger = logging.getLogger("shiftverbs.pairing")
 
@@ -30,39 +27,6 @@ def gid_text(gid: bytes) -> str:
     """16 bytes in record spelling: eight groups of four hex digits."""
     text = gid.hex()
     return ":".join(text[i : i + 4] for i in range(0, 32, 4))
-
-
-class PeerKeys:
-    """The memory keys of all QPs behind one peer port, resolved ahead and shared by the QPs connected to it."""
-
-    def __init__(self, driver: Driver, gid: str) -> None:
-        self.driver = driver
-        self.gid = gid
-        self.remote = driver.core.RemoteKeys()
-        self.users: set[Connection] = set()
-        self._wanted: dict[int, str] = {}
-
-    def want(self, rkey: int) -> None:
-        """Resolve `rkey` in the background, and keep watching it."""
-        if rkey not in self._wanted:
-            key = records.mr_key(self.driver.config.job, self.gid, rkey)
-            self._wanted[rkey] = key
-            self.driver.directory.want(key, lambda value: self._found(rkey, value))
-
-    def _found(self, rkey: int, value: dict[str, Any] | None) -> None:
-        self.remote.del_remote(rkey)
-        if value is not None:
-            backups = MrRecord.from_json(value, self._wanted.get(rkey, "")).backups
-            for k, backup in enumerate(backups, start=1):
-                self.remote.set_remote(rkey, k, backup)
-            for user in list(self.users):
-                user.keys_arrived()
-
-    def close(self) -> None:
-        """Nobody is connected to that port any more."""
-        for rkey, key in self._wanted.items():
-            self.driver.directory.unwant(key, rkey)
-        self._wanted.clear()
 
 
 class Pairing:
@@ -76,9 +40,7 @@ class Pairing:
         self._my_keys: list[str] = []
         self._peer_key: str | None = None
         self._peer_route: Route | None = None
-        self._keys: PeerKeys | None = None
         self._paths: list[Path] = []
-        self._early_rkeys: set[int] = set()
         self._theirs: QpRecord | None = None
         self._looks: dict[Nic, bool] = {}  # whether the look at it is over
 
@@ -180,8 +142,6 @@ class Pairing:
             self._peer_key = records.qp_lid_key(job, own.gid or "", peer.lid, peer.qpn)
         c.set_why("the peer has not published its QP (does it run shiftverbs, with the same etcd and job?)")
         self.driver.directory.want(self._peer_key, self._peer_found)
-        if peer.gid is not None:
-            self._open_keys(peer.gid)
 
     def _reached_at(self, usable: int) -> tuple[tuple[ControlEndpoint, ...], tuple[ShadowRoute, ...]]:
         """Our control ports, and our shadow QPs, on the default NIC and the first `usable` backups as they are now."""
@@ -258,7 +218,6 @@ class Pairing:
             c.set_why("the peer's entry does not name this connection yet")
             return
         self._theirs = theirs
-        self._open_keys(theirs.default.gid or "")
         self._open_paths()
 
     def _superseded(self, theirs: QpRecord) -> bool:
@@ -331,26 +290,6 @@ class Pairing:
         else:
             c.paired(mine, theirs, self._paths)
 
-    # ---- memory keys ------------------------------------------------------------------------------------------------
-
-    def _open_keys(self, gid: str) -> None:
-        """Resolve the rkeys the QP posts under its peer's port; by LID its GID is known only from the peer's entry."""
-        if self._keys is not None:
-            return
-        keys = self._keys = self.driver.directory.peer_keys(gid)
-        keys.users.add(self.connection)
-        self.connection.core.remote_keys = keys.remote
-        for rkey in self._early_rkeys:
-            keys.want(rkey)
-        self._early_rkeys.clear()
-
-    def want_rkey(self, rkey: int) -> None:
-        """A posted WR used `rkey`: resolve it ahead of need."""
-        if self._keys is not None:
-            self._keys.want(rkey)
-        else:
-            self._early_rkeys.add(rkey)
-
     def rejected(self, key: str, reason: str) -> None:
         """The exchanger refused what stands under a key we want or published."""
         if key == self._peer_key:
@@ -371,10 +310,6 @@ class Pairing:
         if self.life:
             self.driver.by_life.pop(self.life, None)
             self.life = 0
-        if self._keys is not None:
-            self._keys.users.discard(self.connection)
-            self.driver.directory.peer_keys_unused(self._keys)
-            self._keys = None
         self._close_paths()
         self._mine = None
         self._theirs = None

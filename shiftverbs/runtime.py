@@ -8,19 +8,20 @@ plain pyverbs.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
 from typing import Any
 
-from . import _core, _nic, async_events, changes, pyverbs_objects
+from . import _core, _nic, async_events, changes, memory_keys, pyverbs_objects
+from . import events as ev
 from .backup import BackupError, Nic, Nics
 from .config import Config, ConfigError
 from .connection import Connection
 from .driver import Driver
 from .exchanger import open_exchanger
 from .exchanger.interface import new_instance_id
-from .exchanger.records import MrRecord
 from .pyverbs_error import ShiftError
 
 logger = logging.getLogger("shiftverbs.runtime")
@@ -70,9 +71,7 @@ class Runtime:
             raise ShiftError("SHIFTVERBS_ETCD is not set")
         self.exchanger = exchanger
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
-        self._mr_keys: dict[Any, set[str]] = {}
         self._stopped = False
-        self.driver.nic_events.on_gids_changed = self._gids_changed
         # Application threads blocked in get_cq_event wake up when there is something to do.
         self.waiter.add_listener(_core.wake_descriptor())
         _core.set_driver(self.driver.run)
@@ -135,57 +134,35 @@ class Runtime:
             element = event.element
             self.driver.post(lambda: self.driver.nic_events.qp_fatal(element))
 
-    def mr_shadowed(self, shadow: Any) -> None:
-        """Every backup NIC has answered for an MR: its rkeys may be published."""
-        self.driver.post(lambda: self._publish_mr(shadow))
+    def mr_made(self, shadow: Any) -> None:
+        """An MR was registered, and nobody has its keys yet."""
+        self.driver.keys.add(shadow)
 
-    def _publish_mr(self, shadow: Any) -> None:
-        if shadow.closed:
+    def await_peers(self, shadow: Any) -> None:
+        """Wait until no peer takes this MR's rkey for another's that had it before; as a rule none does."""
+        if self._stopped or self.is_inherited:
             return
-        _address, length, iova, _access = shadow.region
-        keys = [shadow.keys(k) for k in range(1, len(shadow.domain.backups) + 1)]
-        backups = tuple(None if pair is None else pair[1] for pair in keys)
-        record = MrRecord(self.config.job, self.instance, iova & (2**64 - 1), length, backups)
-        published = self._mr_keys.setdefault(shadow, set())
-        nic = shadow.domain.nic
-        try:
-            if not nic.seen_gids:
-                self._read_gids(nic)
-            for gid in nic.seen_gids:
-                published.add(self.driver.directory.publish_mr(gid, shadow.rkey, record))
-        except (OSError, ValueError, RuntimeError) as error:
-            logger.warning("an MR of %s is not published: %s", shadow.domain.nic.name, error)
+        for connection in self.driver.keys.await_confirmed(shadow, self.config.peer_deadline_ms / 1000):
+            # It may still use what the key stood for: better an error than the wrong memory.
+            why = f"the peer does not confirm that rkey {shadow.rkey:#x} was withdrawn"
+            self.driver.post(functools.partial(connection.feed, ev.KeysMissing(why)))
+
+    def mr_shadowed(self, shadow: Any) -> None:
+        """Every backup NIC has answered for an MR: WRs may wait for its keys."""
+        self.driver.post(self._keys_came)
+
+    def _keys_came(self) -> None:
         for connection in list(self.driver.connections.values()):
             connection.keys_arrived()
 
-    @staticmethod
-    def _read_gids(nic: Nic) -> None:
-        """Note every GID under which peers may know the ports of `nic`; former ones stay, for QPs outlive them."""
-        nic.seen_gids |= {gid.raw for port in nic.ports for gid in nic.gids(port.number)}
-
-    def _gids_changed(self, nic: Nic) -> None:
-        """QPs connected from now on may name a new GID: their peers look for our memory under that."""
-        before = set(nic.seen_gids)
-        try:
-            self._read_gids(nic)
-        except OSError as error:
-            logger.debug("%s: %s", nic.name, error)
-        if before and nic.seen_gids != before:
-            for shadow in list(self._mr_keys):
-                if shadow.domain.nic is nic:
-                    self._publish_mr(shadow)
-
     def mr_gone(self, shadow: Any) -> None:
         """An MR is about to be deregistered. `wake`, or a command to a NIC, is to follow."""
-        self.driver.post(lambda: self._withdraw_mr(shadow), wake=False)
+        for told in self.driver.keys.remove(shadow):
+            self.driver.post(functools.partial(memory_keys.push, told), wake=False)
 
     def wake(self) -> None:
         """Have the control thread do what was posted for it."""
         self.driver.waiter.wake()
-
-    def _withdraw_mr(self, shadow: Any) -> None:
-        for key in self._mr_keys.pop(shadow, ()):
-            self.driver.directory.withdraw(key)
 
     def connection_of(self, shadow: Any) -> Connection | None:
         """The connection of a QP that may be protected, made when first needed; None if it is closed before that."""

@@ -308,6 +308,7 @@ class ShadowMR(Shadow):
         self._flags = flags
         for slot, handle in zip(self.slots, former, strict=False):
             slot.handle = handle
+        self.domain.runtime.mr_made(self)
         if unshadowable:
             for slot in self.slots:
                 slot.state, slot.reason = FAILED, unshadowable
@@ -354,7 +355,7 @@ class ShadowMR(Shadow):
             self.domain.keymap.set_local(self.lkey, k, None)
 
     def settled(self) -> None:
-        """The peers may learn the rkeys."""
+        """WRs may wait for the keys."""
         if not self.closed:
             self.domain.runtime.mr_shadowed(self)
 

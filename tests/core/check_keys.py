@@ -129,6 +129,48 @@ def test_new_rkeys_are_reported_once(world: World) -> None:
     assert w.events() == [(_core.EV_NEW_RKEY, -1, 11, 0)]
 
 
+def test_rkeys_that_are_forgotten_are_reported_again(guarded: World) -> None:
+    w = guarded
+
+    def reported(rkey: int) -> bool:
+        w.send(0, READ, rkey=rkey)
+        w.hw[0].complete()
+        w.poll()
+        return (_core.EV_NEW_RKEY, -1, rkey, 0) in w.events()
+
+    assert reported(5) and reported(6) and not reported(6)
+    w.qp.forget_rkey(6)
+    assert reported(6), "the last one, too"
+    assert not reported(5)
+    w.qp.forget_rkey(77)
+    w.qp.forget_rkey(None)
+    assert w.qp.seen_rkeys == [] and reported(5) and reported(6)
+    w.remote.set_remote(5, 1, 7)
+    w.remote.clear()
+    assert len(w.remote) == 0
+    w.remote.set_remote(5, 1, 8)
+    assert w.remote.get_remote(5, 1) == 8
+
+
+def test_no_rkey_is_one_too_many(guarded: World) -> None:
+    """From the 65,537th on new ones were not resolved ahead; now all begin anew, and what is in use is seen again."""
+    w = guarded
+    for rkey in range(65536):
+        w.send(0, READ, rkey=rkey)
+        w.hw[0].complete()
+        w.poll()
+        if rkey % 1024 == 0:
+            w.events()
+    w.events()
+    assert len(w.qp.seen_rkeys) == 65536
+    for rkey in (1 << 20, 7):
+        w.send(0, READ, rkey=rkey)
+        assert w.events() == [(_core.EV_NEW_RKEY, -1, rkey, 0)]
+        w.hw[0].complete()
+        w.poll()
+    assert sorted(w.qp.seen_rkeys) == [7, 1 << 20]
+
+
 def test_key_maps(world: World) -> None:
     keys, remote = _core.KeyMap(), _core.RemoteKeys()
     for i in range(2000):

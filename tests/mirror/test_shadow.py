@@ -179,6 +179,9 @@ class Runtime:
         self.told: list[tuple[str, Any]] = []
         self.woken = 0
 
+    def mr_made(self, held: Any) -> None:
+        pass
+
     def mr_shadowed(self, held: Any) -> None:
         self.told.append(("shadowed", held))
 

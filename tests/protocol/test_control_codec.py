@@ -21,7 +21,20 @@ from shiftverbs.control import (
     encode,
     name_of,
 )
-from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from shiftverbs.messages import (
+    Arm,
+    ArmStep,
+    FoundKey,
+    Keys,
+    KeyState,
+    Move,
+    MoveStep,
+    PairAddress,
+    Phase,
+    Prefer,
+    Sync,
+    WantKeys,
+)
 from shiftverbs.seal import TAG_BYTES, WINDOW, Seals, Window
 
 U64, U24, U8, U16 = (
@@ -37,13 +50,23 @@ SYNCS = st.builds(
     st.sampled_from([-1, *map(int, Phase)]),
     st.integers(-1, 2**63 - 1),
     st.booleans(),
-    st.booleans(),
+    U64,
 )
 ARMS = st.builds(Arm, st.sampled_from(ArmStep), U64, U8, U64, ADDRESSES, U64)
-MOVES = st.builds(Move, st.sampled_from(MoveStep), U64, U64, U8, U64, U64)
+MOVES = st.builds(Move, st.sampled_from(MoveStep), U64, U64, U8, U64, U64, U64)
 PREFERS = st.builds(Prefer, U64, U8, st.booleans())
 PINGS = st.builds(Ping, U64, st.booleans())
-ENTRIES = st.builds(Entry, U64, U64, st.one_of(SYNCS, ARMS, MOVES, PREFERS, PINGS))
+U32 = st.integers(0, 2**32 - 1)
+WANTS = st.builds(WantKeys, U64, st.lists(U32, max_size=60).map(tuple), st.booleans())
+FOUND = st.builds(FoundKey, U32, st.lists(st.tuples(st.sampled_from(KeyState), U32), max_size=15).map(tuple))
+KEYS = st.builds(
+    lambda versions, *rest: Keys(max(versions), min(versions), *rest),
+    st.tuples(U64, U64),
+    st.lists(U32, max_size=40).map(tuple),
+    st.lists(FOUND, max_size=3).map(tuple),
+    st.booleans(),
+).filter(lambda keys: keys.size <= 255)
+ENTRIES = st.builds(Entry, U64, U64, st.one_of(SYNCS, ARMS, MOVES, PREFERS, PINGS, WANTS, KEYS))
 
 ADDRESS = PairAddress(b"\xfe\x80" + bytes(13) + b"\x01", 7, 0x123456, 0xABCDEF, 5)
 EXAMPLES = {
@@ -52,6 +75,8 @@ EXAMPLES = {
     "move": Move(MoveStep.MOVED, 3, 4, 0, 9, 77),
     "prefer": Prefer(2, 1, True),
     "ping": Ping(17, False),
+    "want_keys": WantKeys(7, (5, 1 << 31), True),
+    "keys": Keys(9, 7, (3,), (FoundKey(5, ((KeyState.READY, 6), (KeyState.NEVER, 0))), FoundKey(8, ())), False),
 }
 
 
@@ -116,7 +141,7 @@ def test_arbitrary_bytes_never_crash(data: bytes, under_seal: bool) -> None:
         assert under_seal and (again(entries) == sealed(data) or not entries)
 
 
-@given(st.binary(max_size=120), st.integers(0, 6), U8)
+@given(st.binary(max_size=120), st.integers(0, 8), U8)
 def test_arbitrary_bodies_behind_a_good_header_never_crash(body: bytes, kind: int, count: int) -> None:
     head = b"\x53\x56\x02" + bytes([count]) + seals()[0].name_out.to_bytes(8, "big") + (1).to_bytes(8, "big")
     data = head + bytes(16) + bytes([kind, len(body)]) + body
@@ -187,6 +212,33 @@ def test_every_truncation_is_refused(name: str) -> None:
 def test_the_error_names_what_is_wrong(damage: Callable[[bytes], bytes], says: str) -> None:
     with pytest.raises(MalformedDatagram, match=says):
         read(sealed(damage(bare(one([Entry(1, 2, EXAMPLES["sync"])])))))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (lambda keys: keys[:17], "17 bytes are no keys"),
+        (lambda keys: keys[:8] + b"\xff" + keys[9:], "withdrawals since"),
+        (lambda keys: keys[:16] + b"\x02" + keys[17:], "push is 2"),
+        (lambda keys: keys[:17] + b"\xff" + keys[18:], "an rkey is cut off"),
+        (lambda keys: keys[:26] + b"\x10" + keys[27:], "a key on 16 backups"),
+        (lambda keys: keys[:26] + b"\x09" + keys[27:], "a key on 9 backups"),
+        (lambda keys: keys[:27] + b"\x04" + keys[28:], "4 is not a valid KeyState"),
+        (lambda keys: keys[:-1], "a key is cut off"),
+    ],
+)
+def test_keys_are_checked_field_by_field(body: Callable[[bytes], bytes], says: str) -> None:
+    data = bare(one([Entry(1, 2, EXAMPLES["keys"])]))
+    bad = body(data[38:])
+    with pytest.raises(MalformedDatagram, match=says):
+        read(sealed(data[:37] + bytes([len(bad)]) + bad))
+
+
+def test_a_question_for_keys_is_checked() -> None:
+    data = one([Entry(1, 2, EXAMPLES["want_keys"])])
+    for bad, says in ((data[22:30], "8 bytes are no question"), (data[22:-1], "an rkey is cut off")):
+        with pytest.raises(MalformedDatagram, match=says):
+            decode(data[:21] + bytes([len(bad)]) + bad)
 
 
 def test_fields_that_do_not_fit_are_refused() -> None:

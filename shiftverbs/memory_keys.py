@@ -1,0 +1,515 @@
+"""The life of memory keys: what our memory is called on each NIC, who was told, and what a peer's is called.
+
+A WR names a peer's memory by the rkey of the peer's default NIC. Elsewhere the same memory has another key, and only
+its owner knows which. So whoever uses an rkey asks its owner, over the control channel, as soon as the rkey is first
+seen in a posted WR: the failure path neither waits for etcd nor goes by what once stood there.
+
+An answer is good until the owner says otherwise. It numbers what it withdraws of what it told a peer, and its READY and
+MOVED carry the number of the last: who has not heard of that one yet forgets everything and asks again. While a peer
+sends to a backup, it is told of each withdrawal at once; and a key that our default NIC gives out again is not handed
+to the application before such peers have confirmed that they forgot the old one (protocol.md, "Memory keys").
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .messages import FoundKey, Keys, KeyState, Move, MoveStep, Phase, Sync, WantKeys
+from .pair_state import MS
+
+if TYPE_CHECKING:
+    from .backup import Nic
+    from .connection import Connection
+    from .shadow import ShadowMR
+
+# So many withdrawals are remembered for a peer; one that has heard of none of them forgets all.
+GONE_KEPT = 40
+# A question: so many rkeys at most. A message's body has 255 bytes.
+RKEYS_AT_ONCE = 60
+BODY_BYTES = 255
+# So many rkeys of one peer port are known at once. Then all are forgotten, and asked for again when they are used.
+KNOWN_MOST = 1 << 17
+# A question that was not answered, or not finally, is asked again; seldom while nothing waits for it.
+ASK_FIRST_NS, ASK_URGENT_NS, ASK_QUIET_NS = 3 * MS, 100 * MS, 1000 * MS
+# A NIC that is busy with one command for so long hangs: memory that it is to register is not waited for any more.
+HANGS_S = 5.0
+
+
+class Told:
+    """What one process of a peer knows of the keys of one of our NICs, as far as we have told it.
+
+    version: number of the last withdrawal that concerns it; confirmed: the last that it has heard of; floor: about
+    earlier ones nothing is remembered. users: our connections to it.
+    """
+
+    def __init__(self, nic: Nic, version: int) -> None:
+        self.nic = nic
+        self.version = self.floor = self.confirmed = version
+        self.rkeys: set[int] = set()
+        self.gone: collections.deque[tuple[int, int]] = collections.deque()
+        self.users: set[Connection] = set()
+
+    def withdraw(self, rkey: int, version: int) -> None:
+        """`rkey`, which it was told of, is no more."""
+        self.rkeys.discard(rkey)
+        self.version = version
+        self.gone.append((version, rkey))
+        if len(self.gone) > GONE_KEPT:
+            self.floor = self.gone.popleft()[0]
+
+    def since(self, version: int) -> tuple[int, tuple[int, ...]]:
+        """What to tell one that has heard of `version`: (from which version on this says all, what was withdrawn)."""
+        since = max(self.floor, min(version, self.version))
+        return since, tuple(rkey for number, rkey in self.gone if number > since)
+
+    @property
+    def away(self) -> list[Connection]:
+        """The connections whose peer sends to a backup of ours, so that our answers are in use."""
+        return [user for user in list(self.users) if user.receives_away]
+
+    def awaits(self, rkey: int) -> bool:
+        """Whether it may still take `rkey` for memory that is no more."""
+        if self.confirmed >= self.version or not self.away:
+            return False
+        if self.confirmed < self.floor:
+            return True
+        return any(number > self.confirmed and gone == rkey for number, gone in list(self.gone))
+
+
+class PeerKeys:
+    """The rkeys of one peer process's NIC, as it told us; shared by the QPs connected there.
+
+    remote: what the data path translates with; version: the peer's number of the last withdrawal that this heeds.
+    """
+
+    def __init__(self, remote: Any) -> None:
+        self.remote = remote
+        self.version = 0
+        self.users: set[Connection] = set()
+        self._known: dict[int, int] = {}  # rkey -> on how many backups
+
+    def knows(self, rkey: int, backups: int) -> bool:
+        """Whether the rkey's counterparts on so many backups are known for good."""
+        return self._known.get(rkey, -1) >= backups
+
+    def forget(self) -> None:
+        """Know nothing any more; what is used from now on is asked for again."""
+        if self._known:
+            self._known.clear()
+            self.remote.clear()
+            for user in list(self.users):
+                user.core.forget_rkey(None)
+
+    def heed(self, version: int) -> None:
+        """Nothing from before this withdrawal may be used, and we may not know which it was."""
+        if version > self.version:
+            self.forget()
+            self.version = version
+
+    def take(self, m: Keys) -> bool:
+        """Withdrawals, and answers; False for one that is out of date by now."""
+        if m.version > self.version:
+            if self.version < m.since:
+                self.forget()
+            for rkey in m.gone:
+                if self._known.pop(rkey, None) is not None:
+                    self.remote.del_remote(rkey)
+                    for user in list(self.users):
+                        user.core.forget_rkey(rkey)
+            self.version = m.version
+        if m.version < self.version:
+            return False
+        for found in m.found:
+            if not found.on:
+                continue
+            if len(self._known) >= KNOWN_MOST:
+                self.forget()
+            self._known.setdefault(found.rkey, 0)
+            for k, (state, rkey) in enumerate(found.on, start=1):
+                if state is KeyState.READY:
+                    self.remote.set_remote(found.rkey, k, rkey)
+                elif state is KeyState.NEVER:
+                    self.remote.set_remote(found.rkey, k, None)
+            if is_final(found):
+                self._known[found.rkey] = max(self._known[found.rkey], len(found.on))
+        return True
+
+
+def is_final(found: FoundKey) -> bool:
+    """Whether this answer will not be another one until the rkey is withdrawn."""
+    return bool(found.on) and all(state in (KeyState.READY, KeyState.NEVER) for state, _ in found.on)
+
+
+class KeyBook:
+    """All keys of this process: of our memory, and what peers told us of theirs.
+
+    Our memory comes and goes in the application's threads; all else runs under the driver's lock.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: the collector may close an MR while it is held.
+        self._changed = threading.Condition(threading.RLock())
+        self._by_rkey: dict[tuple[Nic, int], ShadowMR] = {}
+        self._by_lkey: dict[tuple[Nic, int], ShadowMR] = {}
+        self._told: dict[tuple[str, str, Nic], Told] = {}
+        self._withdrawn = 0
+        self._theirs: dict[tuple[str, str], PeerKeys] = {}
+
+    # ---- our memory -------------------------------------------------------------------------------------------------
+
+    def add(self, mr: ShadowMR) -> None:
+        """A ShadowMR was made: peers may ask for its rkeys from now on."""
+        nic = mr.domain.nic
+        with self._changed:
+            self._by_rkey[nic, mr.rkey] = self._by_lkey[nic, mr.lkey] = mr
+
+    def remove(self, mr: ShadowMR) -> list[Told]:
+        """A ShadowMR is no more. Returns which peers that use what they know have to be told."""
+        nic = mr.domain.nic
+        concerned = []
+        with self._changed:
+            by_lkey, by_rkey = self._by_lkey.get((nic, mr.lkey)), self._by_rkey.get((nic, mr.rkey))
+            if by_lkey is mr:
+                del self._by_lkey[nic, mr.lkey]
+            if by_rkey is mr:
+                del self._by_rkey[nic, mr.rkey]
+                for told in list(self._told.values()):
+                    if told.nic is nic and mr.rkey in told.rkeys:
+                        self._withdrawn += 1
+                        told.withdraw(mr.rkey, self._withdrawn)
+                        concerned.append(told)
+        return [told for told in concerned if told.away]
+
+    def local(self, nic: Nic, lkey: int) -> ShadowMR | None:
+        """The ShadowMR with this lkey on `nic`."""
+        return self._by_lkey.get((nic, lkey))
+
+    def await_confirmed(self, mr: ShadowMR, timeout_s: float) -> list[Connection]:
+        """Wait until no peer that sends to a backup takes `mr`'s rkey for former memory of ours.
+
+        Returns the connections to those that did not say so in time.
+        """
+        if not self._told:
+            return []
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                waiting = [told for told in list(self._told.values()) if self._awaits(told, mr)]
+                left = until - time.monotonic()
+                if not waiting or left <= 0:
+                    return [user for told in waiting for user in told.away]
+                self._changed.wait(min(left, 0.05))  # a QP that comes home, or is closed, tells nobody
+
+    @staticmethod
+    def _awaits(told: Told, mr: ShadowMR) -> bool:
+        return told.nic is mr.domain.nic and told.awaits(mr.rkey)
+
+    # ---- what peers know of it --------------------------------------------------------------------------------------
+
+    def told(self, instance: str, gid: str, nic: Nic) -> Told:
+        """What the process `instance` knows of our memory on `nic`, which it knows under `gid`."""
+        key = (instance, gid, nic)
+        with self._changed:
+            told = self._told.get(key)
+            if told is None:
+                # A number of its own: the peer may remember what we told it before.
+                self._withdrawn += 1
+                told = self._told[key] = Told(nic, self._withdrawn)
+            return told
+
+    def leave(self, told: Told, user: Connection) -> None:
+        """One user less; what nobody uses is forgotten."""
+        with self._changed:
+            told.users.discard(user)
+            if not told.users:
+                for key, kept in list(self._told.items()):
+                    if kept is told:
+                        del self._told[key]
+            self._changed.notify_all()
+
+    def confirmed(self, told: Told, version: int) -> None:
+        """The peer has heard of everything up to `version`."""
+        if told.confirmed < version <= told.version:
+            with self._changed:
+                told.confirmed = version
+                self._changed.notify_all()
+
+    def answers(self, told: Told, m: WantKeys, backups: int) -> Iterator[Keys]:
+        """The answer to a question, in as many messages as it takes."""
+        with self._changed:
+            version = told.version
+            since, gone = told.since(m.version)
+            found = [self._find(told, rkey, backups) for rkey in m.rkeys]
+        size = least = Keys(version, since, gone).size
+        part: list[FoundKey] = []
+        for each in found:
+            if size + each.size > BODY_BYTES:
+                yield Keys(version, since, gone, tuple(part))
+                part, size = [], least
+            part.append(each)
+            size += each.size
+        if part or m.version < version:
+            yield Keys(version, since, gone, tuple(part))
+
+    def _find(self, told: Told, rkey: int, backups: int) -> FoundKey:
+        mr = self._by_rkey.get((told.nic, rkey))
+        if mr is None:
+            return FoundKey(rkey, ())
+        told.rkeys.add(rkey)  # before the keys are read: a withdrawal from now on concerns that peer
+        return FoundKey(rkey, tuple(key_on(mr, k) for k in range(1, backups + 1)))
+
+    # ---- what peers told us -----------------------------------------------------------------------------------------
+
+    def peer_keys(self, instance: str, gid: str, remote: type[Any]) -> PeerKeys:
+        """What the process `instance` told us of its memory behind its port with `gid`."""
+        keys = self._theirs.get((instance, gid))
+        if keys is None:
+            keys = self._theirs[instance, gid] = PeerKeys(remote())
+        return keys
+
+    def leave_peer(self, keys: PeerKeys, user: Connection) -> None:
+        """One user less."""
+        keys.users.discard(user)
+        if not keys.users:
+            for key, kept in list(self._theirs.items()):
+                if kept is keys:
+                    del self._theirs[key]
+
+
+def key_on(mr: ShadowMR, k: int) -> tuple[KeyState, int]:
+    """What an MR's rkey is on NIC k, or why there is none."""
+    if k > len(mr.domain.backups):
+        return KeyState.NEVER, 0
+    keys = mr.keys(k)
+    if keys is not None:
+        return KeyState.READY, keys[1]
+    if mr.state(k) == "failed":
+        return KeyState.NEVER, 0
+    return (KeyState.HUNG if mr.domain.backups[k - 1].hangs(HANGS_S) else KeyState.PENDING), 0
+
+
+class ConnectionKeys:
+    """One connection's part: it asks for the rkeys that it uses, and answers what its peer asks.
+
+    due_ns: when `on_time` is to be called, or None.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._book: KeyBook = connection.driver.keys
+        self._told: Told | None = None
+        self._theirs: PeerKeys | None = None
+        self._asking: dict[int, None] = {}
+        self._fresh: list[int] = []  # of these, not asked for yet
+        self._nowhere: set[int] = set()  # the peer has no such memory
+        self._hung: set[int] = set()  # ... has it, and its NIC does not register it
+        self._answered_ns = 0
+        self._ask_ns: int | None = None
+        self._ask_step_ns = 0
+        self._push_ns: int | None = None
+        self._push_step_ns = 0
+
+    # ---- from pairing to its end ------------------------------------------------------------------------------------
+
+    def open(self, mine: Any, theirs: Any) -> None:
+        """The connection is paired; mine, theirs: the two QpRecords."""
+        c = self._connection
+        self._told = self._book.told(theirs.instance, mine.default.gid or "", c.nic(0))
+        self._told.users.add(c)
+        self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", c.driver.core.RemoteKeys)
+        self._theirs.users.add(c)
+        c.core.remote_keys = self._theirs.remote  # which reports all rkeys seen so far
+
+    def close(self) -> None:
+        """The pairing is over."""
+        c = self._connection
+        told, self._told = self._told, None
+        theirs, self._theirs = self._theirs, None
+        if told is not None:
+            self._book.leave(told, c)
+            push(told)
+        if theirs is not None:
+            self._book.leave_peer(theirs, c)
+            if not c.closed:
+                c.core.remote_keys = None
+        self._asking.clear()
+        self._fresh.clear()
+        self._nowhere.clear()
+        self._hung.clear()
+        self._ask_ns = self._push_ns = None
+
+    @property
+    def due_ns(self) -> int | None:
+        """See the class."""
+        due = [t for t in (self._ask_ns, self._push_ns) if t is not None]
+        return min(due) if due else None
+
+    def on_time(self, now_ns: int) -> None:
+        """Say again what was not answered."""
+        if self._ask_ns is not None and now_ns >= self._ask_ns:
+            self._ask_again(now_ns)
+        if self._push_ns is not None and now_ns >= self._push_ns:
+            self.push()
+
+    def on_message(self, m: WantKeys | Keys) -> None:
+        """The peer speaks of keys."""
+        if isinstance(m, Keys):
+            self._on_keys(m)
+        else:
+            self._on_want(m)
+
+    # ---- what we use of the peer's ----------------------------------------------------------------------------------
+
+    def want(self, rkeys: Iterable[int]) -> None:
+        """WRs use these: ask for those that are not known."""
+        theirs, c = self._theirs, self._connection
+        if theirs is None:
+            return
+        asked = bool(self._fresh)
+        for rkey in rkeys:
+            if rkey not in self._asking and not theirs.knows(rkey, c.n_pairs - 1):
+                self._asking[rkey] = None
+                self._nowhere.discard(rkey)
+                self._hung.discard(rkey)
+                self._fresh.append(rkey)
+        if self._fresh and not asked:
+            c.driver.later(c, self._ask)  # together with what else comes now
+
+    def hurry(self) -> None:
+        """A WR waits for a key that was asked for: it is asked again soon, over every path."""
+        if self._ask_ns is not None:
+            self._ask_step_ns = 0
+            self._ask_ns = min(self._ask_ns, self._connection.driver.now_ns() + ASK_FIRST_NS)
+
+    def _ask(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        theirs = self._theirs
+        if theirs is None or not fresh:
+            return
+        self._say_want(theirs, fresh, again=False)
+        now_ns = self._connection.driver.now_ns()
+        self._ask_step_ns = ASK_FIRST_NS
+        self._ask_ns = min(now_ns + ASK_FIRST_NS, self._ask_ns or now_ns + ASK_FIRST_NS)
+        self._connection.wake_up()
+
+    def _ask_again(self, now_ns: int) -> None:
+        theirs = self._theirs
+        asking = [rkey for rkey in self._asking if theirs is not None]
+        if not asking or theirs is None:
+            self._ask_ns = None
+            return
+        most_ns = ASK_URGENT_NS if self._connection.awaits_keys else ASK_QUIET_NS
+        self._ask_step_ns = min(max(2 * self._ask_step_ns, ASK_FIRST_NS), most_ns)
+        self._ask_ns = now_ns + self._ask_step_ns
+        self._say_want(theirs, asking, again=True)
+
+    def _say_want(self, theirs: PeerKeys, rkeys: list[int], again: bool) -> None:
+        c = self._connection
+        for at in range(0, len(rkeys), RKEYS_AT_ONCE):
+            part = tuple(rkeys[at : at + RKEYS_AT_ONCE])
+            c.say(WantKeys(theirs.version, part, again), c.send_pair, spread=again)
+
+    def _on_keys(self, m: Keys) -> None:
+        """An answer of the peer's, or news of a withdrawal."""
+        theirs, c = self._theirs, self._connection
+        if theirs is None:
+            return
+        good = theirs.take(m)
+        if m.push:
+            c.say(WantKeys(theirs.version, (), False), c.send_pair, spread=True)
+        if not good:
+            return
+        for found in m.found:
+            if found.rkey not in self._asking:
+                continue
+            self._answered_ns = c.driver.now_ns()
+            if is_final(found) or not found.on:
+                del self._asking[found.rkey]
+            if not found.on:
+                self._nowhere.add(found.rkey)
+            if any(state is KeyState.HUNG for state, _ in found.on):
+                self._hung.add(found.rkey)
+            else:
+                self._hung.discard(found.rkey)
+        for user in list(theirs.users):
+            user.keys_arrived()
+
+    def heed(self, m: Sync | Move) -> None:
+        """A SYNC or MOVE of the peer's says how far its withdrawals have come. READY and MOVED let us send: by then
+        nothing older may be used."""
+        theirs = self._theirs
+        if theirs is None or m.keys <= theirs.version:
+            return
+        if (isinstance(m, Sync) and m.phase is Phase.READY) or (isinstance(m, Move) and m.step is MoveStep.MOVED):
+            theirs.heed(m.keys)
+        elif isinstance(m, Sync) and m.phase in (Phase.START, Phase.FENCED, Phase.POSTING):
+            # There is time to hear which they were: then what was not withdrawn need not be asked for again.
+            self._connection.say(WantKeys(theirs.version, (), True), m.target, spread=True)
+
+    def hopeless(self, local: Iterable[int], remote: Iterable[int], since_ns: int, now_ns: int) -> str | None:
+        """Why it makes no sense to wait any longer for the counterparts of these keys; None: it does.
+
+        since_ns: since when a WR waits. A registration that is under way is waited for as long as its NIC works.
+        """
+        c = self._connection
+        nic = c.nic(0)
+        patience_ns = c.driver.protocol_config.peer_deadline_ns
+        for lkey in sorted(local):
+            mr = self._book.local(nic, lkey)
+            if mr is None:
+                return f"lkey {lkey:#x} is of no memory region"
+            pending = [k for k in {c.send_pair, c.recv_pair} - {0} if mr.state(k) == "pending"]
+            for k in pending:
+                if c.nic(k).hangs(HANGS_S):
+                    return f"{c.device(k)} hangs: the memory of lkey {lkey:#x} is not registered there"
+            if not pending and now_ns - since_ns > patience_ns:
+                return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(c.send_pair or c.recv_pair)}"
+        for rkey in sorted(remote):
+            if rkey in self._nowhere:
+                return f"the peer has no memory region of rkey {rkey:#x}"
+            if rkey in self._hung:
+                return f"the peer's NIC hangs: the memory of rkey {rkey:#x} is not registered there"
+            if now_ns - max(since_ns, self._answered_ns) > patience_ns:
+                return f"the peer does not tell what rkey {rkey:#x} is on {c.device(c.send_pair)}"
+        return None
+
+    # ---- what the peer uses of ours ---------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """What READY and MOVED say."""
+        return self._told.version if self._told is not None else 0
+
+    def _on_want(self, m: WantKeys) -> None:
+        """The peer asks, or confirms."""
+        c, told = self._connection, self._told
+        if told is None:
+            return
+        self._book.confirmed(told, m.version)
+        for answer in self._book.answers(told, m, c.n_pairs - 1):
+            c.say(answer, c.send_pair, spread=m.again)
+
+    def push(self) -> None:
+        """Tell the peer what was withdrawn, until it confirms or sends to no backup any more."""
+        c, told = self._connection, self._told
+        if told is None or told.confirmed >= told.version or not c.receives_away:
+            self._push_ns = None
+            self._push_step_ns = 0
+            return
+        since, gone = told.since(told.confirmed)
+        c.say(Keys(told.version, since, gone, push=True), c.recv_pair, spread=True)
+        self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), ASK_URGENT_NS)
+        self._push_ns = c.driver.now_ns() + self._push_step_ns
+        c.wake_up()
+
+
+def push(told: Told) -> None:
+    """Have one connection tell its peer of a withdrawal that it has not confirmed."""
+    if told.confirmed < told.version:
+        away = told.away
+        if away:
+            away[0].keys.push()

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What two processes know of each other's memory keys, in any order of withdrawals, questions, answers and losses."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from harness import wait_until
+
+from shiftverbs import _core, control, memory_keys
+from shiftverbs.memory_keys import GONE_KEPT, KeyBook, PeerKeys, Told
+from shiftverbs.messages import FoundKey, Keys, KeyState, WantKeys
+
+
+class Nic:
+    """A NIC, which may hang."""
+
+    def __init__(self) -> None:
+        self.hanging = False
+
+    def hangs(self, longer_than_s: float) -> bool:
+        return self.hanging
+
+
+class Mr:
+    """A ShadowMR on one backup: its key there, None while it is being made, "failed"."""
+
+    def __init__(self, domain: Any, rkey: int, there: Any) -> None:
+        self.domain, self.rkey, self.lkey, self.there = domain, rkey, rkey, there
+
+    def keys(self, k: int) -> tuple[int, int] | None:
+        return (self.there, self.there) if isinstance(self.there, int) else None
+
+    def state(self, k: int) -> str:
+        return "failed" if self.there == "failed" else "pending" if self.there is None else "ready"
+
+
+class User:
+    """A connection, as far as keys are concerned."""
+
+    def __init__(self) -> None:
+        self.receives_away = False
+        self.forgot: list[int | None] = []
+        self.core = SimpleNamespace(forget_rkey=self.forgot.append)
+
+
+@pytest.fixture
+def domain() -> Any:
+    return SimpleNamespace(nic=Nic(), backups=[Nic()])
+
+
+def book_of(domain: Any) -> tuple[KeyBook, Told, User]:
+    book, user = KeyBook(), User()
+    told = book.told("i", "g", domain.nic)
+    told.users.add(user)  # type: ignore[arg-type]
+    return book, told, user
+
+
+def peer() -> tuple[PeerKeys, User]:
+    theirs, user = PeerKeys(_core.RemoteKeys()), User()
+    theirs.users.add(user)  # type: ignore[arg-type]
+    return theirs, user
+
+
+def ask(book: KeyBook, told: Told, theirs: PeerKeys, *rkeys: int) -> list[Keys]:
+    """Every answer to one question, which fits into a datagram each."""
+    answers = list(book.answers(told, WantKeys(theirs.version, rkeys, False), 1))
+    for answer in answers:
+        assert answer.size <= 255 and control._decode_body(*control._body(answer)) == answer
+    return answers
+
+
+def known(theirs: PeerKeys, rkey: int) -> Any:
+    try:
+        return theirs.remote.get_remote(rkey, 1)
+    except KeyError:
+        return "?"
+
+
+def test_what_is_asked_for_is_told(domain: Any) -> None:
+    book, told, _ = book_of(domain)
+    theirs, _ = peer()
+    for rkey, there in ((1, 101), (2, None), (3, "failed")):
+        book.add(Mr(domain, rkey, there))
+    (answer,) = ask(book, told, theirs, 1, 2, 3, 4)
+    assert [(found.rkey, found.on) for found in answer.found] == [
+        (1, ((KeyState.READY, 101),)),
+        (2, ((KeyState.PENDING, 0),)),
+        (3, ((KeyState.NEVER, 0),)),
+        (4, ()),
+    ]
+    assert theirs.take(answer)
+    assert [known(theirs, rkey) for rkey in (1, 2, 3, 4)] == [101, "?", None, "?"]
+    assert [theirs.knows(rkey, 1) for rkey in (1, 2, 3, 4)] == [True, False, True, False]
+    assert not theirs.knows(1, 2), "another connection has two backups"
+    domain.backups[0].hanging = True
+    assert ask(book, told, theirs, 2)[0].found == (FoundKey(2, ((KeyState.HUNG, 0),)),)
+
+
+def test_many_are_told_in_several_messages(domain: Any) -> None:
+    book, told, _ = book_of(domain)
+    theirs, _ = peer()
+    for rkey in range(60):
+        book.add(Mr(domain, rkey, 1000 + rkey))
+    answers = ask(book, told, theirs, *range(60))
+    assert len(answers) > 1
+    assert all(theirs.take(answer) for answer in answers)
+    assert all(known(theirs, rkey) == 1000 + rkey for rkey in range(60))
+
+
+def test_a_withdrawal_is_heard_of_with_the_next_answer(domain: Any) -> None:
+    """Only what was withdrawn is forgotten, and it is new when it is seen again."""
+    book, told, _ = book_of(domain)
+    theirs, user = peer()
+    mrs = [Mr(domain, rkey, 100 + rkey) for rkey in range(4)]
+    for mr in mrs:
+        book.add(mr)
+    theirs.take(*ask(book, told, theirs, 0, 1, 2))
+    before = told.version
+    book.remove(mrs[3])
+    assert told.version == before, "nobody was told of that one"
+    book.remove(mrs[1])
+    book.remove(mrs[1])
+    assert told.version == before + 1
+    theirs.take(*ask(book, told, theirs, 3))
+    assert [known(theirs, rkey) for rkey in range(3)] == [100, "?", 102]
+    assert user.forgot == [1] and theirs.version == told.version
+    assert ask(book, told, theirs) == [], "nothing to say"
+
+
+def test_an_answer_that_a_withdrawal_overtook_is_not_used(domain: Any) -> None:
+    book, told, _ = book_of(domain)
+    theirs, _ = peer()
+    mr = Mr(domain, 1, 101)
+    book.add(mr)
+    late = ask(book, told, theirs, 1)[0]
+    book.remove(mr)
+    assert theirs.take(*ask(book, told, theirs, 2))
+    assert not theirs.take(late)
+    assert known(theirs, 1) == "?"
+
+
+def test_who_heard_of_no_withdrawal_that_is_remembered_forgets_all(domain: Any) -> None:
+    book, told, _ = book_of(domain)
+    theirs, user = peer()
+    keep = Mr(domain, 9999, 1)
+    book.add(keep)
+    theirs.take(*ask(book, told, theirs, 9999))
+    mrs = [Mr(domain, rkey, rkey) for rkey in range(GONE_KEPT + 1)]
+    for mr in mrs:
+        book.add(mr)
+        told.rkeys.add(mr.rkey)
+        book.remove(mr)
+    assert len(told.gone) == GONE_KEPT
+    (answer,) = ask(book, told, theirs, 5)
+    assert answer.since > theirs.version
+    theirs.take(answer)
+    assert known(theirs, 9999) == "?" and user.forgot == [None]
+
+
+def test_what_ready_says_makes_older_answers_worthless(domain: Any) -> None:
+    book, told, _ = book_of(domain)
+    theirs, _ = peer()
+    mr = Mr(domain, 1, 101)
+    book.add(mr)
+    first = ask(book, told, theirs, 1)[0]
+    theirs.take(first)
+    theirs.heed(told.version)
+    assert known(theirs, 1) == 101, "nothing was withdrawn"
+    book.remove(mr)
+    theirs.heed(told.version)
+    assert known(theirs, 1) == "?" and not theirs.take(first) and known(theirs, 1) == "?"
+    theirs.heed(0)
+    assert theirs.version == told.version
+
+
+def test_one_that_is_told_anew_is_not_taken_for_who_knew_before(domain: Any) -> None:
+    """All its QPs here were closed meanwhile; over there one was still left."""
+    book, told, user = book_of(domain)
+    theirs, _ = peer()
+    mr = Mr(domain, 1, 101)
+    book.add(mr)
+    theirs.take(*ask(book, told, theirs, 1))
+    book.leave(told, user)  # type: ignore[arg-type]
+    book.remove(mr)
+    book.add(Mr(domain, 1, 202))
+    again = book.told("i", "g", domain.nic)
+    assert again is not told and again.version > theirs.version
+    (answer,) = ask(book, again, theirs, 1)
+    theirs.take(answer)
+    assert known(theirs, 1) == 202
+
+
+def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(domain: Any) -> None:
+    book, told, user = book_of(domain)
+    theirs, _ = peer()
+    mr = Mr(domain, 1, 101)
+    book.add(mr)
+    theirs.take(*ask(book, told, theirs, 1))
+    assert book.remove(mr) == [], "at home it learns of that when it leaves"
+    new = Mr(domain, 1, 202)
+    book.add(new)
+    assert book.await_confirmed(new, 10) == []
+    ask(book, told, theirs, 1)
+    user.receives_away = True
+    assert book.remove(new) == [told]
+    newer = Mr(domain, 1, 303)
+    book.add(newer)
+    assert book.await_confirmed(Mr(domain, 2, 0), 10) == [], "another key"
+    assert book.await_confirmed(newer, 0.01) == [user]
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(book.await_confirmed(newer, 30)))
+    thread.start()
+    (since, gone) = told.since(theirs.version)
+    theirs.take(Keys(told.version, since, gone, push=True))
+    assert known(theirs, 1) == "?" and not done
+    book.confirmed(told, theirs.version)
+    thread.join(30)
+    assert done == [[]]
+
+
+def test_it_waits_for_nobody_who_came_home_or_left(domain: Any) -> None:
+    def stuck() -> tuple[KeyBook, Told, User, Mr]:
+        book, told, user = book_of(domain)
+        mr = Mr(domain, 1, 101)
+        book.add(mr)
+        told.rkeys.add(1)
+        user.receives_away = True
+        book.remove(mr)
+        book.add(mr)
+        assert book.await_confirmed(mr, 0.01) == [user]
+        return book, told, user, mr
+
+    leave: list[Callable[[KeyBook, Told, User], None]] = [
+        lambda book, told, user: setattr(user, "receives_away", False),
+        lambda book, told, user: book.leave(told, user),  # type: ignore[arg-type]
+    ]
+    for way in leave:
+        book, told, user, mr = stuck()
+        done: list[Any] = []
+        thread = threading.Thread(target=lambda b=book, m=mr, d=done: d.append(b.await_confirmed(m, 30)))
+        thread.start()
+        way(book, told, user)
+        wait_until(lambda d=done: d == [[]], what="it goes on")
+        thread.join()
+
+
+def test_no_more_is_remembered_than_a_peer_can_use(domain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that registers for each transfer: both sides stay as they are."""
+    monkeypatch.setattr(memory_keys, "KNOWN_MOST", 50)
+    book, told, _ = book_of(domain)
+    theirs, _ = peer()
+    for rkey in range(500):
+        mr = Mr(domain, rkey, rkey)
+        book.add(mr)
+        theirs.take(*ask(book, told, theirs, rkey))
+        assert known(theirs, rkey) == rkey
+        if rkey % 2:
+            book.remove(mr)
+    assert len(theirs.remote) <= 51 and len(theirs._known) <= 51
+    assert len(told.gone) <= GONE_KEPT and len(told.rkeys) == 250
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_stale_key_is_used_whatever_is_lost_or_late(domain: Any, seed: int) -> None:
+    """READY and confirmations come through; all else may be lost, doubled, or very late."""
+    rng = random.Random(seed)
+    book, told, user = book_of(domain)
+    theirs, _ = peer()
+    mrs: dict[int, Mr] = {}
+    late: list[Keys] = []
+    there = 1000
+    for _ in range(600):
+        what = rng.randrange(6)
+        rkey = rng.randrange(6)
+        if what == 0:
+            if rkey in mrs:
+                book.remove(mrs.pop(rkey))
+            there += 1
+            mrs[rkey] = Mr(domain, rkey, there)
+            book.add(mrs[rkey])
+        elif what == 1 and rkey in mrs:
+            book.remove(mrs.pop(rkey))
+        elif what == 2:
+            late += ask(book, told, theirs, rkey)
+        elif what == 3 and late:
+            theirs.take(rng.choice(late))
+        elif what == 4:
+            late = late[-20:]
+            since, gone = told.since(told.confirmed)
+            late.append(Keys(told.version, since, gone, push=True))
+        else:
+            book.confirmed(told, theirs.version)
+        # The peer goes by what it knows when it is up to date, by its own belief or because READY says so.
+        user.receives_away = True
+        trusted = [r for r in mrs if not told.awaits(r)] if rng.random() < 0.5 else list(mrs)
+        if len(trusted) == len(mrs):
+            theirs.heed(told.version)
+        for each in trusted:
+            assert known(theirs, each) in ("?", mrs[each].there), seed
