@@ -384,6 +384,19 @@ cdef class QPCore:
             return None
         return pair.first_status, pair.first_vendor_err
 
+    def failed_wr(self, int k):
+        """Number of the send WR whose failure on pair k was its first since its last reset, or that was refused there.
+
+        WRs are numbered from 0 as they are posted. None where none of them failed.
+        """
+        cdef Pair *pair = self.pair(k)
+        return pair.failed_seq - 1 if pair.failed_seq else None
+
+    @property
+    def oldest_wr(self) -> int:
+        """Number of the oldest send WR that has not completed, or of the next one."""
+        return self.q.head
+
     def clear_error(self, int k) -> None:
         """The driver judged the error of pair k to be none: the next one raises EV_ERROR again."""
         self.pair(k).error_raised = 0

@@ -14,8 +14,8 @@ from shiftverbs._journal cimport (
     EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FENCE_POSTED, EV_FIRST_WC, EV_POST_FAILED, EV_RQ_FENCED,
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
     REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
-    after_retire, cq_push, emit, flush_proven, known_opcodes, opcode_in, post_refused, pump_recv, pump_send,
-    recv_append, recv_rec, retire_below, seq_mask, send_append, send_cut, send_rec,
+    after_retire, cq_push, device_gone, emit, flush_proven, hand_over, post_refused, provider_errno, pump_recv,
+    pump_send, recv_append, recv_rec, retire_below, seq_mask, send_append, send_cut, send_rec,
 )
 from shiftverbs._map cimport MapSlot, map_find
 from shiftverbs.libverbs cimport (
@@ -50,6 +50,8 @@ cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noex
     if recv:
         pair.rq_error_seen = 1
     else:
+        if not pair.sq_error_seen and (wc.wr_id >> 60) & 7 == KIND_APP:
+            pair.failed_seq = (wc.wr_id & seq_mask()) + 1
         pair.sq_error_seen = 1
     if pair.first_status == 0 or (pair.first_status == IBV_WC_WR_FLUSH_ERR and wc.status != IBV_WC_WR_FLUSH_ERR):
         pair.first_status = wc.status
@@ -329,11 +331,20 @@ cdef inline bint make_room(CQState *c, int k) noexcept nogil:
     return cq_drain(c, k) > 0
 
 
-cdef inline bint refused_by_path(QPState *q, int rc, const ibv_send_wr *wr) noexcept nogil:
-    """Whether a refused post says something about the path: the WR was in order and the queue was not full."""
-    if not q.guarded or rc == ENOMEM:
+cdef inline bint refused_by_path(QPState *q, int k, int err) noexcept nogil:
+    """Whether a refused post says something about pair k, not about the WR: its QP is broken, or its device is gone.
+
+    A provider may know of an error that is still in the CQs.
+    """
+    cdef Pair *pair = &q.pairs[k]
+    if err == ENOMEM or not q.guarded:
         return False
-    return opcode_in(wr.opcode, known_opcodes() & ~((1u << IBV_WR_LOCAL_INV) | (1u << IBV_WR_BIND_MW)))
+    if device_gone(err):
+        return True
+    make_room(q.scq, k)
+    if q.rcq != q.scq:
+        make_room(q.rcq, k)
+    return q.guarded and (pair.first_status != 0 or pair.sq_error_seen or pair.rq_error_seen)
 
 
 cdef inline int post_default(QPState *q, uint64_t first) noexcept nogil:
@@ -365,15 +376,41 @@ cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
     q.send_open = 0
 
 
+cdef inline int send_refused(
+        QPState *q, uint64_t first, int rc, int err, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil:
+    """The hardware refused the WR at `wired`; the chain `wr` was appended from `first` on. What the post returns.
+
+    err: what it would return otherwise. Where the refusal is the application's own, the WR and what is behind it are
+    taken out of the journal.
+    """
+    cdef int k = q.send_pair
+    cdef int errno_ = provider_errno(rc)
+    cdef int opcode = send_rec(q, q.wired).wr.opcode
+    cdef uint64_t seq
+    if q.wired < first:
+        pump_send(q)  # one that waited longer: the new ones wait behind it
+        return err
+    if opcode != IBV_WR_LOCAL_INV and opcode != IBV_WR_BIND_MW and refused_by_path(q, k, errno_):
+        post_refused(q, k, errno_)
+        return err
+    seq = first
+    while seq < q.wired:
+        seq += 1
+        wr = wr.next
+    bad[0] = wr
+    q.posted -= q.tail - seq
+    send_cut(q, seq)
+    return rc
+
+
 cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil:
     """Post a chain. Errno, and the application's first WR that was not taken in *bad."""
     cdef uint64_t first = q.tail
-    cdef uint64_t seq
     cdef ibv_send_wr *at = wr
     cdef SendRec *rec
     cdef SendRec *last = NULL
     cdef int err = 0
-    cdef int rc
+    cdef int rc = 0
     if q.closed:
         bad[0] = wr
         return EINVAL
@@ -398,24 +435,14 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         q.last_signaled = q.tail
     if q.send_open:
         if q.send_pair or q.wired != first:
-            pump_send(q)
+            rc = hand_over(q)
         else:
             rc = post_default(q, first)
-            if rc == ENOMEM and make_room(q.scq, 0) and q.wired < q.tail:
-                rc = post_default(q, q.wired)
-            if rc:
-                seq = q.wired
-                rec = send_rec(q, seq)
-                if refused_by_path(q, rc, &rec.wr):
-                    post_refused(q, 0, rc)
-                else:
-                    at = wr
-                    for _ in range(seq - first):
-                        at = at.next
-                    bad[0] = at
-                    q.posted -= q.tail - seq
-                    send_cut(q, seq)
-                    err = rc
+            if rc and provider_errno(rc) == ENOMEM and make_room(q.scq, 0):
+                # Completions may have handed the rest over already.
+                rc = post_default(q, q.wired) if q.wired < q.tail else 0
+        if rc:
+            err = send_refused(q, first, rc, err, wr, bad)
         if q.fence_wanted and q.send_open and q.tail > first and q.wired == q.tail:
             last = send_rec(q, q.tail - 1)
             if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
@@ -455,33 +482,30 @@ cdef inline int qp_post_recv(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noe
     pair = &q.pairs[q.recv_pair]
     if q.recv_pair or q.rwired != first:
         rc = pump_recv(q)
-        if rc > 0:
-            q.recv_open = 0
-            emit(q, EV_POST_FAILED, q.recv_pair, rc, 1)
-        elif rc:
+        if rc == -1:
             q.recv_open = 0
             q.recv_key_wait = 1
-        return err
-    if pair.qp == NULL:
+            return err
+    elif pair.qp == NULL:
         rc = EINVAL
     else:
         rc = ibv_post_recv(pair.qp, &recv_rec(q, first).wr, &hw_bad)
-    seq = q.rtail
-    if rc:
-        seq = (hw_bad.wr_id & seq_mask()) if hw_bad != NULL else first
-        if seq < first or seq > q.rtail:
-            seq = first
-        if q.guarded and rc != ENOMEM:
-            q.recv_open = 0
-            emit(q, EV_POST_FAILED, 0, rc, 1)
-        else:
-            at = wr
-            for _ in range(seq - first):
-                at = at.next
-            bad[0] = at
-            q.rtail = seq
-            err = rc
-    pair.rq_out += <uint32_t>(seq - first)
-    q.rwired = seq
-    pair.recv_upto = seq
-    return err
+        seq = q.rtail
+        if rc:
+            seq = (hw_bad.wr_id & seq_mask()) if hw_bad != NULL else first
+            if seq < first or seq >= q.rtail:
+                seq = first
+        pair.rq_out += <uint32_t>(seq - first)
+        q.rwired = pair.recv_upto = seq
+    if rc == 0:
+        return err
+    if q.rwired < first or refused_by_path(q, q.recv_pair, provider_errno(rc)):
+        q.recv_open = 0
+        emit(q, EV_POST_FAILED, q.recv_pair, provider_errno(rc), 1)
+        return err
+    at = wr
+    for seq in range(first, q.rwired):
+        at = at.next
+    bad[0] = at
+    q.rtail = q.rwired
+    return rc

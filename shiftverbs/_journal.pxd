@@ -12,7 +12,7 @@ number is what the hardware carries as wr_id:
 """
 
 from cpython.object cimport PyObject
-from libc.errno cimport EINVAL, ENOMEM
+from libc.errno cimport EINVAL, EIO, ENODEV, ENOMEM, ENXIO, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -146,6 +146,7 @@ ctypedef struct Pair:
     uint8_t watch_first
     int first_status
     uint32_t first_vendor_err
+    uint64_t failed_seq    # 1 + the number of the send WR that failed first, or was refused; 0: none
     uint32_t rq_out        # receives in the hardware's queue, our own included
     uint64_t recv_upto     # receives below this number were handed over in this generation
 
@@ -611,14 +612,38 @@ cdef inline int translate_send(QPState *q, int k, SendRec *rec, ibv_send_wr *wr,
 
 # --- handing over --------------------------------------------------------------------------------------------
 
-cdef inline void post_refused(QPState *q, int k, int rc) noexcept nogil:
-    """The provider refused what must not fail. The WR stays in the journal, the gate closes, the driver decides."""
+cdef inline int provider_errno(int rc) noexcept nogil:
+    """What a provider's verb returned, as an errno. Some return -1 and set errno, some the errno below zero."""
+    if rc >= 0:
+        return rc
+    return errno if rc == -1 and errno > 0 else -rc
+
+
+cdef inline bint device_gone(int err) noexcept nogil:
+    """Whether a verb that failed with this errno says that there is no device any more."""
+    return err == EIO or err == ENODEV or err == ENXIO
+
+
+cdef inline void post_refused(QPState *q, int k, int err) noexcept nogil:
+    """The provider refused the WR at `wired`. It stays in the journal, the gate closes, the driver decides."""
     q.send_open = 0
-    emit(q, EV_POST_FAILED, k, rc, 0)
+    if not q.pairs[k].failed_seq:
+        q.pairs[k].failed_seq = q.wired + 1
+    emit(q, EV_POST_FAILED, k, err, 0)
 
 
-cdef inline void pump_send(QPState *q) noexcept nogil:
-    """Hand [wired, tail) to the hardware of send_pair, as far as it goes."""
+cdef inline bint completion_due(const QPState *q) noexcept nogil:
+    """Whether something that the hardware has will tell of its end."""
+    cdef uint64_t seq = q.wired
+    while seq > q.head:
+        seq -= 1
+        if send_rec(q, seq).state & (REC_HW_SIGNALED | REC_PROVEN) == REC_HW_SIGNALED:
+            return True
+    return False
+
+
+cdef inline int hand_over(QPState *q) noexcept nogil:
+    """Hand [wired, tail) to the hardware of send_pair, as far as it goes. 0, or what it refused the WR at wired with."""
     cdef ibv_send_wr wr
     cdef ibv_send_wr *bad
     cdef SendRec *rec
@@ -628,7 +653,7 @@ cdef inline void pump_send(QPState *q) noexcept nogil:
     cdef uint32_t missing = 0
     q.blocked = 0
     if not q.send_open or pair.qp == NULL or q.key_wait:
-        return
+        return 0
     while q.wired < q.tail:
         rec = send_rec(q, q.wired)
         if not rec.state & REC_PROVEN:
@@ -641,18 +666,28 @@ cdef inline void pump_send(QPState *q) noexcept nogil:
                 if rc:
                     q.key_wait = 1
                     emit(q, EV_KEY_MISSING, k, missing, rc & 3)
-                    return
+                    return 0
             bad = NULL
             rc = ibv_post_send(pair.qp, &wr, &bad)
-            if rc == ENOMEM and q.wired > q.head:
-                q.blocked = 1
-                return
             if rc:
-                post_refused(q, k, rc)
-                return
+                if provider_errno(rc) == ENOMEM and q.wired > q.head:
+                    q.blocked = 1
+                    return 0
+                return rc
         q.wired += 1
         if rec.two_sided > q.wired_ts:
             q.wired_ts = rec.two_sided
+    return 0
+
+
+cdef inline void pump_send(QPState *q) noexcept nogil:
+    """Hand over what waits in the journal. A refusal is told when what is ahead has completed: each gets its own WC."""
+    cdef int err = provider_errno(hand_over(q))
+    if err:
+        if completion_due(q) and not device_gone(err):
+            q.blocked = 1
+        else:
+            post_refused(q, q.send_pair, err)
 
 
 cdef inline int pump_recv(QPState *q) noexcept nogil:
@@ -682,7 +717,7 @@ cdef inline int pump_recv(QPState *q) noexcept nogil:
                     return -1
                 wr.sg_list = q.scratch
             bad = NULL
-            rc = ibv_post_recv(pair.qp, &wr, &bad)
+            rc = provider_errno(ibv_post_recv(pair.qp, &wr, &bad))
             if rc:
                 return rc
             pair.rq_out += 1

@@ -33,6 +33,7 @@ from fake import (
     WRITE,
     WRITE_IMM,
     World,
+    recv_wr,
     send_wr,
     seqs,
 )
@@ -655,30 +656,54 @@ def test_replay_into_a_queue_without_room_goes_on_with_completions(guarded: Worl
     assert [x[0] for x in w.poll()] == [1, 2, 3]
 
 
-def test_replay_refused_is_reported_and_closes_the_gate(guarded: World) -> None:
+def test_replay_refused_is_told_when_what_is_ahead_is_done(guarded: World) -> None:
+    """Until then the gate stays open, as where the hardware has no room; nothing passes the WR that is refused."""
     w = guarded
-    w.send(0)
+    for i in range(3):
+        w.send(i)
+    w.fence(0)
+    w.events()
+    w.hw[1].fail(1, errno.EINVAL, times=99)
+    w.switch(1, 0)
+    assert w.events() == [] and w.qp.send_is_open and w.qp.unwired == (2, 0)
+    w.send(3)
+    assert w.hw[1].count() == 1 and w.events() == []
+    w.hw[1].complete()
+    assert w.poll() == [(0, SUCCESS)]
+    assert w.events()[-1] == (_core.EV_POST_FAILED, 1, errno.EINVAL, 0) and w.qp.failed_wr(1) == 1
+    assert not w.qp.send_is_open and w.qp.outstanding == (3, 0) and w.qp.unwired == (3, 0)
+    w.send(4)
+    assert w.hw[1].count() == 1
+    w.qp.abort(LOC_QP_OP, errno.EINVAL)
+    assert w.poll() == [(1, LOC_QP_OP), (2, FLUSH), (3, FLUSH), (4, FLUSH)]
+
+
+@pytest.mark.parametrize("err", [errno.EINVAL, errno.EIO])
+def test_replay_refused_is_told_at_once_where_nothing_will_complete(guarded: World, err: int) -> None:
+    w = guarded
+    w.send(0, WRITE, flags=0 if err == errno.EINVAL else SIGNALED)
     w.send(1)
     w.fence(0)
     w.events()
-    w.hw[1].fail(1, errno.EINVAL)
+    w.hw[1].fail(1, err)
     w.switch(1, 0)
-    assert (_core.EV_POST_FAILED, 1, errno.EINVAL, 0) in w.events()
+    assert w.events() == [(_core.EV_POST_FAILED, 1, err, 0)]
     assert not w.qp.send_is_open and w.qp.outstanding == (2, 0) and w.qp.unwired == (1, 0)
     w.send(2)
     assert w.hw[1].count() == 1
 
 
-def test_post_refused_on_a_guarded_qp_is_kept(guarded: World) -> None:
+@pytest.mark.parametrize("err", [errno.EIO, errno.ENODEV, errno.ENXIO, -errno.EIO])
+def test_post_refused_by_a_device_that_is_gone_is_kept(guarded: World, err: int) -> None:
     """A post fails because the device went away: the application does not see it."""
     w = guarded
     w.send(0)
-    w.hw[0].fail(0, errno.EIO)
+    w.hw[0].fail(0, err)
     w.send(1)
-    assert w.events() == [(_core.EV_POST_FAILED, 0, errno.EIO, 0)]
-    w.hw[0].fail(0, errno.EIO, recv=True)
+    assert w.events() == [(_core.EV_POST_FAILED, 0, abs(err), 0)] and w.qp.failed_wr(0) == 1
+    w.hw[0].fail(0, err, recv=True)
     w.recv(10)
-    assert w.events() == [(_core.EV_POST_FAILED, 0, errno.EIO, 1)]
+    assert w.events() == [(_core.EV_POST_FAILED, 0, abs(err), 1)]
     w.send(2)
     assert w.hw[0].count() == 1 and w.qp.outstanding == (3, 1)
     w.fence(0)
@@ -686,12 +711,137 @@ def test_post_refused_on_a_guarded_qp_is_kept(guarded: World) -> None:
     assert seqs(w.hw[1].posts()) == [0, 1, 2] and seqs(w.hw[1].posts(recv=True)) == [0]
 
 
-def test_hardware_full_is_the_application_s_business(guarded: World) -> None:
+@pytest.mark.parametrize("polled", [True, False])
+@pytest.mark.parametrize("recv", [False, True])
+def test_post_refused_by_a_qp_in_error_is_kept(guarded: World, recv: bool, polled: bool) -> None:
+    """The error may still be in either CQ: the provider knew of it first."""
     w = guarded
-    w.hw[0].fail(0, errno.ENOMEM)
+    w.send(0)
+    w.recv(10)
+    w.hw[0].fail_recv(FLUSH) if recv else w.hw[0].fail_send(RETRY_EXC)
+    if polled:
+        assert w.poll() == []
+        w.events()
+    w.hw[0].fail(0, errno.EINVAL)
+    w.send(1)
+    w.hw[0].fail(0, errno.EINVAL, recv=True)
+    w.recv(11)
+    assert [e for e in w.events() if e[0] != _core.EV_ERROR] == [
+        (_core.EV_POST_FAILED, 0, errno.EINVAL, 0),
+        (_core.EV_POST_FAILED, 0, errno.EINVAL, 1),
+    ]
+    assert w.qp.outstanding == (2, 2) and not w.qp.send_is_open and not w.qp.recv_is_open
+
+
+def refused(post: Callable[[], None]) -> int:
+    """The errno that it raises."""
     with pytest.raises(PyverbsRDMAError) as e:
-        w.send(0)
-    assert e.value.error_code == errno.ENOMEM and w.events() == []
+        post()
+    return int(e.value.error_code)
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("err", [errno.EINVAL, errno.EOPNOTSUPP, errno.EMSGSIZE])
+def test_post_refused_for_its_own_sake_is_raised(guarded: World, err: int, away: bool) -> None:
+    """By the NIC that carries traffic, whichever that is; what is posted already stays."""
+    w = guarded
+    w.send(0)
+    w.recv(10)
+    if away:
+        w.fence(0)
+        w.switch(1, 0)
+        w.events()
+    hw = w.hw[int(away)]
+    for _ in range(3):
+        hw.fail(0, err)
+        assert refused(lambda: w.send(1)) == err
+        hw.fail(0, err, recv=True)
+        assert refused(lambda: w.recv(11)) == err
+    assert w.events() == [] and w.qp.send_is_open and w.qp.recv_is_open
+    assert w.qp.outstanding == (1, 1) and w.qp.unwired == (0, 0) and w.qp.posted == 1
+    assert w.qp.counters() == (0, 0, 1)
+    w.send(2)
+    w.recv(12)
+    hw.complete(2)
+    hw.receive(2)
+    assert w.poll() == [(0, SUCCESS), (2, SUCCESS), (10, SUCCESS), (12, SUCCESS)]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_chain_refused_in_the_middle(guarded: World, away: bool) -> None:
+    w = guarded
+    if away:
+        w.fence(0)
+        w.switch(1, 0)
+        w.events()
+    hw = w.hw[int(away)]
+    sends, recvs = [send_wr(3)], [recv_wr(13)]  # each from its end: pyverbs does not keep what is behind a WR
+    for i in reversed(range(3)):
+        sends.append(send_wr(i, next_wr=sends[-1]))
+        recvs.append(recv_wr(10 + i, next_wr=recvs[-1]))
+    bad, bad_recv = send_wr(99), recv_wr(99)
+    hw.fail(2, errno.EINVAL)
+    assert refused(lambda: w.qp.post_send(sends[-1], bad)) == errno.EINVAL and bad.wr_id == 2
+    hw.fail(1, errno.EINVAL, recv=True)
+    assert refused(lambda: w.qp.post_recv(recvs[-1], bad_recv)) == errno.EINVAL and bad_recv.wr_id == 11
+    assert w.qp.outstanding == (2, 1) and w.qp.counters() == (0, 0, 2) and w.events() == []
+    w.send(5)
+    w.recv(15)
+    hw.complete(3)
+    hw.receive(2)
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS), (5, SUCCESS), (10, SUCCESS), (15, SUCCESS)]
+
+
+def test_a_post_behind_one_that_waits_is_journaled(guarded: World) -> None:
+    """The hardware has no room for an older one: whether it would take the new one is not known yet."""
+    w = guarded
+    for i in range(3):
+        w.send(i)
+    w.fence(0)
+    w.hw[1].fail(1, errno.ENOMEM, times=2)
+    w.switch(1, 0)
+    w.send(3)
+    assert w.hw[1].count() == 1 and w.qp.unwired == (3, 0)
+    w.hw[1].fail(2, errno.EINVAL, times=99)
+    w.hw[1].complete()
+    assert w.poll() == [(0, SUCCESS)] and w.hw[1].count() == 3
+    w.hw[1].complete(2)
+    assert w.poll() == [(1, SUCCESS), (2, SUCCESS)]
+    assert (_core.EV_POST_FAILED, 1, errno.EINVAL, 0) in w.events() and w.qp.failed_wr(1) == 3
+
+
+@pytest.mark.parametrize("err", [errno.ENOMEM, -errno.ENOMEM])
+def test_hardware_full_is_the_application_s_business(guarded: World, err: int) -> None:
+    w = guarded
+    w.hw[0].fail(0, err)
+    assert refused(lambda: w.send(0)) == err and w.events() == []
+
+
+def test_room_made_hands_the_rest_over_by_itself(make: Make) -> None:
+    """A chain on a full queue: completions that are found while room is made set the journal going again."""
+    w = make(max_send=4)
+    w.protect()
+    hw = w.hw[0]
+    for i in range(3):
+        w.send(i)
+    w.fence(0)
+    w.reset_pair(0)
+    hw.fail(1, errno.ENOMEM)
+    w.switch(0, 0)
+    assert w.qp.unwired == (2, 0)
+    hw.complete()
+    last, bad = send_wr(4), send_wr(99)
+    # The journal is full: room is made for the second of the chain. That hands 1 and 2 over, and the first finds no
+    # room. Nor does it when it is posted; but then 1 is found complete, and what waits is handed over by that.
+    hw.fail(2, errno.ENOMEM, times=2)
+    w.scqs[0].push(1 << 56 | 1, SUCCESS, hw.qp_num)
+    w.scqs[0].hide(1)
+    w.qp.post_send(send_wr(3, next_wr=last), bad)
+    assert bad.wr_id == 99 and w.qp.outstanding == (3, 0) and w.qp.unwired == (0, 0)
+    assert seqs(hw.posts())[-4:] == [1, 2, 3, 4]
+    hw.done[0] += 1
+    hw.complete(3)
+    assert w.poll() == [(i, SUCCESS) for i in range(5)]
 
 
 # --- unsafe work

@@ -106,7 +106,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "fv_count": (_SIZE, [_VOID, _INT]),
     "fv_calls": (_SIZE, [_VOID, _INT]),
     "fv_post": (ctypes.POINTER(PostStruct), [_VOID, _INT, _SIZE]),
-    "fv_fail": (None, [_VOID, _INT, _SIZE, _INT]),
+    "fv_fail": (None, [_VOID, _INT, _SIZE, _INT, _SIZE]),
+    "fv_hide": (None, [_VOID, ctypes.c_uint]),
     "fv_free_slots": (None, [_VOID, _INT, _SIZE]),
     "fv_push": (None, [_VOID, ctypes.POINTER(WcStruct)]),
     "fv_fail_cq": (None, [_VOID, _INT]),
@@ -140,6 +141,10 @@ class HwCQ:
         wc = WcStruct(wr_id=wr_id, status=status, qp_num=qp_num, **fields)
         self.lib.fv_push(self.ptr, ctypes.byref(wc))
 
+    def hide(self, polls: int) -> None:
+        """The newest WC shows itself after so many more polls."""
+        self.lib.fv_hide(self.ptr, polls)
+
     @property
     def pending(self) -> int:
         return int(self.lib.fv_pending(self.ptr))
@@ -172,9 +177,9 @@ class HwQP:
     def posts(self, first: int = 0, recv: bool = False) -> list[PostStruct]:
         return [self.post(i, recv) for i in range(first, self.count(recv))]
 
-    def fail(self, after: int, err: int, recv: bool = False) -> None:
-        """Refuse the post after the next `after` ones."""
-        self.lib.fv_fail(self.ptr, recv, after, err)
+    def fail(self, after: int, err: int, recv: bool = False, times: int = 1) -> None:
+        """Refuse the post after the next `after` ones, so often."""
+        self.lib.fv_fail(self.ptr, recv, after, err, times)
 
     def complete(self, n: int = 1) -> None:
         """The next n sends succeed; the signaled ones get a WC."""

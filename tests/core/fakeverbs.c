@@ -43,7 +43,8 @@ struct fv_queue {
     size_t completed; // posts below this number no longer occupy the queue
     size_t depth;
     size_t fail_at; // the post with this number is refused ...
-    int fail_errno; // ... with this errno, once; 0: none
+    int fail_errno; // ... with this errno; 0: none
+    size_t fail_times;
     size_t calls;
 };
 
@@ -71,6 +72,7 @@ struct fv_cq {
     unsigned int acked;
     unsigned int polls;
     unsigned int arms;
+    unsigned int hidden; // polls that do not see the newest completion yet
 };
 
 struct fv_channel {
@@ -102,7 +104,8 @@ EXPORT void fv_push(struct fv_cq *cq, const struct ibv_wc *wc) {
 static struct fv_post *record(struct fv_queue *q, int null_mode, int *err) {
     if (q->fail_errno && q->count == q->fail_at) {
         *err = q->fail_errno;
-        q->fail_errno = 0;
+        if (--q->fail_times == 0)
+            q->fail_errno = 0;
         return NULL;
     }
     if (q->count - q->completed >= q->depth) {
@@ -188,10 +191,12 @@ static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_rec
 static int poll_cq(struct ibv_cq *ibcq, int n, struct ibv_wc *wc) {
     struct fv_cq *cq = (struct fv_cq *)ibcq;
     int i = 0;
+    uint32_t hidden = cq->hidden ? 1 : 0;
     cq->polls++;
+    cq->hidden -= hidden;
     if (cq->fail_errno)
         return -cq->fail_errno;
-    for (; i < n && cq->count; i++) {
+    for (; i < n && cq->count > hidden; i++) {
         wc[i] = cq->wcs[cq->first];
         cq->first = (cq->first + 1) & (cq->slots - 1);
         cq->count--;
@@ -283,9 +288,15 @@ EXPORT const struct fv_post *fv_post(struct fv_qp *qp, int recv, size_t i) {
     return i < queue(qp, recv)->count ? &queue(qp, recv)->posts[i] : NULL;
 }
 
-EXPORT void fv_fail(struct fv_qp *qp, int recv, size_t after, int err) {
+EXPORT void fv_fail(struct fv_qp *qp, int recv, size_t after, int err, size_t times) {
     queue(qp, recv)->fail_at = queue(qp, recv)->count + after;
     queue(qp, recv)->fail_errno = err;
+    queue(qp, recv)->fail_times = times;
+}
+
+// The newest completion shows itself after so many more polls.
+EXPORT void fv_hide(struct fv_cq *cq, unsigned int polls) {
+    cq->hidden = polls;
 }
 
 EXPORT void fv_free_slots(struct fv_qp *qp, int recv, size_t below) {
