@@ -25,7 +25,7 @@ from .control import Entry
 from .control_channel import Path
 from .events import Action, Status
 from .exchanger.records import QpRecord
-from .fence import Fence
+from .fence import GONE, Fence
 from .memory_keys import ConnectionKeys
 from .messages import Keys, Message, Move, Sync, WantKeys
 from .pair_protocol import LocalPair, PairProtocol
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 5, 12
+WC_LOC_QP_OP_ERR, WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 2, 5, 12
 # REM_INV_REQ, REM_ACCESS, REM_OP: the peer's NIC has refused.
 WC_REFUSED = (9, 10, 11)
 QPS_RESET, QPS_ERR = 0, 6
@@ -115,6 +115,7 @@ class Connection:
         self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
         self.timeline.begin()
         self._aging = False
+        self._stuck_wr: int | None = None  # the send WR that failed last, until it has completed
         self.was_protected = False
         self.unlike: set[int] = set()  # pairs that carry traffic, and are to be connected anew when that can be
         self._unfit: dict[int, tuple[int, set[str]]] = {}  # pair -> since when, and what was said of it
@@ -418,19 +419,53 @@ class Connection:
         unsafe = self.core.unsafe_reason() if isinstance(message, Sync) else None
         self.feed(ev.MessageReceived(message, unsafe))
 
-    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
-        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
+    def path_failed(
+        self, k: int, reason: str, t_ns: int, advisory: bool = False, wr: int | None = None
+    ) -> None:
+        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen. wr: the send WR that failed there."""
         p = self.protocol
         if self._left_alone_on(k) and not advisory:
             self.end(self._original or (WC_RETRY_EXC_ERR, 0))
             return
         if p is None or p.over or self.status is not Status.PROTECTED:
             return
-        unsafe = self._unsafe_soon() if advisory else None
+        if wr is not None:
+            self._stuck_wr = wr
+            if not self._path_answers(k):
+                wr = None  # that says why
+        unsafe = self.core.unsafe_reason() if advisory else None
         was = p.switching
         if not was and k in (p.send_pair, p.recv_pair) and not (advisory and unsafe):
             self.timeline.seen(t_ns)
-        self.feed(ev.PathFailed(k, reason, advisory, unsafe))
+        self.feed(ev.PathFailed(k, reason, advisory, unsafe, wr))
+
+    def _path_answers(self, k: int) -> bool:
+        """Whether port and pings of pair k were fine up to now, so that a failure there says something about its WR."""
+        nic, now = self.nic(k), self.driver.now_ns()
+        return self.driver.nic_events.port_ok(nic, self.port(k)) and self.paths[k].ping.answers(now)
+
+    def _failed_wr(self, k: int) -> int | None:
+        """The send WR that failed on pair k. Its WC may not have been looked at: that of a receive is as good a hint."""
+        if k != self.send_pair:
+            return None
+        if self.core.failed_wr(k) is None:
+            self.drain(k)
+        return self.core.failed_wr(k)
+
+    def _post_failed(self, k: int, err: int, t_ns: int) -> None:
+        """Pair k's NIC refused what was journaled, or what a healthy NIC would not have refused."""
+        p = self.protocol
+        self.drain(k)
+        said = os.strerror(err)
+        by_path = err in GONE or err == errno.ENOMEM or self.nic(k).dead or self.core.first_error(k) is not None
+        if by_path and not (p is None or p.over):
+            self.path_failed(k, f"post on {self.device(k)} failed: {said}", t_ns, wr=self._failed_wr(k))
+        elif p is None or p.over:
+            # Let go of meanwhile: nobody else will deliver it.
+            self.end(self.core.first_error(k) or (WC_LOC_QP_OP_ERR, err))
+        elif not p.switching:
+            self._original = (WC_LOC_QP_OP_ERR, err)
+            self.feed(ev.WorkRefused(f"the application's own error: {self.device(k)} refuses what was posted: {said}"))
 
     def _left_alone_on(self, k: int) -> bool:
         """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
@@ -469,9 +504,10 @@ class Connection:
                 self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
             elif k == self.core.send_pair and self._original is None:
                 self._original = (a, b)
-            self.path_failed(k, f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}", t_ns)
+            reason = f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}"
+            self.path_failed(k, reason, t_ns, wr=self._failed_wr(k))
         elif kind == core.EV_POST_FAILED:
-            self.path_failed(k, f"post on {self.device(k)} failed: {os.strerror(abs(a))}", t_ns)
+            self._post_failed(k, a, t_ns)
         elif kind in (core.EV_SQ_FENCED, core.EV_RQ_FENCED):
             if self.fence is not None:
                 self.fence.progress(k)
@@ -542,6 +578,9 @@ class Connection:
             first = self.core.first_error(k)
             if first is not None and not p.switching:
                 self.core_event(core.EV_ERROR, k, first[0], first[1], now)
+        at_rest = p.send_state in (SendState.DEFAULT, SendState.FALLBACK) and not p.switching
+        if at_rest and not (self.core.send_is_open or self.core.ending or p.over):
+            self.core.open_send(self.core.send_pair)  # a post was refused: it will be again, and say so
         sends, _ = self.core.outstanding
         if p.send_state is SendState.WAIT_SIGNALED and not self.core.send_is_open:
             self.feed(ev.FencePosted())
@@ -936,7 +975,9 @@ class Connection:
             return False
         if self.send_state != "DEFAULT" or self.recv_state != "DEFAULT" or not p.all_fit:
             return True
-        return self._aging
+        if self._stuck_wr is not None and self.core.oldest_wr > self._stuck_wr:
+            self._stuck_wr = None
+        return self._aging or self._stuck_wr is not None
 
     def disconnect(self, reason: str) -> None:
         """The application reset or failed the QP: tell the peer, withdraw, forget the pairing."""

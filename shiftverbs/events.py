@@ -18,13 +18,15 @@ class PathFailed:
     """Pair `pair` failed, or looks as if it did.
 
     advisory: only a hint (PORT_ERR, watchdog); it never fences a QP with unsafe work. unsafe: what could not be
-    replayed on this side at this moment, or None.
+    replayed on this side at this moment, or None. wr: number of the send WR that failed there, which grows from WR to
+    WR, where nothing but its failure speaks against the pair: port and pings are fine. None otherwise.
     """
 
     pair: int
     reason: str
     advisory: bool = False
     unsafe: str | None = None
+    wr: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,13 @@ class KeysMissing:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkRefused:
+    """The NIC that carries sends refuses a WR that the application was not told of when it posted it: its own error."""
+
+    reason: str
+
+
 Event = (
     PathFailed
     | FenceCompleted
@@ -177,6 +186,7 @@ Event = (
     | PreferPair
     | Quit
     | KeysMissing
+    | WorkRefused
 )
 
 # ---- actions: carried out by the driver in the order given ----------------------------------------------------------

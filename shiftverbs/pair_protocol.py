@@ -85,6 +85,9 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
                 # After the SWITCH too: what cannot be posted where we are would wait for ever.
                 if not self.over and (self._switching() or self.send_pair or self.recv_pair):
                     self._abort(event.reason)
+            case ev.WorkRefused():
+                if not self.over and not self._switching():  # after a SWITCH it is posted once more
+                    self._abort(event.reason)
         self._pursue()
         return self._take()
 

@@ -215,6 +215,9 @@ class PairState:
         self._ask = 0
         self._fence_number = 0
         self._ask_retry_ns = 0
+        self._stuck_wr = -1  # no later WR has failed so far ...
+        self._stuck_on: list[int] = []  # ... and this is where it, or one before it, did since
+        self._avoid: list[int] = []  # where what is to be carried now has failed already
         self._move: MoveOut | None = None
         self._move_number = 0
         self._moving_in: MoveIn | None = None

@@ -5,6 +5,11 @@ One `PingState` per NIC pair and process, however many QPs use it (design: one p
 
 from __future__ import annotations
 
+# What an answered ping says of the present: beyond that its pair may have failed and come back.
+FRESH_NS = 150_000_000
+# What an answer takes on a busy machine.
+PATIENCE_NS = 25_000_000
+
 
 class PingState:
     """Pings one NIC pair, from the first poll on.
@@ -20,6 +25,7 @@ class PingState:
         self._next_ns = 0
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
+        self._sent_ns = 0
         self._unanswered = 0
 
     def poll_ping(self, now_ns: int) -> int | None:
@@ -29,6 +35,7 @@ class PingState:
         if self._number > self._answered:
             self._unanswered += 1
         self._number += 1
+        self._sent_ns = now_ns
         self._next_ns = now_ns + self.interval_ns
         return self._number
 
@@ -48,6 +55,13 @@ class PingState:
         self._unanswered = self.dead_after
         self._answered = self._number
         self._next_ns = 0
+
+    def answers(self, now_ns: int) -> bool:
+        """Whether pings were answered up to now: one not long ago, and none for which it was time is missing."""
+        if not self.port_ok or self._answered_ns is None or now_ns - self._answered_ns > FRESH_NS:
+            return False
+        missing = self._number - self._answered
+        return missing == 0 or (missing == 1 and now_ns - self._sent_ns <= PATIENCE_NS)
 
     @property
     def alive(self) -> bool | None:

@@ -17,7 +17,7 @@ class SwitchProcedure(PairState):
     def _choose_target(self, left: int) -> int | None:
         """The next pair to try: fit ones first, the one just left last; None when all were tried."""
         best = [
-            (k == left, p.alive is False, not p.clean, k)
+            (k == left, p.alive is False, k in self._avoid, not p.clean, k)
             for k, p in enumerate(self.pairs)
             if not p.dead and k not in self._tried
         ]
@@ -37,10 +37,28 @@ class SwitchProcedure(PairState):
             return s.heard_ns + share
         return min(s.heard_ns + share, self._started_ns + self.config.peer_deadline_ns * 5)
 
+    def _is_hopeless(self, k: int, wr: int) -> bool:
+        """Whether no pair gets `wr` through, which failed on pair k though nothing else did there.
+
+        A later WR than ever before is progress: all before it got through. Where the pairs do not come round because
+        somebody else leaves them, its own failures on the rest decide, after two rounds' worth.
+        """
+        if wr > self._stuck_wr:
+            self._stuck_wr = wr
+            self._stuck_on = []
+        self._stuck_on.append(k)
+        failures, pairs = len(self._stuck_on), len(self.pairs)
+        tried = all(p.dead or j in self._stuck_on for j, p in enumerate(self.pairs))
+        return failures >= 2 * pairs or (tried and failures >= pairs)
+
     def _on_path_failed(self, event: ev.PathFailed) -> None:
         if self.over:
             return
         s = self._switch
+        here = event.pair == self.send_pair and (s is None or s.done or s.phase is Phase.ASK)
+        if here and event.wr is not None and self._is_hopeless(event.pair, event.wr):
+            self._abort(f"every path fails the same work: {event.reason}")
+            return
         if s is not None and not s.done:
             if event.pair == s.target and s.phase is not Phase.ASK and not event.advisory:
                 p = self.pairs[s.target]
@@ -69,6 +87,7 @@ class SwitchProcedure(PairState):
         if event.advisory and (event.unsafe is not None or self._now < self._ask_retry_ns):
             return
         self._tried = set()
+        self._avoid = self._stuck_on if event.wr is not None else []
         self._started_ns = self._now
         target = self._choose_target(event.pair)
         if target is None:

@@ -127,3 +127,23 @@ def test_an_answer_to_the_pings_of_another_life_is_none() -> None:
         assert now.alive is None
     now.handle_pong(6, 1)
     assert now.alive is True
+
+
+def test_answers_up_to_now() -> None:
+    """What a failure there is judged by: an old answer, or one that is missing, says that the path may have failed."""
+    ms = 1_000_000
+    ping = PingState(50 * ms)
+    assert not ping.answers(0)
+    assert ping.poll_ping(0) == 1
+    assert not ping.answers(1 * ms)
+    ping.handle_pong(1, 2 * ms)
+    assert ping.answers(2 * ms) and ping.answers(152 * ms) and not ping.answers(153 * ms)
+    assert ping.poll_ping(60 * ms) == 2
+    assert ping.answers(85 * ms), "it may still come"
+    assert not ping.answers(86 * ms)
+    assert ping.poll_ping(110 * ms) == 3
+    assert not ping.answers(111 * ms), "that another was sent excuses nothing"
+    ping.handle_pong(3, 112 * ms)
+    assert ping.answers(120 * ms)
+    ping.port_ok = False
+    assert not ping.answers(120 * ms)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from simulator.journal import Journal, RecvRecord, Wr
+from simulator.journal import GONE, Journal, RecvRecord, Wr
 from simulator.rnic import MS, US, Clock, HwQp, Link, Nic, Packet
 
 from shiftverbs import events as ev
@@ -23,6 +23,7 @@ from shiftverbs.pair_protocol import LocalPair, PairProtocol, ProtocolConfig
 CELLS = 12  # memory of each side: the last four are for atomics
 ATOMIC_CELLS = range(8, 12)
 GONE_NS = 1_000_000_000
+STEADY_NS = 50 * MS
 
 
 class Application:
@@ -159,6 +160,7 @@ class Side:
             qp.on_rnr = lambda k=k: self.refused(k)  # type: ignore[misc]
         self.app = Application(self, receives)
         self.journal = Journal(self.qps, capacity, receives, self.emit, self.app.deliver)
+        self.journal.look = self.drain
         self.protocol: PairProtocol
         self.plain = unpaired
         self.active = {0}
@@ -235,9 +237,9 @@ class Side:
             if self.protocol.over and self.statuses[-1:] == [Status.UNPROTECTED]:
                 self.end(str(value))  # nobody else will deliver it
                 return
-            self.path_failed(k, str(value))
+            self.path_failed(k, str(value), wr=self.failed_wr(k))
         elif kind == "POST_FAILED":
-            self.path_failed(k, f"post failed: {value}")
+            self.post_failed(k, value)
         elif kind in ("SQ_FENCED", "RQ_FENCED"):
             self.fence_progress(k)
         elif kind == "ARM_WC":
@@ -252,11 +254,33 @@ class Side:
             self.over = f"before it was protected: {value}"
             self.feed(ev.Quit(self.over))
 
-    def path_failed(self, k: int, reason: str, advisory: bool = False) -> None:
+    def path_failed(self, k: int, reason: str, advisory: bool = False, wr: int | None = None) -> None:
         if self.plain or self.protocol.status is not Status.PROTECTED:
             return
-        unsafe = self.journal.unsafe_reason(cqes_lost=True) if advisory else None
-        self.feed(ev.PathFailed(k, reason, advisory, unsafe))
+        unsafe = self.journal.unsafe_reason() if advisory else None
+        if not self.path_answers(k):
+            wr = None
+        self.feed(ev.PathFailed(k, reason, advisory, unsafe, wr))
+
+    def path_answers(self, k: int) -> bool:
+        """What pings would say: the path is fine, and was for a while."""
+        return self.world.passes(k) and self.clock.now - self.world.changed_ns[k] > STEADY_NS
+
+    def failed_wr(self, k: int) -> int | None:
+        if k != self.journal.send_pair:
+            return None
+        if self.journal.pairs[k].failed_wr is None:
+            self.drain(k)
+        return self.journal.pairs[k].failed_wr
+
+    def post_failed(self, k: int, rc: int) -> None:
+        self.drain(k)
+        if rc in GONE or self.nics[k].dead or self.journal.pairs[k].first_status is not None:
+            self.path_failed(k, f"post failed: {rc}", wr=self.failed_wr(k))
+        elif self.protocol.over:
+            self.end("LOC_QP_OP_ERR")
+        elif not self.protocol.switching:
+            self.feed(ev.WorkRefused(f"post refused: {rc}"))
 
     def message(self, message: Any) -> None:
         if self.app.closed:
@@ -653,6 +677,7 @@ class Network:
             self.nics["b"].append(b)
         self.ports = dict.fromkeys(self.links, True)
         self.event_seen = dict.fromkeys(self.links, False)
+        self.changed_ns = dict.fromkeys(range(pairs), -STEADY_NS)  # when rail k last came or went
         self.walls: dict[tuple[str, int], int] = dict.fromkeys(self.links, 0)
         self.trace: list[tuple[int, str, ev.Action]] = []
         self.executions: list[tuple[int, str, int, int, Wr, Any]] = []
@@ -724,6 +749,7 @@ class Network:
     def update(self, k: int) -> None:
         """Whether packets pass on rail k follows from ports and walls."""
         ports = self.ports["a", k] and self.ports["b", k]
+        self.changed_ns[k] = self.clock.now
         for name in "ab":
             self.links[name, k].up = ports and not self.walls[name, k]
         self.clock.later(150 * MS, self.tell_health, k)
@@ -771,6 +797,7 @@ class Network:
             # Executed, and nobody will ever know: what the dead NIC had not written yet.
             self.lost_cqes |= {(name, k, qp.life, cqe[1]) for cqe in qp.held if cqe[0] == "recv"}
         nic.die()
+        self.changed_ns[k] = self.clock.now
         self.clock.later(150 * MS, self.tell_health, k)
         side = self.side(name)
         if not side.plain:
@@ -788,6 +815,7 @@ class Network:
         """Nothing moves on that NIC, and no completion says so."""
         nic = self.nics[name][k]
         nic.stalled = on
+        self.changed_ns[k] = self.clock.now
         if not on:
             for qp in nic.qps.values():
                 qp.release()

@@ -15,6 +15,7 @@ from simulator.rnic import TWO_SIDED, HwQp, Wqe
 
 APP, MARKER, ARM, FENCE = "APP", "MARKER", "ARM", "FENCE"
 PATH_ERRORS = frozenset({"RETRY_EXC_ERR", "WR_FLUSH_ERR"})
+GONE = frozenset({5, 19, 6})  # EIO, ENODEV, ENXIO: what a device that is not there any more answers
 
 
 class Wr:
@@ -108,6 +109,7 @@ class PairState:
         self.rq_out = 0
         self.recv_upto = 0
         self.first_status: str | None = None
+        self.failed_wr: int | None = None
 
 
 class Journal:
@@ -141,6 +143,8 @@ class Journal:
         self.ending = False
         self.fence_seq: int | None = None
         self.fence_wanted = False
+        self.blocked = False
+        self.look: Callable[[int], None] = lambda k: None  # takes what the CQs of pair k hold
 
     def rec(self, seq: int) -> Record:
         return self.sends[seq - self.head]
@@ -148,7 +152,7 @@ class Journal:
     # ---- the application
 
     def post_send(self, wr: Wr) -> int:
-        """0, or ENOMEM (12) with a full journal."""
+        """0; ENOMEM (12) with a full journal; what the hardware of the send pair refuses this WR with."""
         if self.tail - self.head >= self.capacity:
             return 12
         if wr.opcode in TWO_SIDED:
@@ -163,24 +167,61 @@ class Journal:
         # The application may reuse inline memory at once: the journal keeps the bytes.
         self.sends.append(Record(wr, self.keep(wr), self.posted_ts, signaled))
         self.tail += 1
-        self.pump()
+        rc = self.hand_over()
+        if rc and self.wired < self.tail - 1:
+            self.pump()  # one that waited longer: this one waits behind it
+        elif rc and self.refused_by_path(self.send_pair, rc):
+            self.post_refused(rc)
+        elif rc:
+            self.cut()
+            return rc
         if self.fence_wanted and self.send_open and self.wired == self.tail:
             self.start_fence(self.tail - 1)
             self.emit("FENCE_POSTED", self.send_pair, 0)
         return 0
+
+    def cut(self) -> None:
+        """Take the newest record out again: the hardware refused it."""
+        self.tail -= 1
+        if self.sends.pop().wr.opcode in TWO_SIDED:
+            self.posted_ts -= 1
+        if self.last_signaled > self.tail:
+            self.last_signaled = self.head
+
+    def refused_by_path(self, k: int, rc: int) -> bool:
+        """Whether a refusal on pair k is no fault of what was posted."""
+        pair = self.pairs[k]
+        if not self.guarded:
+            return False
+        if rc not in GONE:
+            self.look(k)
+        return rc in GONE or (self.guarded and pair.first_status is not None)
+
+    def post_refused(self, rc: int) -> None:
+        pair = self.pairs[self.send_pair]
+        self.send_open = False
+        if pair.failed_wr is None:
+            pair.failed_wr = self.wired
+        self.emit("POST_FAILED", self.send_pair, rc)
 
     def keep(self, wr: Wr) -> list[Any]:
         """The memory that the hardware will read."""
         return [wr.buf[0]] if wr.inline else wr.buf
 
     def post_recv(self, wr_id: int, buf: list[Any]) -> int:
-        """0, or ENOMEM (12)."""
+        """As post_send."""
         if self.rtail - self.rhead >= self.recv_capacity:
             return 12
         self.recvs.append(RecvRecord(wr_id, buf))
         self.rtail += 1
-        if self.recv_open:
-            self.pump_recv()
+        rc = self.pump_recv() if self.recv_open else 0
+        if rc and (self.rwired < self.rtail - 1 or self.refused_by_path(self.recv_pair, rc)):
+            self.recv_open = False
+            self.emit("POST_FAILED", self.recv_pair, rc)
+        elif rc:
+            self.recvs.pop()
+            self.rtail -= 1
+            return rc
         return 0
 
     # ---- handing over
@@ -189,7 +230,18 @@ class Journal:
         return (recv, kind, self.pairs[k].generation, seq)
 
     def pump(self) -> None:
-        """Hand over [wired, tail) to the hardware of the send pair."""
+        """Hand over what waits; what is refused is told when all ahead of it has completed."""
+        rc = self.hand_over()
+        if rc:
+            ahead = (self.rec(seq) for seq in range(self.head, self.wired))
+            if rc not in GONE and any(rec.hw_signaled and not rec.proven for rec in ahead):
+                self.blocked = True
+            else:
+                self.post_refused(rc)
+
+    def hand_over(self) -> int:
+        """Hand over [wired, tail) to the hardware of the send pair. 0, or what it refused the WR at wired with."""
+        self.blocked = False
         k = self.send_pair
         while self.send_open and self.wired < self.tail:
             rec = self.rec(self.wired)
@@ -206,14 +258,13 @@ class Journal:
                 )
                 rc = self.pairs[k].qp.post_send(wqe)
                 if rc:
-                    self.send_open = False
-                    self.emit("POST_FAILED", k, rc)
-                    return
+                    return rc
             self.wired += 1
             self.wired_ts = max(self.wired_ts, rec.two_sided)
+        return 0
 
-    def pump_recv(self) -> None:
-        """Hand over the receives that the receive pair does not have yet."""
+    def pump_recv(self) -> int:
+        """Hand over the receives that the receive pair does not have yet. 0, or what it refused one with."""
         k = self.recv_pair
         pair = self.pairs[k]
         pair.recv_upto = max(pair.recv_upto, self.rhead)
@@ -223,12 +274,11 @@ class Journal:
             if not rec.done:
                 rc = pair.qp.post_recv(self.hw_id(True, APP, k, self.rwired), rec.buf)
                 if rc:
-                    self.recv_open = False
-                    self.emit("POST_FAILED", k, rc)
-                    return
+                    return rc
                 pair.rq_out += 1
             self.rwired += 1
             pair.recv_upto = self.rwired
+        return 0
 
     # ---- completions
 
@@ -257,10 +307,10 @@ class Journal:
             self.emit("ARM_WC", k, (recv, status == "SUCCESS"))
         if status != "SUCCESS":
             if pair.fencing:
-                self.note_error(pair, recv, status)
+                self.note_error(pair, recv, status, None)
                 self.fenced(k, recv)
             elif kind == FENCE and self.guarded:
-                self.note_error(pair, recv, status)
+                self.note_error(pair, recv, status, None)
                 self.raise_error(k, status)
         elif kind == FENCE and seq <= self.wired:
             self.retire_below(seq)
@@ -274,17 +324,20 @@ class Journal:
             self.pairs[k].error_raised = True
             self.emit("ERROR", k, status)
 
-    def note_error(self, pair: PairState, recv: bool, status: str) -> None:
+    def note_error(self, pair: PairState, recv: bool, status: str, seq: int | None) -> None:
+        """seq: the application's send WR that it is of."""
         if recv:
             pair.rq_error_seen = True
         else:
+            if not pair.sq_error_seen and seq is not None:
+                pair.failed_wr = seq
             pair.sq_error_seen = True
         if pair.first_status in (None, "WR_FLUSH_ERR"):
             pair.first_status = status
 
-    def withhold(self, k: int, recv: bool, status: str) -> bool:
+    def withhold(self, k: int, recv: bool, status: str, seq: int) -> bool:
         pair = self.pairs[k]
-        self.note_error(pair, recv, status)
+        self.note_error(pair, recv, status, None if recv else seq)
         if pair.fencing or self.ending:
             self.fenced(k, recv)
             return True
@@ -308,7 +361,7 @@ class Journal:
             self.emit("SQ_FENCED", k, 0)
 
     def send_wc(self, k: int, seq: int, status: str) -> None:
-        if status != "SUCCESS" and self.withhold(k, False, status):
+        if status != "SUCCESS" and self.withhold(k, False, status, seq):
             return
         if not self.head <= seq < self.wired:
             return
@@ -328,7 +381,7 @@ class Journal:
 
     def recv_wc(self, k: int, seq: int, status: str) -> None:
         pair = self.pairs[k]
-        if status != "SUCCESS" and self.withhold(k, True, status):
+        if status != "SUCCESS" and self.withhold(k, True, status, seq):
             return
         if pair.recv_stale or not self.rhead <= seq < self.rwired:
             return
@@ -369,6 +422,8 @@ class Journal:
         if self.fence_seq is not None and self.head > self.fence_seq:
             self.fence_seq = None
             self.emit("FENCE_DONE", self.send_pair, 0)
+        if self.blocked:
+            self.pump()
 
     # ---- the driver's primitives
 
@@ -386,8 +441,7 @@ class Journal:
     def open_recv(self, k: int) -> None:
         self.pairs[k].recv_stale = False
         self.recv_pair = k
-        self.recv_open = True
-        self.pump_recv()
+        self.recv_open = self.pump_recv() == 0
 
     def recv_awaits(self, k: int, move: bool) -> None:
         """As open_recv or move_recv, where the memory of the receives is not registered on NIC k yet."""
@@ -512,6 +566,7 @@ class Journal:
         self.wired_ts = self.acked_ts = peer_rx
         self.fence_seq = None
         self.fence_wanted = False
+        self.blocked = False
         self.after_retire()
 
     def is_proven(self, rec: Record) -> bool:
@@ -560,6 +615,7 @@ class Journal:
         self.guarded = self.ending = False
         self.fence_seq = None
         self.fence_wanted = False
+        self.blocked = False
         self.rx_target = None
         self.send_pair = self.recv_pair = 0
         self.send_open = self.recv_open = True

@@ -377,6 +377,12 @@ def forget_the_marker() -> Iterator[None]:
         yield
 
 
+@mutation("what no pair carries is an error, soon")
+def try_for_ever() -> Iterator[None]:
+    with mock.patch.object(PairProtocol, "_is_hopeless", lambda p, k, wr: False):
+        yield
+
+
 @mutation("both sides learn of an ABORT")
 def abort_in_silence() -> Iterator[None]:
     original = PairProtocol._say

@@ -66,11 +66,12 @@ class Link:
         self.jitter_ns = 0
         self.echo_ns = 0  # some packets come a second time, up to this much later
         self.drops: list[Callable[[Any], bool]] = []  # one packet each: the first that matches is dropped
+        self.hole: Callable[[Any], bool] = lambda packet: False  # these never get through
         self.open_at_arrival: Callable[[], bool] = lambda: True
 
     def send(self, packet: Any, arrive: Callable[[Any], None]) -> None:
         """Carry a packet, or lose it."""
-        if not self.up:
+        if not self.up or self.hole(packet):
             return
         rng = self.clock.rng
         for drop in self.drops:

@@ -58,6 +58,8 @@ class Schedule:
         # In every tenth, memory is registered late on the backups, for all that the applications post.
         slowly = random.Random(seed + 2)
         self.registering_ns = [slowly.choice([0, 1, 30, 700, 1800]) * MS * (seed % 10 == 3) for _ in "ab"]
+        # Now and then every rail loses one operation of one side, and nothing else, for good.
+        self.hole = (rng.choice("ab"), rng.choice(self.opcodes)) if seed % 31 == 7 else None
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -99,6 +101,13 @@ class Schedule:
         for when, what, name, k, lasts in self.faults:
             clock.later(self.start_ns + when, self._begin, what, name, k, lasts)
         clock.later(self.start_ns + self.span_ns + HEAL_AFTER_NS, self._heal)
+        if self.hole is not None:
+            name, opcode = self.hole
+            net.faults.append("hole")
+            for k in range(self.pairs):
+                net.links[name, k].hole = (
+                    lambda p: isinstance(p, Packet) and p.ref is not None and (p.kind, p.opcode) == ("req", opcode)
+                )
         return net
 
     @staticmethod

@@ -31,6 +31,7 @@ FIRST_FOUND = {
     "hide_a_lost_message": 122,
     "arm_resets_twice": 112,
     "replay_atomics": 92,
+    "try_for_ever": 7,
 }
 
 #: Seeds that once failed. What each found is told in CHANGELOG.md or in the commit that names it.
