@@ -393,6 +393,11 @@ cdef class QPCore:
         return pair.failed_seq - 1 if pair.failed_seq else None
 
     @property
+    def refused(self) -> int:
+        """The errno with which the hardware refused what it was handed last (EV_POST_FAILED); 0: it took it."""
+        return self.q.refused
+
+    @property
     def oldest_wr(self) -> int:
         """Number of the oldest send WR that has not completed, or of the next one."""
         return self.q.head

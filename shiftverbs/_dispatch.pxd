@@ -504,7 +504,7 @@ cdef inline int qp_post_recv(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noe
         emit(q, EV_POST_FAILED, q.recv_pair, provider_errno(rc), 1)
         return err
     at = wr
-    for seq in range(first, q.rwired):
+    for _ in range(q.rwired - first):
         at = at.next
     bad[0] = at
     q.rtail = q.rwired

@@ -198,6 +198,7 @@ ctypedef struct QPState:
     uint64_t acked_ts       # completed
     int send_pair
     int send_open
+    int refused             # errno of a post that closed the gate, until the next one
     int blocked             # the hardware had no room: goes on when something completes
     int key_wait            # a translation is missing: goes on when the driver says so
 
@@ -627,6 +628,7 @@ cdef inline bint device_gone(int err) noexcept nogil:
 cdef inline void post_refused(QPState *q, int k, int err) noexcept nogil:
     """The provider refused the WR at `wired`. It stays in the journal, the gate closes, the driver decides."""
     q.send_open = 0
+    q.refused = err
     if not q.pairs[k].failed_seq:
         q.pairs[k].failed_seq = q.wired + 1
     emit(q, EV_POST_FAILED, k, err, 0)
@@ -643,7 +645,7 @@ cdef inline bint completion_due(const QPState *q) noexcept nogil:
 
 
 cdef inline int hand_over(QPState *q) noexcept nogil:
-    """Hand [wired, tail) to the hardware of send_pair, as far as it goes. 0, or what it refused the WR at wired with."""
+    """Hand [wired, tail) to the hardware of send_pair, as far as it goes. 0, or how it refused the WR at wired."""
     cdef ibv_send_wr wr
     cdef ibv_send_wr *bad
     cdef SendRec *rec
@@ -654,6 +656,7 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
     q.blocked = 0
     if not q.send_open or pair.qp == NULL or q.key_wait:
         return 0
+    q.refused = 0
     while q.wired < q.tail:
         rec = send_rec(q, q.wired)
         if not rec.state & REC_PROVEN:

@@ -445,7 +445,7 @@ class Connection:
         return self.driver.nic_events.port_ok(nic, self.port(k)) and self.paths[k].ping.answers(now)
 
     def _failed_wr(self, k: int) -> int | None:
-        """The send WR that failed on pair k. Its WC may not have been looked at: that of a receive is as good a hint."""
+        """The send WR that failed on pair k. Its WC may not have been looked at, where a receive's came first."""
         if k != self.send_pair:
             return None
         if self.core.failed_wr(k) is None:
@@ -578,9 +578,8 @@ class Connection:
             first = self.core.first_error(k)
             if first is not None and not p.switching:
                 self.core_event(core.EV_ERROR, k, first[0], first[1], now)
-        at_rest = p.send_state in (SendState.DEFAULT, SendState.FALLBACK) and not p.switching
-        if at_rest and not (self.core.send_is_open or self.core.ending or p.over):
-            self.core.open_send(self.core.send_pair)  # a post was refused: it will be again, and say so
+        if self.core.refused:
+            self.core_event(core.EV_POST_FAILED, self.core.send_pair, self.core.refused, 0, now)
         sends, _ = self.core.outstanding
         if p.send_state is SendState.WAIT_SIGNALED and not self.core.send_is_open:
             self.feed(ev.FencePosted())

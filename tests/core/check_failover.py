@@ -672,6 +672,7 @@ def test_replay_refused_is_told_when_what_is_ahead_is_done(guarded: World) -> No
     assert w.poll() == [(0, SUCCESS)]
     assert w.events()[-1] == (_core.EV_POST_FAILED, 1, errno.EINVAL, 0) and w.qp.failed_wr(1) == 1
     assert not w.qp.send_is_open and w.qp.outstanding == (3, 0) and w.qp.unwired == (3, 0)
+    assert w.qp.refused == errno.EINVAL
     w.send(4)
     assert w.hw[1].count() == 1
     w.qp.abort(LOC_QP_OP, errno.EINVAL)
@@ -707,8 +708,10 @@ def test_post_refused_by_a_device_that_is_gone_is_kept(guarded: World, err: int)
     w.send(2)
     assert w.hw[0].count() == 1 and w.qp.outstanding == (3, 1)
     w.fence(0)
+    assert w.qp.refused == abs(err)
     w.switch(1, 0)
     assert seqs(w.hw[1].posts()) == [0, 1, 2] and seqs(w.hw[1].posts(recv=True)) == [0]
+    assert w.qp.refused == 0
 
 
 @pytest.mark.parametrize("polled", [True, False])

@@ -1565,8 +1565,9 @@ def test_a_fence_gives_a_command_again_whose_end_was_lost(driver: Driver, nic: A
 def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) -> None:
     """The run that told the QPs was interrupted."""
     core = Shadow(
-        seen_rkeys=(), guarded=True, ending=False, first_error=lambda k: None, outstanding=(0, 0), unwired=(0, 0)
-    )
+        seen_rkeys=(), guarded=True, ending=False, first_error=lambda k: None, outstanding=(0, 0), unwired=(0, 0),
+        refused=0,
+    )  # fmt: skip
     connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
     told: list[ev.Event] = []
     pair = SimpleNamespace(dead=False)
@@ -1680,3 +1681,26 @@ def test_a_qp_that_the_collector_closes_gets_no_connection(
 
     monkeypatch.setattr(runtime_module, "Connection", made)
     assert runtime.connection_of(shadow) is None and not driver.connections
+
+
+def test_a_refused_post_that_nobody_was_told_of_is_found(driver: Driver, nic: Any) -> None:
+    """Its event was lost among too many: without it the gate would stay closed for ever."""
+    cq = SimpleNamespace(drain=lambda k: None)
+    core = Shadow(
+        seen_rkeys=(), guarded=True, ending=False, first_error=lambda k: None, outstanding=(1, 0), unwired=(1, 0),
+        refused=errno.EINVAL, send_pair=0, send_cq=cq, recv_cq=cq,
+    )  # fmt: skip
+    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    told: list[ev.Event] = []
+    pairs = [SimpleNamespace(dead=False)]
+    protocol: Any = SimpleNamespace(
+        over=False, switching=True, busy=False, pairs=pairs, send_pair=0, recv_pair=0, send_state=SendState.DEFAULT,
+        next_timeout_ns=None, handle=lambda event, now: told.append(event) or [],
+    )  # fmt: skip
+    connection.protocol = protocol
+    connection.look_again()
+    assert told == []  # the SWITCH hands it over once more
+    protocol.switching = False
+    connection.look_again()
+    assert [type(event) for event in told] == [ev.WorkRefused] and "Invalid argument" in told[0].reason
+    assert connection._original == (2, errno.EINVAL)

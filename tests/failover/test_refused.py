@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Work that no NIC takes, and work that no path carries: its error is the application's, soon, and nothing goes in circles."""
+"""Work that no NIC takes, and work that no path carries: the application gets its error, and soon."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_journaled_wr_that_the_backup_refuses_fails(network: Network, faults: 
     while len(got) < 3:
         if blocked:
             assert a("ep.channel.get_cq_event(ep.cq); ep.cq.ack_events(1); ep.cq.req_notify(); True")
-        got += a("ep.poll(1, 0.05 if %s else 10)" % blocked)
+        got += a(f"ep.poll(1, {0.05 if blocked else 10})")
     assert [wc[:2] for wc in got] == [[9, "SUCCESS"], [66, "LOC_QP_OP_ERR"], [67, "WR_FLUSH_ERR"]]
     assert a("ep.shift()['status']") == "FAILED"
     assert "refuses" in a("ep.shift()['why']") and "Invalid argument" in a("ep.shift()['why']")
