@@ -27,7 +27,7 @@ from .events import Action, Status
 from .exchanger.records import QpRecord
 from .fence import GONE, Fence
 from .memory_keys import ConnectionKeys
-from .messages import Keys, Message, Move, Sync, WantKeys
+from .messages import Keys, Message, Move, Phase, Sync, WantKeys
 from .pair_protocol import LocalPair, PairProtocol
 from .pairing import Pairing
 from .rebuild import Rebuild
@@ -416,7 +416,8 @@ class Connection:
             return
         if isinstance(message, Sync | Move):
             self.keys.heed(message)  # before anything is sent on account of it
-        unsafe = self.core.unsafe_reason() if isinstance(message, Sync) else None
+        asked = isinstance(message, Sync) and message.phase is Phase.ASK
+        unsafe = self._unsafe_soon() if asked else None
         self.feed(ev.MessageReceived(message, unsafe))
 
     def path_failed(
@@ -433,7 +434,7 @@ class Connection:
             self._stuck_wr = wr
             if not self._path_answers(k):
                 wr = None  # that says why
-        unsafe = self.core.unsafe_reason() if advisory else None
+        unsafe = self._unsafe_soon() if advisory else None
         was = p.switching
         if not was and k in (p.send_pair, p.recv_pair) and not (advisory and unsafe):
             self.timeline.seen(t_ns)
@@ -475,6 +476,10 @@ class Connection:
         over = self.protocol is not None and self.protocol.over
         alone = over and self.status is Status.UNPROTECTED and not self.closed and self.core.guarded
         return alone and k in (self.core.send_pair, self.core.recv_pair)
+
+    def _unsafe_soon(self) -> str | None:
+        """What could not be replayed, now or when more of what is outstanding has completed: for a question."""
+        return self.core.unsafe_reason(cqes_lost=True)
 
     def path_changed(self, path: Path) -> None:
         """Health of one of our paths."""

@@ -40,7 +40,7 @@ _VERSION = struct.Struct("!HB")  # magic, version: what every version begins wit
 _HEADER = struct.Struct("!HBBQQ")  # magic, version, entries, name of the sender's direction, number
 _ENTRY = struct.Struct("!QQBB")  # to, from, kind, body length
 _ADDRESS = struct.Struct("!16sHIIB")
-_SYNC = struct.Struct("!QBBQBQQbqBQ")
+_SYNC = struct.Struct("!QBBQBQQbqBQB")
 _ARM = struct.Struct("!BQBQQ")
 _MOVE = struct.Struct("!BQQBQQQ")
 _PREFER = struct.Struct("!QBB")
@@ -96,7 +96,18 @@ def _body(message: Message | Ping | WantKeys | Keys) -> tuple[int, bytes]:
         case Sync():
             m = message
             head = _SYNC.pack(
-                m.epoch, m.target, m.phase, m.arm, m.clean, m.rx, m.ask, m.seen_phase, m.seen_arm, m.settled, m.keys
+                m.epoch,
+                m.target,
+                m.phase,
+                m.arm,
+                m.clean,
+                m.rx,
+                m.ask,
+                m.seen_phase,
+                m.seen_arm,
+                m.settled,
+                m.keys,
+                m.receipts_lost,
             )
             return _KIND_SYNC, head + _pack_address(m.address)
         case Arm():
@@ -226,7 +237,8 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping | WantKeys | Keys:
         raise MalformedDatagram(f"kind {kind} has {len(body)} bytes, {size} expected")
     try:
         if kind == _KIND_SYNC:
-            epoch, target, phase, arm, clean, rx, ask, seen_phase, seen_arm, settled, keys = _SYNC.unpack_from(body)
+            fields = _SYNC.unpack_from(body)
+            epoch, target, phase, arm, clean, rx, ask, seen_phase, seen_arm, settled, keys, lost = fields
             address = _address(body[_SYNC.size :])
             if seen_phase != -1:
                 Phase(seen_phase)
@@ -243,6 +255,7 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping | WantKeys | Keys:
                 seen_arm,
                 _boolean(settled, "settled"),
                 keys,
+                _boolean(lost, "receipts_lost"),
             )
         if kind == _KIND_ARM:
             step, epoch, pair, arm, wanted = _ARM.unpack_from(body)

@@ -63,6 +63,7 @@ class Sync:
     seen_arm: int = -1
     settled: bool = False
     keys: int = 0  # number of the last memory key that this side withdrew (memory_keys.py); put in where it is sent
+    receipts_lost: bool = False
 
     @property
     def about(self) -> tuple[object, ...]:

@@ -504,7 +504,10 @@ class Comparison:
         assert core.guarded == model.guarded
         for k in range(NICS):
             assert core.failed_wr(k) == model.pairs[k].failed_wr
-        assert (core.unsafe_reason() is None) == (model.unsafe_reason() is None)
+        for cqes, receipts in ((False, False), (False, True), (True, False), (True, True)):
+            left = core.unsafe_reason(cqes_lost=cqes, receipts_lost=receipts)
+            right = model.unsafe_reason(cqes, receipts)
+            assert (left is None) == (right is None), (left, right)
 
 
 def compare(seed: int) -> None:

@@ -51,6 +51,7 @@ SYNCS = st.builds(
     st.integers(-1, 2**63 - 1),
     st.booleans(),
     U64,
+    st.booleans(),
 )
 ARMS = st.builds(Arm, st.sampled_from(ArmStep), U64, U8, U64, ADDRESSES, U64)
 MOVES = st.builds(Move, st.sampled_from(MoveStep), U64, U64, U8, U64, U64, U64)

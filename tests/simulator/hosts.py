@@ -257,7 +257,7 @@ class Side:
     def path_failed(self, k: int, reason: str, advisory: bool = False, wr: int | None = None) -> None:
         if self.plain or self.protocol.status is not Status.PROTECTED:
             return
-        unsafe = self.journal.unsafe_reason() if advisory else None
+        unsafe = self.journal.unsafe_reason(cqes_lost=True) if advisory else None
         if not self.path_answers(k):
             wr = None
         self.feed(ev.PathFailed(k, reason, advisory, unsafe, wr))
