@@ -73,11 +73,12 @@ class Told:
 
     def awaits(self, rkey: int) -> bool:
         """Whether it may still take `rkey` for memory that is no more."""
-        if self.confirmed >= self.version or not self.away:
+        if self.confirmed >= self.version:
             return False
-        if self.confirmed < self.floor:
-            return True
-        return any(number > self.confirmed and gone == rkey for number, gone in list(self.gone))
+        forgotten = self.confirmed < self.floor  # it may be among what is not remembered
+        if not forgotten and not any(number > self.confirmed and gone == rkey for number, gone in list(self.gone)):
+            return False
+        return any(user.receives_away for user in list(self.users))
 
 
 class PeerKeys:

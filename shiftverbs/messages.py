@@ -204,6 +204,16 @@ class WantKeys:
     rkeys: tuple[int, ...]
     again: bool
 
+    @property
+    def about(self) -> tuple[object, ...]:
+        """One for each question."""
+        return (WantKeys, self.rkeys)
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """Of what is heeded."""
+        return (self.version,)
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -218,6 +228,16 @@ class Keys:
     gone: tuple[int, ...]
     found: tuple[FoundKey, ...] = ()
     push: bool = False
+
+    @property
+    def about(self) -> tuple[object, ...]:
+        """One for each answer."""
+        return (Keys, self.push, tuple(found.rkey for found in self.found))
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """Of what is said of the same keys."""
+        return (self.version,)
 
     @property
     def size(self) -> int:

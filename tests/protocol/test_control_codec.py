@@ -236,10 +236,10 @@ def test_keys_are_checked_field_by_field(body: Callable[[bytes], bytes], says: s
 
 
 def test_a_question_for_keys_is_checked() -> None:
-    data = one([Entry(1, 2, EXAMPLES["want_keys"])])
-    for bad, says in ((data[22:30], "8 bytes are no question"), (data[22:-1], "an rkey is cut off")):
+    data = bare(one([Entry(1, 2, EXAMPLES["want_keys"])]))
+    for bad, says in ((data[38:46], "8 bytes are no question"), (data[38:-1], "an rkey is cut off")):
         with pytest.raises(MalformedDatagram, match=says):
-            decode(data[:21] + bytes([len(bad)]) + bad)
+            read(sealed(data[:37] + bytes([len(bad)]) + bad))
 
 
 def test_fields_that_do_not_fit_are_refused() -> None:

@@ -178,6 +178,7 @@ def test_messages_carry_whole_state() -> None:
             "seen_phase",
             "seen_arm",
             "settled",
+            "keys",
             "receipts_lost",
         )
     }
