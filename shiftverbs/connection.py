@@ -532,7 +532,7 @@ class Connection:
                 self._keys_since_ns = self.driver.now_ns()
             if b & KEY_UNSHADOWABLE:
                 what = "rkey" if b & KEY_REMOTE else "lkey"
-                self.feed(ev.KeysMissing(f"the memory of {what} {a:#x} has no counterpart on {self.device(k)}"))
+                self.keys_missing(f"the memory of {what} {a:#x} has no counterpart on {self.device(k)}")
                 return
             if b & KEY_REMOTE:  # and not this one alone: each would take a question of its own
                 self.keys.want({a} | self.core.missing_keys(self.core.send_pair, self.core.recv_pair)[1])
@@ -622,7 +622,14 @@ class Connection:
             why = self.keys.hopeless(local, remote, since, now_ns)
             if why is not None:
                 self._keys_since_ns = None
-                self.feed(ev.KeysMissing(why))
+                self.keys_missing(why)
+
+    def keys_missing(self, why: str) -> None:
+        """What was posted cannot be handed over where the traffic is, and never will be."""
+        if self._left_alone_on(self.core.send_pair) or self._left_alone_on(self.core.recv_pair):
+            self.end(self._original or (WC_RETRY_EXC_ERR, 0))
+        else:
+            self.feed(ev.KeysMissing(why))
 
     @property
     def awaits_keys(self) -> bool:

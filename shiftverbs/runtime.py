@@ -15,7 +15,6 @@ import threading
 from typing import Any
 
 from . import _core, _nic, async_events, changes, memory_keys, pyverbs_objects
-from . import events as ev
 from .backup import BackupError, Nic, Nics
 from .config import Config, ConfigError
 from .connection import Connection
@@ -145,7 +144,7 @@ class Runtime:
         for connection in self.driver.keys.await_confirmed(shadow, self.config.peer_deadline_ms / 1000):
             # It may still use what the key stood for: better an error than the wrong memory.
             why = f"the peer does not confirm that rkey {shadow.rkey:#x} was withdrawn"
-            self.driver.post(functools.partial(connection.feed, ev.KeysMissing(why)))
+            self.driver.post(functools.partial(connection.keys_missing, why))
 
     def mr_shadowed(self, shadow: Any) -> None:
         """Every backup NIC has answered for an MR: WRs may wait for its keys."""
