@@ -90,3 +90,14 @@ def test_stress(sanitizers: str, tmp_path: Path, softrnic_dir: Path) -> None:
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
     counts = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", done.stdout)}
     assert all(counts[name] > 10 for name in ("completions", "lives", "faults")), counts
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", SANITIZERS])
+def test_nothing_is_written_after_the_end(sanitizers: str, tmp_path: Path, softrnic_dir: Path) -> None:
+    """c/quiet.c: when ERR, RESET, destroy_qp or dereg_mr has returned, the memory is the program's again."""
+    program = build(tmp_path / "quiet", "quiet.c", None, sanitizers)
+    env = child_env(softrnic_dir, "a", "1")
+    done = subprocess.run([str(program), "3"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
+    counts = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", done.stdout)}
+    assert all(counts[name] >= 5 for name in ("err", "reset", "destroy", "deregister")) and counts["busy"] >= 10, counts
