@@ -24,7 +24,7 @@ from typing import Any
 from shiftverbs.demo.endpoint import Peer, Verbs, wc_status_name
 from shiftverbs.demo.pattern import Pattern
 from shiftverbs.demo.traffic import KINDS, Broken, Traffic
-from soak.lanes import SIZE, Lane, Shape, rts_attributes
+from soak.lanes import OURS, SIZE, Lane, Shape, rts_attributes
 
 JOIN_S = 60.0
 #: How long a group of the descriptor mode waits at a time.
@@ -51,14 +51,27 @@ class Group:
         elif shape.one_cq or events:
             self.cqs = [v.cq.CQ(app.context, sends + receives, None, self.channel, 0)]
         else:
-            self.cqs = [v.cq.CQ(app.context, sends, None, None, 0), v.cq.CQ(app.context, receives, None, None, 0)]
+            self.cqs = [
+                v.cq.CQ(app.context, sends, None, None, 0),
+                v.cq.CQ(app.context, receives, None, None, 0),
+            ]
         if events:
             self.cqs[0].req_notify()
         self.lanes = [
-            Lane(v, app.context, app.pd, (self.cqs[0], self.cqs[-1]), shape, first + i, app.role, app.seed, app.pattern)
+            Lane(
+                v,
+                app.context,
+                app.pd,
+                (self.cqs[0], self.cqs[-1]),
+                shape,
+                first + i,
+                app.role,
+                app.seed,
+                app.pattern,
+            )
             for i in range(shape.lanes)
         ]
-        self.by_qp = {lane.qp_num: lane for lane in self.lanes}
+        self.by_qp: dict[int, Lane | None] = {lane.qp_num: lane for lane in self.lanes}  # None: it is closed
         self.random = random.Random(f"{app.seed}/{first}")
         self.thread = threading.Thread(target=self._run, name=f"lanes-{first}", daemon=True)
 
@@ -69,7 +82,7 @@ class Group:
                 with self.lock:
                     if not self.stopping:
                         self._turn()
-                if self.stopping or all(lane.broken and not lane.outstanding for lane in self.lanes):
+                if self.stopping or all(lane.is_over for lane in self.lanes):
                     return
         except Exception as error:
             self.trouble = f"{type(error).__name__}: {error}"
@@ -91,15 +104,21 @@ class Group:
         time.sleep(shape.nap_s)  # other threads work too
 
     def _turn(self) -> None:
-        for cq in self.cqs:
-            for _ in range(1000):
-                count, wcs = self._read(cq) if self.shape.extended else cq.poll(self.shape.batch)
-                for wc in wcs:
-                    self.by_qp[wc.qp_num].take(wc)
-                if count < self.shape.batch:
-                    break
+        self._take(1000)
         if self.sending:
             self.pump()
+
+    def _take(self, batches: int) -> None:
+        """What the CQs hold, as far as so many batches go."""
+        for cq in self.cqs:
+            for _ in range(batches):
+                count, wcs = self._read(cq) if self.shape.extended else cq.poll(self.shape.batch)
+                for wc in wcs:
+                    lane = self.by_qp[wc.qp_num]
+                    if lane is not None:
+                        lane.take(wc)
+                if count < self.shape.batch:
+                    break
 
     def _read(self, cq: Any) -> tuple[int, list[Any]]:
         """As CQ.poll, with the cursor of a CQEX."""
@@ -130,6 +149,70 @@ class Group:
         """Post a few messages on every lane. Under the lock."""
         for lane in self.lanes:
             lane.pump(2 if len(self.lanes) < 16 else 1)
+
+    # -- the end of a lane's life, and the next one
+
+    def reset(self, lane: Lane, most: int) -> list[int]:
+        """The QP to RESET with work outstanding; what was completed before is taken. The record of this life."""
+        with self.lock:
+            lane.pump(most)
+            lane.modify(qp_state=self.app.verbs.e.IBV_QPS_RESET)
+            lane.ended = True
+            self._take(1_000_000)
+            lane.take_memory()
+            record = lane.record()
+            lane.begin_life(lane.life + 1)
+            lane.awake = False
+            return record
+
+    def fail(self, lane: Lane, most: int) -> None:
+        """The QP to ERR with work outstanding; `drain` is to follow."""
+        with self.lock:
+            lane.pump(most)
+            lane.modify(qp_state=self.app.verbs.e.IBV_QPS_ERR)
+            lane.awake = False  # the last WR is the drain's
+
+    def drain(self, lane: Lane, deadline: float) -> list[int]:
+        """Take completions until none can come; then RESET. The record of this life."""
+        while True:
+            with self.lock:
+                if not lane.draining:
+                    lane.drain()
+                self._take(1000)
+                if lane.is_drained:
+                    break
+            if time.monotonic() > deadline:
+                why = f"posted {lane.posted}, receives {lane.receives_posted}, flushed {lane.received_errors}"
+                lane.fault(f"does not drain: {lane.draining}, {lane.drained}, {lane.record()}, {why}; {lane.qp.shift}")
+                break
+            time.sleep(0.001)
+        return self.reset(lane, 0)
+
+    def replace(self, lane: Lane, mr_first: bool, most: int) -> tuple[Lane, Lane]:
+        """Close the QP and the MR with work outstanding, and use the memory for something else as soon as one is gone.
+
+        The next life is one of a new QP. Returns both lanes, the old one and the new one.
+        """
+        with self.lock:
+            lane.pump(most)
+            if mr_first:
+                lane.mr.close()
+                lane.take_memory()
+            lane.qp.close()
+            if not mr_first:
+                lane.take_memory()
+                lane.mr.close()
+            self.by_qp[lane.qp_num] = None
+            app, cqs = self.app, (self.cqs[0], self.cqs[-1])
+            new = Lane(
+                app.verbs, app.context, app.pd, cqs, self.shape, lane.number, app.role, app.seed, app.pattern,
+                lane.life + 1,
+            )  # fmt: skip
+            new.awake, new.leaving = False, True
+            new.take_memory()  # nobody has any business there before it is connected
+            self.by_qp[new.qp_num] = new
+            self.lanes[self.lanes.index(lane)] = new
+            return lane, new
 
     def close(self) -> None:
         """Destroy the verbs objects, in an order of chance."""
@@ -255,9 +338,14 @@ class Application:
             self.groups.append(Group(self, shape, first))
             first += shape.lanes
         self.lanes = [lane for group in self.groups for lane in group.lanes]
+        self.relics: list[Lane] = []  # closed, but for their memory
         self.demos = [Demo(self, kind) for kind in demo]
         self.counter = Counter(self)
         self.workers: list[Any] = [*self.groups, *self.demos, self.counter]
+
+    def signaling(self) -> list[int]:
+        """The lanes whose program knows when its work is done."""
+        return [lane.number for lane in self.lanes if lane.shape.signal_every]
 
     def names(self) -> list[Any]:
         """What the peer must know: of the lanes, of the demo's traffic."""
@@ -285,11 +373,92 @@ class Application:
             with group.lock:
                 group.pump()  # a blocked thread waits for what this causes
 
+    def _group(self, lane: int) -> Group:
+        return next(g for g in self.groups if self.lanes[lane] in g.lanes)
+
     def batch(self, lane: int, count: int) -> int:
         """Post count messages on one lane at once, as far as there is room; returns how many were."""
-        group = next(g for g in self.groups if self.lanes[lane] in g.lanes)
-        with group.lock:
+        with self._group(lane).lock:
             return self.lanes[lane].pump(count)
+
+    # -- lives of lanes
+
+    def leave(self, lanes: list[int]) -> None:
+        """These lives are about to end."""
+        for number in lanes:
+            self.lanes[number].leaving = True
+
+    def end(self, lanes: list[int], how: str, most: int) -> list[list[int]]:
+        """End these lives with up to `most` messages more on their way: "reset", "fail" (ERR, drain, RESET), "close" or
+        "close_mr" (which of QP and MR goes first). Their records; those of closed ones are not whole."""
+        if how in ("close", "close_mr"):
+            for number in lanes:
+                old, new = self._group(number).replace(self.lanes[number], how == "close_mr", most)
+                self.lanes[number] = new
+                self.relics.append(old)
+            return [lane.record() for lane in self.relics[-len(lanes) :]]
+        if how == "reset":
+            return [self._group(number).reset(self.lanes[number], most) for number in lanes]
+        for number in lanes:
+            self._group(number).fail(self.lanes[number], most)
+        deadline = time.monotonic() + JOIN_S
+        return [self._group(number).drain(self.lanes[number], deadline) for number in lanes]
+
+    def names_of(self, lanes: list[int], later: int = 0) -> list[Any]:
+        """What the peer must know of some lanes; later: of so many lives after this one."""
+        return [self.lanes[number].name(later) for number in lanes]
+
+    def connect_again(self, lanes: list[int], names: list[Any]) -> None:
+        """Begin to receive in a new life."""
+        for number, name in zip(lanes, names, strict=True):
+            lane = self.lanes[number]
+            with self._group(number).lock:
+                lane.check_memory()
+                lane.leaving = False
+                lane.connect(name)
+
+    def rest(self, lanes: list[int], on: bool) -> None:
+        """Send nothing new on these lanes, but one message whose WC is the last; or send again."""
+        for number in lanes:
+            lane = self.lanes[number]
+            with self._group(number).lock:
+                lane.last = on
+                lane.awake = True
+                lane.pump(1)
+
+    def resting(self, lanes: list[int]) -> bool:
+        """Whether these lanes have said their last message, and it and all before it are done."""
+        return not any(self.lanes[n].awake or self.lanes[n].owed for n in lanes)
+
+    def check_relics(self) -> list[str]:
+        """Nobody has written into memory that was closed. Faults."""
+        for lane in self.relics:
+            lane.check_memory()
+        faults = [fault for lane in self.relics for fault in lane.all_faults()]
+        self.relics.clear()
+        return faults
+
+    def modify(self, lanes: list[int], mask: str, **attributes: int) -> None:
+        """Verb ibv_modify_qp on these lanes."""
+        for number in lanes:
+            with self._group(number).lock:
+                self.lanes[number].modify(mask, **attributes)
+
+    def try_right(self, lane: int, write: bool) -> None:
+        """Have one lane use what its peer may have withdrawn; `tried` tells the outcome."""
+        with self._group(lane).lock:
+            self.lanes[lane].try_right(write)
+
+    def tried(self, lane: int) -> list[Any]:
+        """[how the WR ended or None, whether what it was to bring is here, whether what one wrote is here]."""
+        made = self.lanes[lane]
+        brought = made.mr.read(5, made.reading) == bytes([OURS]) * 5
+        return [made.tried_with, brought, made.mr.read(5, made.tried) == b"tried"]
+
+    def untry(self, lane: int) -> None:
+        """Put back what try_right is to find, or to change."""
+        made = self.lanes[lane]
+        made.mr.write(bytes([OURS]) * SIZE, SIZE, made.tried)
 
     def status(self) -> dict[str, Any]:
         """Everything the campaign looks at."""
@@ -322,6 +491,8 @@ class Application:
         for lane in self.lanes:
             if set(lane.shape.ops) <= {"send", "send_imm"}:
                 continue
+            if lane.qp.shift.pairing is None:
+                return False
             for k in range(1, lane.qp.shift.pairing["pairs"]):
                 try:
                     lane.qp._shadow.core.remote_keys.get_remote(lane.peer["rkey"], k)

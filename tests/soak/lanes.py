@@ -7,8 +7,10 @@ lane is (operation, size, contents) follows from the seed and n alone, so the re
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
+import mmap
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,9 @@ INLINE = 64
 SERVED = 8
 # WR ids return early, and are the same on every lane: a CQ is shared by many.
 IDS = 1 << 12  # a receive's wr_id has this bit too
+DRAIN, TRIAL = IDS << 1, IDS << 2  # wr_ids of a drain's last WR, and of one that tries a right
+# What lies in memory that belongs to nobody but its owner: nothing may change it.
+OURS = 0xA5
 
 
 @dataclass(frozen=True)
@@ -89,22 +94,36 @@ class Posted:
 
 
 class Lane:
-    """One RC QP with traffic in both directions. role: 0 on host a, 1 on host b; number: of the lane, on both."""
+    """One RC QP with traffic in both directions. role: 0 on host a, 1 on host b; number: of the lane, on both.
+
+    A lane has lives: from one connection of it to the next, with a new QP or with the same one. What is counted, and
+    what every byte must be, begins anew with each.
+    """
 
     def __init__(
         self, verbs: Verbs, context: Any, pd: Any, cqs: tuple[Any, Any], shape: Shape, number: int, role: int,
-        seed: int, pattern: Pattern,
+        seed: int, pattern: Pattern, life: int = 0,
     ) -> None:  # fmt: skip
         v, e = verbs, verbs.e
-        self.verbs, self.shape, self.number, self.role, self.seed, self.pattern = v, shape, number, role, seed, pattern
+        self.verbs, self.shape, self.number, self.role, self.seed, self.pattern = (
+            v,
+            shape,
+            number,
+            role,
+            seed,
+            pattern,
+        )
         self.context = context
         self.sizes = [size for size in SIZES if size <= INLINE or not shape.inline]
         self.landings = shape.receives + 1  # a message's WRITE is safe until its receive is posted again
-        areas = itertools.accumulate((shape.depth, shape.receives, self.landings, shape.depth, SERVED), initial=0)
-        self.outgoing, self.incoming, self.landing, self.reading, self.served, total = (n * SIZE for n in areas)
+        areas = itertools.accumulate((shape.depth, shape.receives, self.landings, shape.depth, 1, SERVED), initial=0)
+        self.outgoing, self.incoming, self.landing, self.reading, self.tried, self.served, total = (
+            n * SIZE for n in areas
+        )
         access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
         self.access = access
-        self.mr = v.mr.MR(pd, total, access)
+        self.memory = mmap.mmap(-1, total)  # not the MR's own: it is looked at when that is gone
+        self.mr = v.mr.MR(pd, total, access, ctypes.addressof(ctypes.c_char.from_buffer(self.memory)))
         for i in range(SERVED):
             self.mr.write(pattern.message(self.stream(role, i, served=True)), SIZE, self.served + i * SIZE)
         cap = v.qp.QPCap(
@@ -118,7 +137,21 @@ class Lane:
         else:
             self.qp = v.qp.QP(pd, v.qp.QPInitAttr(**queues))
         self.qp_num = self.qp.qp_num
-        self.psn = self.qp_num * 7919 & 0xFFFFFF
+        self.faults: list[str] = []
+        self.ledger = Ledger()
+        self.begin_life(life)
+        # Made once each: pyverbs up to 64 leaks what a WR or SGE held.
+        self.sends: dict[tuple[int, int], Any] = {}
+        self.recvs = [
+            v.wr.RecvWR(0, 1, [v.wr.SGE(self.mr.buf + self.incoming + i * SIZE, SIZE, self.mr.lkey)])
+            for i in range(shape.receives)
+        ]
+
+    def begin_life(self, life: int) -> None:
+        """Nothing is sent or received yet."""
+        if self.ledger.first_fault:
+            self.fault(self.ledger.first_fault)
+        self.life = life
         self.sent = 0  # messages
         self.confirmed = 0  # of them known to be done
         self.posted = 0  # send WRs
@@ -126,17 +159,25 @@ class Lane:
         self.receives_posted = 0
         self.ledger = Ledger()
         self.outstanding: deque[Posted] = deque()
-        self.faults: list[str] = []
         self.broken: str | None = None
         self.written: dict[int, bytes] = {}  # what the last WRITE into each landing slot must have left there
         self.flush_errors = self.received_errors = 0
         self.owed = 0  # WCs of signaled WRs; a number, because another thread reads it
-        # Made once each: pyverbs up to 64 leaks what a WR or SGE held.
-        self.sends: dict[tuple[int, int], Any] = {}
-        self.recvs = [
-            v.wr.RecvWR(0, 1, [v.wr.SGE(self.mr.buf + self.incoming + i * SIZE, SIZE, self.mr.lkey)])
-            for i in range(shape.receives)
-        ]
+        self.awake = True  # whether messages are sent
+        self.last = False  # only one more, whose WC says that all is done
+        self.leaving = False  # this life is about to end: errors are nobody's fault
+        self.ended = False  # its QP takes nothing any more
+        self.draining = self.drained = False
+        self.tried_with: str | None = None
+
+    @property
+    def psn(self) -> int:
+        """Ours in this life."""
+        return self.psn_in(self.life)
+
+    def psn_in(self, life: int) -> int:
+        """The first PSN of a life. What is left on its way of the life before is far ahead, and so no duplicate."""
+        return (self.qp_num * 7919 - life * 1_000_003) & 0xFFFFFF
 
     def _send_wr(self, offset: int, length: int) -> Any:
         wr = self.sends.get((offset, length))
@@ -148,20 +189,20 @@ class Lane:
 
     def stream(self, role: int, number: int, served: bool = False) -> int:
         """The number under which the pattern knows a message, or a block of served memory."""
-        return ((self.number * 2 + role) * 2 + served) << 40 | number
+        return ((self.number * 2 + role) * 2 + served) << 40 | (0 if served else self.life << 24) | number
 
     def plan(self, role: int, number: int) -> tuple[str, int]:
         """Operation and size of a message that `role` sends."""
-        x = mixed(self.seed, self.number, role, number)
+        x = mixed(self.seed, self.number, role, number, self.life)
         ops = self.shape.ops
         return ops[x % len(ops)], self.sizes[(x >> 8) % len(self.sizes)]
 
     # -- connecting
 
-    def name(self) -> dict[str, Any]:
-        """What the peer must know."""
-        gid = str(self.context.query_gid(1, 1))
-        return {"gid": gid, "qpn": self.qp_num, "psn": self.psn, "rkey": self.mr.rkey, "address": self.mr.buf}
+    def name(self, later: int = 0) -> dict[str, Any]:
+        """What the peer must know; later: of so many lives after this one, with the same QP."""
+        gid, psn = str(self.context.query_gid(1, 1)), self.psn_in(self.life + later)
+        return {"gid": gid, "qpn": self.qp_num, "psn": psn, "rkey": self.mr.rkey, "address": self.mr.buf}
 
     def connect(self, peer: dict[str, Any]) -> None:
         """To RTS, with all receives posted."""
@@ -171,8 +212,10 @@ class Lane:
             self._post_recv()
 
     def _post_recv(self) -> None:
+        if self.ended:
+            return
         wr = self.recvs[self.receives_posted % self.shape.receives]
-        wr.wr_id = self.receives_posted % IDS | IDS
+        wr.wr_id = self._id(self.receives_posted) | IDS
         try:
             self.qp.post_recv(wr)
         except self.verbs.error.PyverbsRDMAError as error:
@@ -180,21 +223,27 @@ class Lane:
             return
         self.receives_posted += 1
 
+    def _id(self, number: int) -> int:
+        """wr_id of the so-manieth WR of a queue. Those of one life lie elsewhere than those of the next."""
+        return (number + self.life * 1531) % IDS
+
     def _break(self, why: str) -> None:
         self.broken = self.broken or why
 
     def fault(self, what: str) -> None:
         """Note what must not be; the first few are kept."""
         if len(self.faults) < 5:
-            self.faults.append(what)
+            self.faults.append(f"life {self.life}: {what}")
 
     # -- sending
 
     def pump(self, most: int) -> int:
         """Post up to `most` messages, as far as the send queue has room; returns how many."""
         count = 0
-        while count < most and self.broken is None and self._post_message():
+        while count < most and self.awake and self.broken is None and self._post_message():
             count += 1
+            if self.last:
+                self.last = self.awake = False
         return count
 
     def _post_message(self) -> bool:
@@ -219,7 +268,12 @@ class Lane:
         return False
 
     def _post(
-        self, opcode: int, contents: bytes | None, remote: int, message: int | None = None, block: int | None = None
+        self,
+        opcode: int,
+        contents: bytes | None,
+        remote: int,
+        message: int | None = None,
+        block: int | None = None,
     ) -> bool:
         """Post one WR; False where the queue of a lane that never signals is full. contents: None = a READ."""
         e = self.verbs.e
@@ -231,20 +285,13 @@ class Lane:
             offset, length = self.outgoing + slot * SIZE, len(contents)
             self.mr.write(contents, length, offset)
         every = self.shape.signal_every
-        signaled = every > 0 and self.posted % every == every - 1
+        said_last = self.last and message is not None
+        signaled = every > 0 and (self.posted % every == every - 1 or said_last)
         inline = self.shape.inline and contents is not None
-        wr_id, imm = self.posted % IDS, (message or 0) & 0xFFFFFFFF
+        wr_id, imm = self._id(self.posted), (message or 0) & 0xFFFFFFFF
         flags = e.IBV_SEND_SIGNALED if signaled else 0
         try:
-            if self.shape.extended:
-                self._post_extended(wr_id, opcode, flags, inline, offset, length, remote, imm)
-            else:
-                wr = self._send_wr(offset, length)
-                wr.wr_id, wr.opcode, wr.imm_data = wr_id, opcode, imm
-                wr.send_flags = flags | (e.IBV_SEND_INLINE if inline else 0)
-                if remote:
-                    wr.set_wr_rdma(self.peer["rkey"], remote)
-                self.qp.post_send(wr)
+            self._hand_over(wr_id, opcode, flags, inline, offset, length, remote, imm)
         except self.verbs.error.PyverbsRDMAError as error:
             if error.error_code != errno.ENOMEM or every:
                 self._break(f"post_send: {error}")
@@ -256,8 +303,37 @@ class Lane:
         self.posted += 1
         return True
 
+    def _hand_over(
+        self,
+        wr_id: int,
+        opcode: int,
+        flags: int,
+        inline: bool,
+        offset: int,
+        length: int,
+        remote: int,
+        imm: int,
+    ) -> None:
+        if self.shape.extended:
+            self._post_extended(wr_id, opcode, flags, inline, offset, length, remote, imm)
+            return
+        wr = self._send_wr(offset, length)
+        wr.wr_id, wr.opcode, wr.imm_data = wr_id, opcode, imm
+        wr.send_flags = flags | (self.verbs.e.IBV_SEND_INLINE if inline else 0)
+        if remote:
+            wr.set_wr_rdma(self.peer["rkey"], remote)
+        self.qp.post_send(wr)
+
     def _post_extended(
-        self, wr_id: int, opcode: int, flags: int, inline: bool, offset: int, length: int, remote: int, imm: int
+        self,
+        wr_id: int,
+        opcode: int,
+        flags: int,
+        inline: bool,
+        offset: int,
+        length: int,
+        remote: int,
+        imm: int,
     ) -> None:
         """The same through ibv_wr_*, as a batch of one."""
         e, qp, rkey = self.verbs.e, self.qp, self.peer["rkey"]
@@ -287,7 +363,9 @@ class Lane:
     def take(self, wc: Any) -> None:
         """Take one WC of this QP."""
         e = self.verbs.e
-        if wc.status != e.IBV_WC_SUCCESS:
+        if wc.wr_id == TRIAL:
+            self.tried_with = wc_status_name(self.verbs, wc.status) if wc.status else "SUCCESS"
+        elif wc.status != e.IBV_WC_SUCCESS:
             self._take_error(wc)
         elif wc.opcode & e.IBV_WC_RECV:
             self._take_message(wc)
@@ -326,9 +404,12 @@ class Lane:
 
     def _take_error(self, wc: Any) -> None:
         name = wc_status_name(self.verbs, wc.status)
-        if self.broken is None and name not in ("RETRY_EXC_ERR", "WR_FLUSH_ERR"):
+        if self.broken is None and name not in ("RETRY_EXC_ERR", "WR_FLUSH_ERR") and not self.leaving:
             self.fault(f"status {name}: no failure of a path")
         self._break(name)
+        if wc.wr_id == DRAIN:
+            self._drained()
+            return
         # An error WC has no valid opcode: which queue it is of follows from what is outstanding. A receive's wr_id
         # is marked.
         if wc.wr_id & IDS:
@@ -339,8 +420,18 @@ class Lane:
         if self.shape.signal_every:
             self._retire(wc.wr_id, error=True)
 
+    def _drained(self) -> None:
+        """Behind everything there was: what has no WC by now is not signaled, and done."""
+        self.drained = True
+        while self.outstanding:
+            done = self.outstanding.popleft()
+            self.owed -= done.signaled
+            if done.signaled or self.flush_errors:
+                self.fault(f"no WC for WR {done.wr_id}, and all is drained")
+            self._done(done)
+
     def _recv_due(self, wr_id: int) -> None:
-        due = (self.ledger.checked + self.received_errors) % IDS | IDS
+        due = self._id(self.ledger.checked + self.received_errors) | IDS
         if wr_id != due:
             self.fault(f"a receive WC with wr_id {wr_id}; {due} was due")
 
@@ -349,6 +440,8 @@ class Lane:
         number = self.received
         op, size = self.plan(1 - self.role, number)
         self._recv_due(wc.wr_id)
+        if self.received_errors:
+            self.fault(f"message {number} behind a receive that was flushed")
         written = op == "write_imm"
         if wc.opcode != (e.IBV_WC_RECV_RDMA_WITH_IMM if written else e.IBV_WC_RECV) or wc.byte_len != size:
             self.fault(f"message {number}, {op} of {size} bytes: WC with opcode {wc.opcode}, {wc.byte_len} bytes")
@@ -371,6 +464,60 @@ class Lane:
         self.received += 1
         self._post_recv()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no completion can come any more, and no other life."""
+        return self.broken is not None and not self.outstanding and not self.leaving
+
+    # -- the end of a life
+
+    def modify(self, mask: str = "IBV_QP_STATE", **attributes: Any) -> None:
+        """Verb ibv_modify_qp with these attributes and no more; mask: names of IBV_QP_* flags."""
+        attr = self.verbs.qp.QPAttr()
+        for name, value in attributes.items():
+            setattr(attr, name, value)
+        self.qp.modify(attr, sum(int(getattr(self.verbs.e, flag)) for flag in mask.split()))
+
+    def drain(self) -> None:
+        """Behind everything in the send queue of a QP in ERR, so that its WC is the last: as ib_drain_qp does."""
+        e = self.verbs.e
+        try:
+            self._hand_over(DRAIN, e.IBV_WR_SEND, e.IBV_SEND_SIGNALED, False, self.outgoing, 1, 0, 0)
+        except self.verbs.error.PyverbsRDMAError as error:
+            if error.error_code != errno.ENOMEM:
+                raise
+            return  # what was flushed makes room when it is polled
+        self.draining = True
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every WR has its WC, or will have none."""
+        return self.drained and self.receives_posted == self.ledger.checked + self.received_errors
+
+    def record(self) -> list[int]:
+        """[sent, confirmed, received] of this life."""
+        return [self.sent, self.confirmed, self.received]
+
+    def take_memory(self) -> None:
+        """No NIC has any business in our memory now: overwrite all that one ever wrote."""
+        self.memory[: self.served] = bytes([OURS]) * self.served
+
+    def check_memory(self) -> None:
+        """Since take_memory nobody wrote there."""
+        now = self.memory[: self.served]
+        if now != bytes([OURS]) * self.served:
+            at = next(i for i, byte in enumerate(now) if byte != OURS)
+            self.fault(f"memory was written at {at} of {self.served} after its QP, or its MR, was gone")
+
+    def try_right(self, write: bool) -> None:
+        """Post one WR into (out of) the peer's memory that no message uses; its WC goes to tried_with."""
+        e = self.verbs.e
+        self.mr.write(bytes(SIZE), SIZE, self.reading)
+        self.mr.write(b"tried", 5, self.outgoing)
+        self.tried_with = None
+        code, offset = (e.IBV_WR_RDMA_WRITE, self.outgoing) if write else (e.IBV_WR_RDMA_READ, self.reading)
+        self._hand_over(TRIAL, code, e.IBV_SEND_SIGNALED, False, offset, 5, self.peer["address"] + self.tried, 0)
+
     # -- what the campaign asks
 
     def audit(self) -> None:
@@ -381,12 +528,13 @@ class Lane:
 
     def all_faults(self) -> list[str]:
         """What went wrong, for people."""
-        return [f"lane {self.number}: {what}" for what in (*self.faults, self.ledger.first_fault) if what]
+        faults = (*self.faults, self.ledger.first_fault)
+        return [f"lane {self.number}: {what}" for what in faults if what]
 
     def status(self) -> list[Any]:
-        """[sent, confirmed, received, WCs owed, broken, status, state, recv_state, pair, recv_errors]."""
+        """[sent, confirmed, received, WCs owed, broken, status, state, recv_state, pair, recv_errors], of this life."""
         shift = self.qp.shift
         return [
-            self.sent, self.confirmed, self.received, self.owed, self.broken,
+            self.sent, self.confirmed, self.received, self.owed, None if self.leaving else self.broken,
             shift.status, shift.state, shift.recv_state, shift.pair, self.received_errors,
         ]  # fmt: skip

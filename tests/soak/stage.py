@@ -248,6 +248,83 @@ class Stage:
 
         self.wait(settled, "every message arrived, every signaled WR completed")
 
+    # -- lives of lanes
+
+    @property
+    def deadline_s(self) -> float:
+        """How long anything may take."""
+        return DEADLINE_S
+
+    @staticmethod
+    def error(what: str) -> SoakError:
+        """What a step raises."""
+        return SoakError(what)
+
+    def end_lives(self, host: str, lanes: list[int], how: str, most: int) -> list[list[int]]:
+        """Application.end on one host: the records of these lives."""
+        return self.hosts[host](f"app.end({lanes}, {how!r}, {most})", DEADLINE_S)  # type: ignore[no-any-return]
+
+    def judge_records(self, lanes: list[int], records: dict[str, list[list[int]]], drained: bool) -> None:
+        """What both ends of each life counted fits. drained: both heard of all that was theirs."""
+        for name, other in ("ab", "ba"):
+            for lane, mine, theirs in zip(lanes, records[name], records[other], strict=True):
+                if theirs[RECEIVED] > mine[SENT] or (drained and theirs[RECEIVED] < mine[CONFIRMED]):
+                    told = "sent, confirmed, received"
+                    raise SoakError(f"lane {lane} of {name}: {told} {mine}, its peer {theirs}")
+                self.messages += theirs[RECEIVED]
+
+    def wait_protected(self, lanes: list[int]) -> None:
+        """These lanes are PROTECTED on both hosts."""
+
+        def protected(*found: dict[str, Any]) -> bool:
+            self._no_errors(*found)
+            return all(status["lanes"][n][STATUS] == "PROTECTED" for status in found for n in lanes)
+
+        self.wait(protected, f"lanes {lanes} PROTECTED again")
+
+    def wait_keys(self) -> None:
+        """A memory key is looked up when it is first used: what is new cannot be moved while etcd is away."""
+        self.wait(lambda *_: all(self.ask("app.keys_known()")), "memory keys known on every lane")
+
+    def rest(self, lanes: list[int]) -> None:
+        """Nothing is outstanding on these lanes, and nothing new is sent there."""
+        self.ask(f"app.rest({lanes}, True)")
+
+        def resting(a: dict[str, Any], b: dict[str, Any]) -> bool:
+            self._no_errors(a, b)
+            ends = [(a["lanes"][n], b["lanes"][n]) for n in lanes]
+            arrived = all(x[SENT] == y[RECEIVED] and y[SENT] == x[RECEIVED] for x, y in ends)
+            return arrived and all(self.ask(f"app.resting({lanes})"))
+
+        self.wait(resting, f"lanes {lanes} at rest")
+
+    def rights(self, without: str | None = None) -> int:
+        """IBV_ACCESS_* flags of a lane's QP; without: "WRITE" or "READ", which the peer may not do then."""
+        names = [name for name in ("WRITE", "READ") if name != without]
+        flags = "|".join(["app.verbs.e.IBV_ACCESS_LOCAL_WRITE", *(f"app.verbs.e.IBV_ACCESS_REMOTE_{n}" for n in names)])
+        return int(self.hosts["a"](f"int({flags})"))
+
+    def try_right(self, owner: str, lanes: list[int], write: bool, allowed: bool) -> None:
+        """The peer of `owner` uses a right on these lanes, and it ends as it must."""
+        user = "b" if owner == "a" else "a"
+        self.ask(f"[app.untry(n) for n in {lanes}]")
+        self.hosts[user](f"[app.try_right(n, {write}) for n in {lanes}]")
+        ends: list[list[Any]] = []
+
+        def ended(*_: dict[str, Any]) -> bool:
+            ends[:] = self.hosts[user](f"[app.tried(n) for n in {lanes}]")
+            return all(status is not None for status, _, _ in ends)
+
+        self.wait(ended, "the end of WRs that use a right")
+        there = [reached for _, _, reached in self.hosts[owner](f"[app.tried(n) for n in {lanes}]")]
+        for lane, (status, brought, _), reached in zip(lanes, ends, there, strict=True):
+            got = (status, reached if write else brought)
+            if got != (("SUCCESS", True) if allowed else ("REM_INV_REQ_ERR", False)):
+                what = "WRITE" if write else "READ"
+                raise SoakError(
+                    f"lane {lane}: a {what}, {'allowed' if allowed else 'not allowed'}, had the effect {got}"
+                )
+
     def send(self, on: bool) -> None:
         """Both applications send messages, or no new ones."""
         self.ask(f"app.send({on})")
@@ -328,8 +405,7 @@ class Stage:
         self.wait_home()
         self.send(True)
         self.wait_moving()
-        # A memory key is looked up when it is first used: what is new cannot be moved while etcd is away.
-        self.wait(lambda *_: all(self.ask("app.keys_known()")), "memory keys known on every lane")
+        self.wait_keys()
 
     def _step(self, name: str, seed: int) -> None:
         step = STEPS[name]
@@ -422,7 +498,8 @@ class Stage:
         """Every addition that succeeded was done once; one that ended with an error, once or not at all."""
         self.send(False)
         self.wait(
-            lambda a, b: bool(a["counter"]["broken"]) or not a["counter"]["outstanding"], "the last addition's end"
+            lambda a, b: bool(a["counter"]["broken"]) or not a["counter"]["outstanding"],
+            "the last addition's end",
         )
         a, b = (status["counter"] for status in self.status())
         self.additions += a["done"]

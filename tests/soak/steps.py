@@ -369,6 +369,158 @@ def etcd_partitioned(stage: Stage, rng: random.Random) -> None:
             stage.relays[host].heal()
 
 
+# ---- connections that begin anew -------------------------------------------------------------------------------------
+
+
+def some(stage: Stage, rng: random.Random, among: list[int] | None = None) -> list[int]:
+    """A few lanes, at least one; among: of these."""
+    numbers = list(range(stage.lane_count)) if among is None else among
+    return sorted(rng.sample(numbers, rng.randrange(1, min(len(numbers), 8) + 1))) if numbers else []
+
+
+def weather(stage: Stage, rng: random.Random) -> None:
+    """Where lives end and begin: at home, away, or while somebody's port is down."""
+    match rng.choice(["fine", "fine", "away", "falling", "backup"]):
+        case "away":
+            faults.down(whose(rng))
+            stage.wait_away()
+        case "falling":
+            faults.down(whose(rng))
+            stage.run_for(rng.choice([0, 0.001, 0.005, 0.02, 0.1]))
+        case "backup":
+            faults.down(whose(rng, 1))
+            stage.run_for(rng.choice([0, 0.02, 0.3]))
+
+
+def new_lives(stage: Stage, rng: random.Random, lanes: list[int], how: dict[str, str]) -> None:
+    """End the lives of some lanes on both hosts, in one order or the other or at once, and connect them again.
+
+    how: what the lanes of each host go through, see Application.end.
+    """
+    first, second = rng.choice(["ab", "ba"])
+    most = rng.choice([0, 1, 3, 8])
+    stage.ask(f"app.leave({lanes})")
+    records: dict[str, list[list[int]]] = {}
+    ahead = all(one == "reset" for one in how.values()) and rng.random() < 0.4
+    if ahead:  # one side is in its next life before the other has ended the former one
+        names = stage.hosts[second](f"app.names_of({lanes}, 1)")
+        records[first] = stage.end_lives(first, lanes, how[first], most)
+        mine = stage.hosts[first](f"app.names_of({lanes})")
+        stage.hosts[first](f"app.connect_again({lanes}, {names!r})", stage.deadline_s)
+        stage.run_for(rng.choice([0, 0.01, 0.3]))
+        records[second] = stage.end_lives(second, lanes, how[second], most)
+        stage.hosts[second](f"app.connect_again({lanes}, {mine!r})", stage.deadline_s)
+    else:
+        if rng.random() < 0.3:
+            for host in first + second:
+                stage.hosts[host].begin(f"app.end({lanes}, {how[host]!r}, {most})")
+            records = {host: stage.hosts[host].end(stage.deadline_s) for host in first + second}
+        else:
+            records[first] = stage.end_lives(first, lanes, how[first], most)
+            if rng.random() < 0.4:
+                faults.down(whose(rng))
+            stage.run_for(rng.choice([0, 0.01, 0.1, 0.5]))
+            records[second] = stage.end_lives(second, lanes, how[second], most)
+        if rng.random() < 0.5:
+            stage.heal()
+        named = {host: stage.hosts[host](f"app.names_of({lanes})") for host in "ab"}
+        for host, peer in rng.choice([("ab", "ba"), ("ba", "ab")]):
+            stage.hosts[host](f"app.connect_again({lanes}, {named[peer]!r})", stage.deadline_s)
+            stage.run_for(rng.choice([0, 0, 0.02, 0.3]))
+    stage.judge_records(lanes, records, drained=all(one == "fail" for one in how.values()))
+    stage.heal()
+    stage.wait_protected(lanes)
+    stage.ask(f"app.rest({lanes}, False)")
+    stage.wait_moving()
+    stage.wait_keys()
+
+
+@step(survives=True)
+def reset_and_connected(stage: Stage, rng: random.Random) -> None:
+    """Some lanes go through RESET with work outstanding, and are connected and protected again."""
+    lanes = some(stage, rng)
+    if lanes:
+        weather(stage, rng)
+        new_lives(stage, rng, lanes, {"a": "reset", "b": "reset"})
+
+
+@step(survives=True)
+def failed_and_drained(stage: Stage, rng: random.Random) -> None:
+    """Some lanes go to ERR with work outstanding, until every WR has its WC; then through RESET to a new life."""
+    lanes = some(stage, rng)
+    if lanes:
+        weather(stage, rng)
+        new_lives(stage, rng, lanes, {"a": "fail", "b": rng.choice(["fail", "fail", "reset"])})
+
+
+@step(survives=True)
+def closed_under_traffic(stage: Stage, rng: random.Random) -> None:
+    """Some lanes are closed with work outstanding, and their memory is used for something else at once."""
+    lanes = some(stage, rng)
+    if lanes:
+        weather(stage, rng)
+        ways = ["close", "close", "close_mr"]
+        how = {"a": rng.choice(ways), "b": rng.choice([*ways, "fail", "reset"])}
+        new_lives(stage, rng, lanes, how if rng.random() < 0.5 else {"a": how["b"], "b": how["a"]})
+        for found in stage.ask("app.check_relics()"):
+            if found:
+                raise stage.error(str(found))
+
+
+@step(survives=True)
+def patience_changed(stage: Stage, rng: random.Random) -> None:
+    """RTS to RTS under traffic, with a failure or without: how long a peer waits for a receive."""
+    lanes = some(stage, rng)
+    for _ in range(stage.scaled(6) if lanes else 0):
+        stage.hosts[rng.choice("ab")](
+            f"app.modify({lanes}, 'IBV_QP_MIN_RNR_TIMER', min_rnr_timer={rng.randrange(1, 18)})"
+        )
+        if rng.random() < 0.4:
+            faults.down(whose(rng))
+            stage.run_for(rng.choice([0, 0.01, 0.3]))
+            stage.hosts[rng.choice("ab")](f"app.modify({lanes}, 'IBV_QP_MIN_RNR_TIMER', min_rnr_timer=12)")
+            stage.heal()
+
+
+@step(survives=True)
+def right_withdrawn(stage: Stage, rng: random.Random) -> None:
+    """RTS to RTS takes the right to WRITE, or to READ, from the peer: on whatever path it then tries, it is refused.
+
+    Or it is given back first: then it works, on whatever path.
+    """
+    lanes = some(stage, rng, among=stage.hosts["a"]("app.signaling()"))[:3]
+    if not lanes:
+        return
+    stage.rest(lanes)
+    owner = rng.choice("ab")
+    write = rng.random() < 0.5
+    rights = stage.rights(without="WRITE" if write else "READ")
+    moves = rng.choice([(), ("away",), ("away", "home"), ("away",)])
+    before = rng.randrange(len(moves) + 1)  # of the moves, so many come before the right goes
+    given_back = rng.random() < 0.4
+    back_after = rng.randrange(before, len(moves) + 1)
+    target = whose(rng)
+    for at in range(len(moves) + 1):
+        if at == before:
+            stage.hosts[owner](f"app.modify({lanes}, 'IBV_QP_ACCESS_FLAGS', qp_access_flags={rights})")
+        if at == back_after and given_back:
+            stage.hosts[owner](f"app.modify({lanes}, 'IBV_QP_ACCESS_FLAGS', qp_access_flags={stage.rights()})")
+        if moves[at : at + 1] == ("away",):
+            faults.down(target)
+            stage.wait_away()
+        elif moves[at : at + 1] == ("home",):
+            faults.up(target)
+            stage.wait_home()
+    if not given_back:
+        stage.ask(f"app.leave({lanes})")
+    stage.try_right(owner, lanes, write, given_back)
+    if given_back:
+        stage.ask(f"app.rest({lanes}, False)")
+    else:
+        stage.heal()
+        new_lives(stage, rng, lanes, {"a": "reset", "b": "reset"})
+
+
 # ---- on purpose ------------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,9 @@ import pytest
 from shiftverbs.demo.endpoint import Verbs
 from shiftverbs.demo.pattern import Pattern
 from soak.campaign import run
-from soak.lanes import OPS, SINGLE_OPS, Lane, Shape
+from soak.lanes import DRAIN, OPS, SINGLE_OPS, Lane, Shape
 from soak.plan import SHAPES, STEPS_PER_ROUND, Plan, plan_of
+from soak.stage import SoakError, Stage
 from soak.steps import STEPS
 
 GROUP = {
@@ -20,12 +21,14 @@ GROUP = {
     "ops": list(OPS), "batch": 4, "nap_s": 0.002,
 }  # fmt: skip
 NEVER = {"signal_every": 0, "inline": True, "ops": list(SINGLE_OPS), "lanes": 1}
-STORY = ["port", "ack_lost_at_each_position", "loss", "broker_killed", "stopped", "home_fails_again"]
+FAULTS = ["port", "ack_lost_at_each_position", "loss", "broker_killed", "stopped", "home_fails_again"]
+LIVES = ["reset_and_connected", "failed_and_drained", "closed_under_traffic", "patience_changed", "right_withdrawn"]
 
 
-def test_short_run() -> None:
+@pytest.mark.parametrize("story", [FAULTS, LIVES], ids=["faults", "lives"])
+def test_short_run(story: list[str]) -> None:
     groups = [GROUP, GROUP | {"mode": "blocked", "one_cq": True, "lanes": 1}, GROUP | NEVER]
-    plan = Plan(7, 0, "short", 2, 20000, groups, ["write_imm"], [(name, 7) for name in STORY])
+    plan = Plan(7, 0, "short", 2, 20000, groups, ["write_imm"], [(name, 7) for name in story])
     messages, story = run(plan, scale=0.25)
     assert story is None, story
     assert messages > 100
@@ -149,3 +152,80 @@ def test_success_behind_an_error_is_seen(lane: Lane) -> None:
     completes(lane, 0, lane.verbs.e.IBV_WC_RETRY_EXC_ERR)
     completes(lane, 2)
     assert lane.all_faults()
+
+
+def test_what_is_left_of_a_former_life_is_seen(lane: Lane) -> None:
+    lane.pump(3)
+    former = lane.pattern.message(lane.stream(1, 0))
+    lane.begin_life(1)
+    lane.pump(3)
+    completes(lane, 2)
+    assert "life 1: no WC for WR 1533; WR 2 completed" in lane.all_faults()[0]
+    lane.faults.clear()
+    arrives(lane, 0, wr_id=0 | 4096)
+    assert "wr_id 4096" in lane.all_faults()[0]
+    lane.begin_life(2)
+    lane.faults.clear()
+    _, size = lane.plan(1, 0)
+    lane.mr.write(former, size, lane.incoming)
+    message = {"status": 0, "opcode": 128, "byte_len": size, "wc_flags": 0, "imm_data": 0}
+    lane.take(SimpleNamespace(wr_id=lane._id(0) | 4096, **message))
+    assert "other bytes" in lane.all_faults()[0]
+
+
+def test_a_life_behind_another_is_clean(lane: Lane) -> None:
+    lane.pump(3)
+    arrives(lane, 0)
+    first = lane.psn
+    lane.begin_life(1)
+    assert lane.pump(3) == 3 and lane.psn != first
+    completes(lane, lane._id(2))
+    arrives(lane, 0, wr_id=lane._id(0) | 4096)
+    assert lane.all_faults() == [] and lane.record() == [3, 3, 1]
+
+
+def drained(lane: Lane, flushed: list[int]) -> Lane:
+    """Of seven WRs the first three are done; of those behind them, and the drain's, these and the last were flushed."""
+    lane.pump(7)
+    completes(lane, 2)
+    lane.drain()
+    for wr_id in (*flushed, DRAIN):
+        completes(lane, wr_id, lane.verbs.e.IBV_WC_WR_FLUSH_ERR)
+    return lane
+
+
+def test_a_drain_ends_with_a_completion_for_each_wr(lane: Lane) -> None:
+    lane.receives_posted = 1
+    assert not drained(lane, [3, 4, 5, 6]).is_drained
+    completes(lane, 0 | 4096, lane.verbs.e.IBV_WC_WR_FLUSH_ERR)
+    assert lane.is_drained and lane.all_faults() == [] and lane.record() == [7, 3, 0]
+
+
+@pytest.mark.parametrize("flushed", [[3, 4, 5], [3, 5, 6], []])
+def test_a_drain_that_leaves_something_out_is_seen(lane: Lane, flushed: list[int]) -> None:
+    assert drained(lane, flushed).all_faults()
+
+
+def test_a_message_behind_a_flushed_receive_is_seen(lane: Lane) -> None:
+    completes(lane, 0 | 4096, lane.verbs.e.IBV_WC_WR_FLUSH_ERR)
+    arrives(lane, 0, wr_id=1 | 4096)
+    assert "behind a receive that was flushed" in lane.all_faults()[0]
+
+
+def test_memory_written_behind_a_close_is_seen(lane: Lane) -> None:
+    lane.take_memory()
+    lane.check_memory()
+    assert lane.all_faults() == []
+    lane.memory[lane.landing + 3] = 0
+    lane.check_memory()
+    assert f"written at {lane.landing + 3}" in lane.all_faults()[0]
+
+
+def test_records_of_both_ends_are_compared() -> None:
+    judge = SimpleNamespace(messages=0)
+    ends = {"a": [[5, 3, 2]], "b": [[4, 2, 3]]}
+    Stage.judge_records(judge, [0], ends, drained=True)  # type: ignore[arg-type]
+    assert judge.messages == 5
+    for name, mine in (("a", [2, 1, 2]), ("b", [4, 3, 3]), ("a", [5, 4, 2])):
+        with pytest.raises(SoakError, match="lane 0"):
+            Stage.judge_records(judge, [0], {**ends, name: [mine]}, drained=True)  # type: ignore[arg-type]
