@@ -42,6 +42,8 @@ _TRANSITIONS = {
     (RTR, RTS): (_TIMEOUT | _RETRY_CNT | _RNR_RETRY | _SQ_PSN | _MAX_QP_RD_ATOMIC, _ANY_TIME),
     (RTS, RTS): (0, _ANY_TIME),
 }
+_REMOTE_ATOMIC = 8  # enum ibv_access_flags
+_ATOMIC_GLOB = 2  # enum ibv_atomic_cap: atomic to all that is done to that memory, by other NICs as well
 UNLIKE = "it was connected before the application gave its QP all attributes"
 _MOST_RNR_TIMER, _MOST_MIG_STATE = 31, 2
 
@@ -63,6 +65,18 @@ def refusal(attr: Any, mask: int, before: int) -> int:
     if mask & _PATH_MIG_STATE and attr.path_mig_state > _MOST_MIG_STATE:
         return errno.EINVAL
     return 0
+
+
+def on_pair(connection: Connection, k: int, attrs: dict[str, Any]) -> dict[str, Any]:
+    """What the application gave its QP, as pair k's QP is to have it: atomics only where they are atomic.
+
+    A peer may reach a word by a backup while another peer's QP, or another process's, is at the default NIC; most NICs
+    are atomic to themselves alone (ATOMIC_HCA).
+    """
+    c = connection
+    if not k or all(c.nic(n).limits.get("atomic_cap") == _ATOMIC_GLOB for n in range(c.n_pairs)):
+        return attrs
+    return {name: v & ~_REMOTE_ATOMIC if name == "qp_access_flags" else v for name, v in attrs.items()}
 
 
 class Given:
@@ -137,6 +151,7 @@ def asks_the_carrier(connection: Connection, changes: dict[str, Any], timeout_s:
         given = connection.given.get(k)
         if not k or given is None or given.state != RTS:
             return 0
+        changes = on_pair(connection, k, changes)
         told.tell(k, given, _nic.ModifySteps().add(**changes))
     told.wait(timeout_s)
     with connection.driver.locked():
@@ -162,7 +177,7 @@ def spread(connection: Connection, wanted: dict[str, Any], timeout_s: float) -> 
         rights = wanted.get("qp_access_flags", 0)
         connection.pairing.rights_changed(lambda before: before & rights)  # those that are left; new ones not before
         for k, given in list(connection.given.items()):
-            _follow(told, k, given, wanted)
+            _follow(told, k, given, on_pair(connection, k, wanted))
         anew = _connect_anew(connection, wanted)
         if not told.answers:
             connection.pairing.rights_changed(lambda before: rights)

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import _nic
 from . import events as ev
-from .changes import ALTERNATE, CONNECTED, LIVE, Given
+from .changes import ALTERNATE, CONNECTED, LIVE, Given, on_pair
 from .events import Stage
 from .qp_attributes import INIT, RTR, RTS
 
 if TYPE_CHECKING:
     from .connection import Connection
 
-ACCESS_REMOTE_ATOMIC = 8
-ATOMIC_GLOB = 2  # enum ibv_atomic_cap: atomic to whatever else is done to that memory, other NICs' atomics included
 QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS = 0, 1, 2, 3
 # What the application has not given yet, because its QP only receives so far.
 _NOT_GIVEN = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
@@ -57,18 +55,6 @@ class Rebuild:
         else:
             self._reset(k, arm, dummy)
 
-    def _access(self, k: int) -> int:
-        """The peer's rights on pair k: the application's, but atomics on a backup only where they are atomic there.
-
-        A peer may reach a word by one NIC while another peer's QP, or another process's, is at another NIC; most NICs
-        are atomic to themselves alone (ATOMIC_HCA).
-        """
-        c = self._c
-        access: int = c.shadow.attrs.get("qp_access_flags", 0)
-        if k and any(c.nic(n).limits["atomic_cap"] != ATOMIC_GLOB for n in range(c.n_pairs)):
-            access &= ~ACCESS_REMOTE_ATOMIC
-        return access
-
     def _look_again(self, k: int, then: Callable[[], None]) -> None:
         """Have pair k's NIC looked at anew, for where this QP is reached may have changed; then go on."""
         c = self._c
@@ -90,13 +76,14 @@ class Rebuild:
         except OSError as error:
             c.later(ev.PairReset(k, arm, error=error.strerror or str(error)))
             return
+        rights = on_pair(c, k, {"qp_access_flags": attrs.get("qp_access_flags", 0)})
         steps = _nic.ModifySteps()
         steps.add(state=QPS_RESET)
         steps.add(
             state=QPS_INIT,
             pkey_index=pkey_index,
             port_num=route.port,
-            qp_access_flags=self._access(k),
+            **rights,
         )
 
         self._resets[k] += 1
@@ -120,14 +107,14 @@ class Rebuild:
         # Again: a former RESET may have ended since `reset`, and then the pair is known again. A fence that begins
         # from here on must hear that a RESET lies before its ERR.
         c.core.forget_pair(k)
-        c.given[k] = Given(INIT, {"qp_access_flags": attrs.get("qp_access_flags", 0)})
+        c.given[k] = Given(INIT, rights)
         c.driver.command(c, k, steps, done)
 
     def connect(self, action: ev.ConnectPair) -> None:
         """To RTR, to RTS, or both."""
         c, k = self._c, action.pair
         attrs = self._attributes(k)
-        live = {name: attrs.get(name, 0) for name in LIVE}
+        live = on_pair(c, k, {name: attrs.get(name, 0) for name in LIVE})
         try:
             route = c.route(k)
         except OSError as error:

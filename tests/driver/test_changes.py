@@ -45,16 +45,21 @@ def test_what_a_nic_would_refuse(before: int, attrs: dict[str, int], mask: int, 
     assert changes.refusal(attr, mask, before) == code
 
 
+ATOMIC_HCA, ATOMIC_GLOB = 1, 2
+
+
 class Rebuilt:
     """A connection whose commands are only noted; `attributes`: the application's."""
 
-    def __init__(self, attributes: QpAttributes, most_reads: int = 16) -> None:
+    n_pairs = 2
+
+    def __init__(self, attributes: QpAttributes, most_reads: int = 16, atomic_cap: int = ATOMIC_HCA) -> None:
         self.shadow = SimpleNamespace(attrs=attributes.merged)
         self.given: dict[int, changes.Given] = {}
         self.commands: list[tuple[Any, Any]] = []
         self.told: list[Any] = []
         self.driver = SimpleNamespace(command=lambda c, k, steps, done: self.commands.append((steps, done)))
-        self._nic = SimpleNamespace(uses_grh=True, limits={"max_qp_init_rd_atom": most_reads})
+        self._nic = SimpleNamespace(uses_grh=True, limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap})
 
     def route(self, k: int) -> Route:
         return Route(1, 1, HERE, 3, 0)
@@ -126,3 +131,13 @@ def test_the_alternate_path_is_shown_again() -> None:
     shown = pyverbs_objects.Attr()
     attributes(alternate=True).write_to(shown)
     assert bytes(shown.alt_ah_attr.grh.dgid) == THERE and (shown.alt_port_num, shown.path_mig_state) == (2, 1)
+
+
+@pytest.mark.parametrize(("k", "cap", "rights"), [(0, ATOMIC_HCA, 15), (1, ATOMIC_GLOB, 15), (1, ATOMIC_HCA, 7)])
+def test_a_backup_has_the_right_to_atomics_only_where_all_nics_are_atomic_to_each_other(
+    k: int, cap: int, rights: int
+) -> None:
+    connection = Rebuilt(attributes(), atomic_cap=cap)
+    given = {"qp_access_flags": 15, "min_rnr_timer": 12}
+    assert changes.on_pair(connection, k, given) == {"qp_access_flags": rights, "min_rnr_timer": 12}  # type: ignore[arg-type]
+    assert changes.on_pair(connection, k, {"min_rnr_timer": 12}) == {"min_rnr_timer": 12}  # type: ignore[arg-type]

@@ -304,6 +304,8 @@ def test_atomics_away_only_where_all_nics_are_atomic_to_each_other(network: Netw
     add = "ep.post('ATOMIC_FETCH_AND_ADD', slot=1, remote_slot=0, length=8, wr_id=3, compare=2); ep.poll(1)[0][:2]"
     assert a(add) == [3, "SUCCESS"]
     assert (a("ep.number(1)"), b("ep.number(0)")) == (5, 7)
+    # Given once more, as to a QP that is connected: it changes nothing.
+    b("at = qp.QPAttr(); at.qp_access_flags = ACCESS; ep.qp.modify(at, e.IBV_QP_ACCESS_FLAGS)")
     faults.down("a/soft0")
     for h in (a, b):
         h(f"ep.wait({AWAY!r})")
