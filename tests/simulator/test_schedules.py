@@ -32,6 +32,7 @@ FIRST_FOUND = {
     "arm_resets_twice": 112,
     "replay_atomics": 92,
     "try_for_ever": 7,
+    "end_without_a_drain": 5748,
 }
 
 #: Seeds that once failed. What each found is told in CHANGELOG.md or in the commit that names it.
@@ -172,7 +173,7 @@ def test_a_clean_run_made_dirty_is_noticed() -> None:
     """Facts changed by hand after a clean run: each rule speaks up for itself."""
 
     def broken(change: object, rule: str) -> None:
-        schedule = Schedule(5)
+        schedule = Schedule(5, tight=False)
         net = schedule.run()
         change(net)  # type: ignore[operator]
         with pytest.raises(Violation) as caught:
