@@ -344,12 +344,13 @@ def _write_and_read(config: Any) -> tuple[str | None, float]:
     """Publish a record, read it back, withdraw it: what every process will do. Returns (problem, milliseconds)."""
     from shiftverbs.exchanger import (
         Found,
-        MrRecord,
+        QpRecord,
         Rejected,
+        Route,
         Unavailable,
-        mr_key,
         new_instance_id,
         open_exchanger,
+        qp_key,
     )
 
     exchanger = open_exchanger(config)
@@ -357,8 +358,10 @@ def _write_and_read(config: Any) -> tuple[str | None, float]:
     problem = f"no answer within {ETCD_S:g} s"
     started = time.monotonic()
     with exchanger:
-        key = mr_key(config.job, DISCARD_GID, secrets.randbits(32))
-        exchanger.publish(key, MrRecord(config.job, new_instance_id(), 0, 1, ()).to_json())
+        route = Route(DISCARD_GID, 0, secrets.randbits(24))
+        key = qp_key(config.job, DISCARD_GID, route.qpn)
+        mine = QpRecord(config.job, new_instance_id(), route, None, None, (), (), new_instance_id(), 0)
+        exchanger.publish(key, mine.to_json())
         exchanger.want(key)
         while (left := started + ETCD_S - time.monotonic()) > 0:
             select.select([exchanger.fileno()], [], [], left)

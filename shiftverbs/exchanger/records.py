@@ -5,7 +5,6 @@ Keys::
 
     /shiftverbs/<job>/qp/<port GID>/<QPN>               a QP by its default route
     /shiftverbs/<job>/qp/<subnet prefix>.<LID>/<QPN>    the same, for a peer that knows only the LID
-    /shiftverbs/<job>/mr/<port GID>/<rkey>              a memory region by the rkey its peers use
 
 Values are small JSON objects with a version. Whatever is read is input from outside: unknown fields are passed
 over, so that a newer release may add some, but a field that is known has to have the right type and range.
@@ -30,15 +29,13 @@ MAX_KEY_BYTES = 256
 MAX_NICS = 16
 MAX_DEPTH = 32
 
-_U64 = (1 << 64) - 1
 _U32 = (1 << 32) - 1
 _QPN_MAX = (1 << 24) - 1
 _JOB = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _GID = r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}"
 _KEY = re.compile(
-    rf"/shiftverbs/(?P<job>{_JOB})/(?:"
-    rf"qp/(?:(?P<qp_gid>{_GID})|(?P<prefix>[0-9a-f]{{16}})\.(?P<lid>[1-9][0-9]{{0,4}}))/(?P<qpn>0|[1-9][0-9]{{0,7}})|"
-    rf"mr/(?P<mr_gid>{_GID})/(?P<rkey>[0-9a-f]{{8}}))"
+    rf"/shiftverbs/(?P<job>{_JOB})/qp/"
+    rf"(?:(?P<gid>{_GID})|(?P<prefix>[0-9a-f]{{16}})\.(?P<lid>[1-9][0-9]{{0,4}}))/(?P<qpn>0|[1-9][0-9]{{0,7}})"
 )
 _HEX64 = re.compile(r"[0-9a-f]{16}")
 _HEX128 = re.compile(r"[0-9a-f]{32}")
@@ -58,14 +55,13 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """A key taken apart. kind: 'qp' or 'mr'. For a qp key by LID, gid is None; for one by GID, lid is None."""
+    """A key taken apart. For one by LID, gid is None; for one by GID, lid is None."""
 
-    kind: str
     job: str
     gid: str | None
     lid: int | None
     subnet_prefix: int | None
-    number: int  # QPN or rkey
+    qpn: int
 
 
 @functools.lru_cache(maxsize=4096)
@@ -106,27 +102,20 @@ def qp_lid_key(job: str, gid: str, lid: int, qpn: int) -> str:
     return f"{job_prefix(job)}qp/{subnet_prefix(gid):016x}.{lid}/{_checked(qpn, _QPN_MAX)}"
 
 
-def mr_key(job: str, gid: str, rkey: int) -> str:
-    """The key of a memory region, by its default port's GID and the rkey that peers put in their WRs."""
-    return f"{job_prefix(job)}mr/{canonical_gid(gid)}/{_checked(rkey, _U32):08x}"
-
-
 def parse_key(key: str) -> Key:
     """Take a key apart. Raises RecordError for one that the functions above cannot have made."""
     match = _KEY.fullmatch(key) if isinstance(key, str) and len(key) <= MAX_KEY_BYTES else None
     if match is None:
         raise RecordError(str(key), "not a key of shiftverbs")
-    if match["rkey"] is not None:
-        return Key("mr", match["job"], match["mr_gid"], None, None, int(match["rkey"], 16))
     qpn = int(match["qpn"])
     if qpn > _QPN_MAX:
         raise RecordError(key, f"QPN {qpn} has more than 24 bits")
     if match["lid"] is None:
-        return Key("qp", match["job"], match["qp_gid"], None, None, qpn)
+        return Key(match["job"], match["gid"], None, None, qpn)
     lid = int(match["lid"])
     if lid > 0xFFFF:
         raise RecordError(key, f"LID {lid} has more than 16 bits")
-    return Key("qp", match["job"], None, lid, int(match["prefix"], 16), qpn)
+    return Key(match["job"], None, lid, int(match["prefix"], 16), qpn)
 
 
 # Records
@@ -306,47 +295,6 @@ class QpRecord:
         return (self.instance, self.life) < (other.instance, other.life)
 
 
-@dataclass(frozen=True)
-class MrRecord:
-    """What a process publishes about one of its memory regions.
-
-    addr, length: the region as peers address it (bytes); backups: the rkey on backup k at index k-1, None where
-    the region could not be registered there.
-    """
-
-    job: str
-    instance: str
-    addr: int
-    length: int
-    backups: tuple[int | None, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as a JSON object."""
-        return {
-            "version": VERSION,
-            "kind": "mr",
-            "job": self.job,
-            "instance": self.instance,
-            "addr": self.addr,
-            "length": self.length,
-            "backups": list(self.backups),
-        }
-
-    @classmethod
-    def from_json(cls, value: object, key: str = "mr record") -> MrRecord:
-        """The record out of a JSON object; `key` is named in the RecordError raised for a bad one."""
-        fields = _Fields(key, "", value)
-        fields.header("mr")
-        backups = tuple(
-            None if rkey is None else fields.check_integer(f"backups[{i}]", rkey, 0, _U32)
-            for i, rkey in fields.entries("backups")
-        )
-        return cls(
-            fields.job("job"), fields.hex64("instance"), fields.integer("addr", 0, _U64),
-            fields.integer("length", 0, _U64), backups,
-        )  # fmt: skip
-
-
 def mutual(mine: QpRecord, theirs: QpRecord) -> bool:
     """Whether two entries pair: each names the other's default route and life."""
     return mine.names(theirs) and theirs.names(mine)
@@ -376,7 +324,7 @@ def encode_value(key: str, value: dict[str, Any]) -> str:
 
 
 def decode_value(key: str, text: str | bytes) -> dict[str, Any]:
-    """Check what stands under `key` and return it as a dict fit for QpRecord.from_json or MrRecord.from_json.
+    """Check what stands under `key` and return it as a dict fit for QpRecord.from_json.
 
     Raises RecordError, naming the key, for anything malformed, foreign, of another version or too large.
     """
@@ -402,32 +350,19 @@ def decode_value(key: str, text: str | bytes) -> dict[str, Any]:
 def _check_value(key: str, value: object) -> None:
     """Whether a record has the right shape and belongs under its key."""
     parsed = parse_key(key)
-    if parsed.kind == "qp":
-        qp = QpRecord.from_json(value, key)
-        _check_job(key, parsed, qp.job)
-        if qp.default.qpn != parsed.number:
-            raise RecordError(key, f"the value is about QPN {qp.default.qpn}")
-        if parsed.gid is not None and qp.default.gid != parsed.gid:
-            raise RecordError(key, f"the value is about GID {qp.default.gid}")
-        if parsed.lid is not None and qp.default.lid != parsed.lid:
-            raise RecordError(key, f"the value is about LID {qp.default.lid}")
-        if parsed.subnet_prefix is not None and (
-            qp.default.gid is None or subnet_prefix(qp.default.gid) != parsed.subnet_prefix
-        ):
-            raise RecordError(key, f"the value is about GID {qp.default.gid}, on another subnet")
-    else:
-        _check_job(key, parsed, MrRecord.from_json(value, key).job)
-
-
-def record_for(key: str, value: dict[str, Any]) -> QpRecord | MrRecord:
-    """The record behind a key and the dict a Found event carries. Raises RecordError."""
-    cls = QpRecord if parse_key(key).kind == "qp" else MrRecord
-    return cls.from_json(value, key)
-
-
-def _check_job(key: str, parsed: Key, job: str) -> None:
-    if job != parsed.job:
-        raise RecordError(key, f"the value belongs to job {job!r}")
+    qp = QpRecord.from_json(value, key)
+    if qp.job != parsed.job:
+        raise RecordError(key, f"the value belongs to job {qp.job!r}")
+    if qp.default.qpn != parsed.qpn:
+        raise RecordError(key, f"the value is about QPN {qp.default.qpn}")
+    if parsed.gid is not None and qp.default.gid != parsed.gid:
+        raise RecordError(key, f"the value is about GID {qp.default.gid}")
+    if parsed.lid is not None and qp.default.lid != parsed.lid:
+        raise RecordError(key, f"the value is about LID {qp.default.lid}")
+    if parsed.subnet_prefix is not None and (
+        qp.default.gid is None or subnet_prefix(qp.default.gid) != parsed.subnet_prefix
+    ):
+        raise RecordError(key, f"the value is about GID {qp.default.gid}, on another subnet")
 
 
 def _depth_exceeds(text: str, limit: int) -> bool:
@@ -492,15 +427,13 @@ class _Fields:
         value = self.take(name)
         return None if value is None else read(value)
 
-    def check_integer(self, name: str, value: object, low: int, high: int) -> int:
+    def integer(self, name: str, low: int, high: int) -> int:
+        value = self.take(name)
         if isinstance(value, bool) or not isinstance(value, int):
             self.fail(name, f"is {_type_name(value)}, not a whole number")
         if not low <= value <= high:
             self.fail(name, f"is out of range {low} to {high}")
         return value
-
-    def integer(self, name: str, low: int, high: int) -> int:
-        return self.check_integer(name, self.take(name), low, high)
 
     def qpn(self, name: str) -> int:
         return self.integer(name, 0, _QPN_MAX)

@@ -17,7 +17,6 @@ from shiftverbs.exchanger import (
     Exchanger,
     ExchangerEvent,
     Found,
-    MrRecord,
     QpRecord,
     Route,
     ShadowRoute,
@@ -198,11 +197,6 @@ def qp_record(job: str, qpn: int, gid: str = GID_A, instance: str = "00000000000
         **changes,
     }
     return QpRecord(**fields)
-
-
-def mr_record(job: str, backups: tuple[int | None, ...] = (0x1100, None)) -> MrRecord:
-    """A well-formed record of a memory region."""
-    return MrRecord(job, "00000000000000aa", 0x7F00_0000_1000, 4096, backups)
 
 
 def publish_qp(watched: Watched, job: str, qpn: int, **changes: Any) -> str:

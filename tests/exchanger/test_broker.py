@@ -30,7 +30,6 @@ from shiftverbs.exchanger import (
     Found,
     Rejected,
     Unavailable,
-    mr_key,
     open_exchanger,
     qp_key,
     wire,
@@ -38,7 +37,7 @@ from shiftverbs.exchanger import (
 from shiftverbs.exchanger.etcd import EtcdExchanger
 from shiftverbs.exchanger.settings import store_identity
 
-from .conftest import GID_A, GID_B, EtcdWorld, Watched, found_keys, mr_record, publish_qp, qp_record
+from .conftest import GID_A, GID_B, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 
 # A process that publishes one key and then does what its arguments say, line by line from standard input.
 APPLICATION = """
@@ -213,7 +212,7 @@ def test_a_killed_broker_is_replaced_and_everything_republished(etcd_world: Etcd
     for key in keys:
         reader.exchanger.want(key)
     reader.until(lambda events: found_keys(events) == keys)
-    one.exchanger.want(mr_key(etcd_world.job, GID_B, 5))
+    one.exchanger.want(qp_key(etcd_world.job, GID_B, 5))
     one.next(Found)
     (lease,) = leases(etcd_world.server) - before - {""} if len(leases(etcd_world.server) - before) == 1 else {""}
     exchanger = one.exchanger
@@ -235,8 +234,8 @@ def test_a_killed_broker_is_replaced_and_everything_republished(etcd_world: Etcd
     assert set(etcd_world.keys()) == keys | {added}
     # What was wanted still is, and its unchanged state is no news.
     assert not [event for event in one.events if isinstance(event, Found)]
-    value = mr_record(etcd_world.job).to_json()
-    reader.exchanger.publish(mr_key(etcd_world.job, GID_B, 5), value)
+    value = qp_record(etcd_world.job, 5, GID_B).to_json()
+    reader.exchanger.publish(qp_key(etcd_world.job, GID_B, 5), value)
     assert one.next(Found).value == value
 
 

@@ -18,13 +18,12 @@ from shiftverbs.exchanger import (
     RecordError,
     Rejected,
     Route,
-    mr_key,
     mutual,
     qp_key,
     qp_lid_key,
 )
 
-from .conftest import GID_A, GID_B, World, mr_record, publish_qp, qp_record
+from .conftest import GID_A, GID_B, World, publish_qp, qp_record
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -56,8 +55,8 @@ def test_a_wanted_key_is_absent_appears_changes_and_disappears(world: World) -> 
 
 def test_what_is_there_already_is_found(world: World) -> None:
     publisher, reader = world.make(), world.make()
-    key = mr_key(world.job, GID_A, 0xDEADBEEF)
-    value = mr_record(world.job).to_json()
+    key = qp_key(world.job, GID_A, 0xDEADBE)
+    value = qp_record(world.job, 0xDEADBE).to_json()
     publisher.exchanger.publish(key, value)
     wait_until(lambda: world.keys() == [key])
     reader.exchanger.want(key)

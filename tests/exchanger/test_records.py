@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from shiftverbs.exchanger import (
     ControlEndpoint,
-    MrRecord,
     QpRecord,
     RecordError,
     Route,
     ShadowRoute,
-    mr_key,
     mutual,
     new_instance_id,
     qp_key,
@@ -25,7 +23,7 @@ from shiftverbs.exchanger import (
     records,
 )
 
-from .conftest import GID_A, mr_record, qp_record
+from .conftest import GID_A, qp_record
 
 gids = st.ip_addresses(v=6).map(lambda address: address.exploded)
 NO_SECRET = {"device": "nic0", "gid": GID_A, "lid": 0, "mtu": 3, "qpn": 7, "qkey": 9}
@@ -46,7 +44,6 @@ qp_records = st.builds(
     QpRecord, jobs, hex64, st.builds(Route, gids, lids, qpns), st.none() | routes, st.none() | hex64,
     st.lists(shadows, max_size=16).map(tuple), st.lists(endpoints, max_size=16).map(tuple), hex64, u32,
 )  # fmt: skip
-mr_records = st.builds(MrRecord, jobs, hex64, u64, u64, st.lists(st.none() | u32, max_size=16).map(tuple))
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
@@ -60,31 +57,22 @@ def test_qp_records_round_trip(record: QpRecord) -> None:
     assert len(text) <= records.MAX_VALUE_BYTES
     value = records.decode_value(key, text)
     assert QpRecord.from_json(value, key) == record
-    assert records.record_for(key, value) == record
     if record.default.lid:
         by_lid = qp_lid_key(record.job, str(record.default.gid), record.default.lid, record.default.qpn)
         assert records.decode_value(by_lid, text) == value
 
 
-@given(mr_records, gids, u32)
-def test_mr_records_round_trip(record: MrRecord, gid: str, rkey: int) -> None:
-    key = mr_key(record.job, gid, rkey)
-    value = records.decode_value(key, records.encode_value(key, record.to_json()))
-    assert records.record_for(key, value) == record
-
-
-@given(jobs, gids, qpns, st.integers(1, 0xFFFF), u32)
-def test_keys_can_be_taken_apart(job: str, gid: str, qpn: int, lid: int, rkey: int) -> None:
+@given(jobs, gids, qpns, st.integers(1, 0xFFFF))
+def test_keys_can_be_taken_apart(job: str, gid: str, qpn: int, lid: int) -> None:
     prefix = records.subnet_prefix(gid)
-    assert records.parse_key(qp_key(job, gid, qpn)) == records.Key("qp", job, gid, None, None, qpn)
-    assert records.parse_key(qp_lid_key(job, gid, lid, qpn)) == records.Key("qp", job, None, lid, prefix, qpn)
-    assert records.parse_key(mr_key(job, gid, rkey)) == records.Key("mr", job, gid, None, None, rkey)
+    assert records.parse_key(qp_key(job, gid, qpn)) == records.Key(job, gid, None, None, qpn)
+    assert records.parse_key(qp_lid_key(job, gid, lid, qpn)) == records.Key(job, None, lid, prefix, qpn)
 
 
 def test_keys_read_as_documented() -> None:
     assert qp_key("j", "fe80::1", 17) == "/shiftverbs/j/qp/fe80:0000:0000:0000:0000:0000:0000:0001/17"
     assert qp_lid_key("j", "fe80::1", 5, 17) == "/shiftverbs/j/qp/fe80000000000000.5/17"
-    assert mr_key("j", "FE80::1", 0x1AB) == "/shiftverbs/j/mr/fe80:0000:0000:0000:0000:0000:0000:0001/000001ab"
+    assert qp_key("j", "FE80::1", 17) == qp_key("j", "fe80::1", 17)
     # pyverbs prints GIDs in full; so does the kernel.
     assert qp_key("j", "0000:0000:0000:0000:0000:ffff:7f00:0001", 1) == qp_key("j", "::ffff:127.0.0.1", 1)
 
@@ -101,7 +89,6 @@ def test_keys_read_as_documented() -> None:
         lambda: qp_key("j", GID_A, True),
         lambda: qp_lid_key("j", GID_A, 0, 1),
         lambda: qp_lid_key("j", GID_A, 1 << 16, 1),
-        lambda: mr_key("j", GID_A, 1 << 32),
     ],
 )
 def test_no_bad_key_is_made(make: Any) -> None:
@@ -115,7 +102,8 @@ def test_no_bad_key_is_made(make: Any) -> None:
         "", "/", "/shiftverbs/j/qp/", "/shiftverbs/j/qp/fe80::1/1", qp_key("j", GID_A, 1) + "\n",
         qp_key("j", GID_A, 1) + "/",
         "x" * 5000, "/shiftverbs/j/qp/fe80000000000000.65536/1", "/shiftverbs/j/qp/fe80000000000000.0/1",
-        qp_key("j", GID_A, 1)[:-1] + "16777216", qp_key("j", GID_A, 1)[:-1] + "01", mr_key("j", GID_A, 1).upper(),
+        qp_key("j", GID_A, 1)[:-1] + "16777216", qp_key("j", GID_A, 1)[:-1] + "01", qp_key("j", GID_A, 1).upper(),
+        qp_key("j", GID_A, 1).replace("/qp/", "/mr/"),
     ],
 )  # fmt: skip
 def test_bad_keys_are_refused(key: str) -> None:
@@ -127,7 +115,7 @@ def test_bad_keys_are_refused(key: str) -> None:
 
 @given(anything)
 def test_arbitrary_json_never_crashes(value: Any) -> None:
-    for key in (qp_key("j", GID_A, 1), mr_key("j", GID_A, 1)):
+    for key in (qp_key("j", GID_A, 1), qp_lid_key("j", GID_A, 1, 1)):
         with pytest.raises(RecordError) as caught:
             records.decode_value(key, json.dumps(value))
         assert str(caught.value).startswith(key)
@@ -143,9 +131,8 @@ def test_arbitrary_bytes_never_crash(data: bytes) -> None:
 @given(st.data())
 def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -> None:
     """Any change of one field is either refused with the key's name or gives a record that round-trips."""
-    which = data.draw(st.sampled_from(["qp", "mr"]))
-    key = qp_key("j", GID_A, 5) if which == "qp" else mr_key("j", GID_A, 5)
-    value: Any = (qp_record("j", 5) if which == "qp" else mr_record("j")).to_json()
+    key = qp_key("j", GID_A, 5)
+    value: Any = qp_record("j", 5).to_json()
     place = value
     name = data.draw(st.sampled_from(sorted(value)))
     while isinstance(place[name], dict | list) and place[name] and data.draw(st.booleans()):
@@ -160,8 +147,8 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
     except RecordError as error:
         assert str(error).startswith(key)
     else:
-        record = records.record_for(key, checked)
-        assert records.record_for(key, record.to_json()) == record
+        record = QpRecord.from_json(checked, key)
+        assert QpRecord.from_json(record.to_json(), key) == record
 
 
 @pytest.mark.parametrize(

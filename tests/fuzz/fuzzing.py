@@ -31,7 +31,7 @@ SOURCES = ROOT / "shiftverbs" / "softrnic" / "src"
 SANITIZERS = "fuzzer,address,undefined"
 FLAGS = ["-D_GNU_SOURCE", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-fno-omit-frame-pointer"]
 QP_KEY = "/shiftverbs/fuzz/qp/fe80:0000:0000:0000:0000:0000:0000:0001/17"
-MR_KEY = "/shiftverbs/fuzz/mr/fe80:0000:0000:0000:0000:0000:0000:0001/0000001f"
+LID_KEY = "/shiftverbs/fuzz/qp/fe80000000000000.9/17"
 
 
 @dataclass(frozen=True)
@@ -129,15 +129,15 @@ def seals() -> tuple[Seals, Seals]:
 def etcd_value(data: bytes) -> bool:
     """What decode_value accepts can be written again and says the same; all else is RecordError."""
     accepted = False
-    for key in (QP_KEY, MR_KEY):
+    for key in (QP_KEY, LID_KEY):
         try:
             value = records.decode_value(key, data)
         except RecordError:
             continue
         accepted = True
-        record = records.record_for(key, value)
+        record = records.QpRecord.from_json(value, key)
         text = records.encode_value(key, record.to_json())
-        assert records.record_for(key, records.decode_value(key, text)) == record
+        assert records.QpRecord.from_json(records.decode_value(key, text), key) == record
     return accepted
 
 
@@ -148,10 +148,9 @@ def etcd_key(data: bytes) -> bool:
         key = records.parse_key(text)
     except RecordError:
         return False
-    assert text.startswith(records.job_prefix(key.job)) and key.kind in ("qp", "mr")
+    assert text.startswith(records.job_prefix(key.job))
     if key.gid is not None:
-        made = (records.qp_key if key.kind == "qp" else records.mr_key)(key.job, key.gid, key.number)
-        assert made == text
+        assert records.qp_key(key.job, key.gid, key.qpn) == text
     return True
 
 
