@@ -618,8 +618,7 @@ class Connection:
             return
         self._retry_keys()
         if self._keys_since_ns is not None and not self.closed:
-            local, remote = self.core.missing_keys(self.core.send_pair, self.core.recv_pair)
-            why = self.keys.hopeless(local, remote, since, now_ns)
+            why = self.keys.hopeless(since, now_ns)
             if why is not None:
                 self._keys_since_ns = None
                 self.keys_missing(why)

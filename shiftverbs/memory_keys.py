@@ -307,7 +307,7 @@ class ConnectionKeys:
         self._asking: dict[int, None] = {}
         self._fresh: list[int] = []  # of these, not asked for yet
         self._nowhere: set[int] = set()  # the peer has no such memory
-        self._hung: set[int] = set()  # ... has it, and its NIC does not register it
+        self._hung: set[tuple[int, int]] = set()  # (rkey, k): ... has it, and its NIC k does not register it
         self._answered_ns = 0
         self._ask_ns: int | None = None
         self._ask_step_ns = 0
@@ -375,7 +375,7 @@ class ConnectionKeys:
             if rkey not in self._asking and not theirs.knows(rkey, c.n_pairs - 1):
                 self._asking[rkey] = None
                 self._nowhere.discard(rkey)
-                self._hung.discard(rkey)
+                self._hung.difference_update((rkey, k) for k in range(1, c.n_pairs))
                 self._fresh.append(rkey)
         if self._fresh and not asked:
             c.driver.later(c, self._ask)  # together with what else comes now
@@ -432,10 +432,11 @@ class ConnectionKeys:
                 del self._asking[found.rkey]
             if not found.on:
                 self._nowhere.add(found.rkey)
-            if any(state is KeyState.HUNG for state, _ in found.on):
-                self._hung.add(found.rkey)
-            else:
-                self._hung.discard(found.rkey)
+            for k, (state, _) in enumerate(found.on, start=1):
+                if state is KeyState.HUNG:
+                    self._hung.add((found.rkey, k))
+                else:
+                    self._hung.discard((found.rkey, k))
         for user in list(theirs.users):
             user.keys_arrived()
 
@@ -451,31 +452,34 @@ class ConnectionKeys:
             # There is time to hear which they were: then what was not withdrawn need not be asked for again.
             self._connection.say(WantKeys(theirs.version, (), True), m.target, spread=True)
 
-    def hopeless(self, local: Iterable[int], remote: Iterable[int], since_ns: int, now_ns: int) -> str | None:
-        """Why it makes no sense to wait any longer for the counterparts of these keys; None: it does.
+    def hopeless(self, since_ns: int, now_ns: int) -> str | None:
+        """Why it makes no sense to wait any longer for the keys that posted WRs lack where traffic is; None: it does.
 
-        since_ns: since when a WR waits. A registration that is under way is waited for as long as its NIC works.
+        since_ns: since when a WR waits. A registration that is under way is waited for as long as its NIC works. Only
+        the NIC that a WR waits for counts: sends and receives may be on different ones, and others carry nothing.
         """
         c = self._connection
         nic = c.nic(0)
         patience_ns = c.driver.protocol_config.peer_deadline_ns
-        for lkey in sorted(local):
+        send_k, recv_k = c.core.send_pair, c.core.recv_pair
+        of_sends, remote = c.core.missing_keys(send_k, 0)
+        of_receives, _ = c.core.missing_keys(0, recv_k)
+        for k, lkey in sorted({(send_k, x) for x in of_sends} | {(recv_k, x) for x in of_receives}):
             mr = self._book.local(nic, lkey)
             if mr is None:
                 return f"lkey {lkey:#x} is of no memory region"
-            pending = [k for k in {c.send_pair, c.recv_pair} - {0} if mr.state(k) == "pending"]
-            for k in pending:
+            if mr.state(k) == "pending":
                 if c.nic(k).hangs(HANGS_S):
                     return f"{c.device(k)} hangs: the memory of lkey {lkey:#x} is not registered there"
-            if not pending and now_ns - since_ns > patience_ns:
-                return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(c.send_pair or c.recv_pair)}"
+            elif now_ns - since_ns > patience_ns:
+                return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(k)}"
         for rkey in sorted(remote):
             if rkey in self._nowhere:
                 return f"the peer has no memory region of rkey {rkey:#x}"
-            if rkey in self._hung:
+            if (rkey, send_k) in self._hung:
                 return f"the peer's NIC hangs: the memory of rkey {rkey:#x} is not registered there"
             if now_ns - max(since_ns, self._answered_ns) > patience_ns:
-                return f"the peer does not tell what rkey {rkey:#x} is on {c.device(c.send_pair)}"
+                return f"the peer does not tell what rkey {rkey:#x} is on {c.device(send_k)}"
         return None
 
     # ---- what the peer uses of ours ---------------------------------------------------------------------------------

@@ -146,6 +146,7 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
 
     def _pursue(self) -> None:
         """Start what nobody has to ask for: ARM of idle pairs, MOVE towards the preferred pair."""
+        self._leave_out_posting()
         if self.over or self._switching():
             return
         for k, p in enumerate(self.pairs):

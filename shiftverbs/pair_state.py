@@ -118,6 +118,11 @@ class Switch:
     resend_step_ns: int = 0
     before: Switch | None = None  # while asking: the last finished SWITCH
 
+    @property
+    def posting(self) -> bool:
+        """Whether receives are being posted, here or, as far as the peer has said, there."""
+        return self.phase is Phase.POSTING or (self.peer is not None and self.peer.phase is Phase.POSTING)
+
 
 @dataclass(slots=True)
 class MoveOut:
@@ -211,7 +216,8 @@ class PairState:
         self._over_step_ns = 0
         self._switch: Switch | None = None
         self._tried: set[int] = set()
-        self._started_ns = 0
+        self._started_ns = 0  # when the first pair was tried; later by the time in which receives were posted
+        self._posting_ns: int | None = None  # since when they are
         self._ask = 0
         self._fence_number = 0
         self._ask_retry_ns = 0

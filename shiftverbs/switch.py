@@ -24,18 +24,30 @@ class SwitchProcedure(PairState):
         return min(best)[-1] if best else None
 
     def _attempt_deadline_ns(self, s: Switch) -> int:
+        patience, resend = self.config.peer_deadline_ns, self.config.resend_most_ns
         usable = max(1, sum(not p.dead for p in self.pairs))
-        share = self.config.peer_deadline_ns // usable
+        # One lost message must not end it, unless the user will not wait even for one that is said again.
+        share = min(max(patience // usable, 2 * resend), patience)
         if s.command_ns is not None:
             # The peer may go on talking for ever while our own NIC hangs: another pair may do better.
             return s.command_ns + self.config.fence_deadline_ns
         if s.phase is not Phase.ASK and s.final is None:
             # our own fence runs against its own deadline; the peer's silence counts from its end
             return s.heard_ns + self.config.fence_deadline_ns + share
-        if s.phase is Phase.POSTING or (s.peer is not None and s.peer.phase is Phase.POSTING):
+        if s.posting:
             # Memory is being registered, here or there: as long as that takes, if only the peer is heard.
-            return s.heard_ns + share
-        return min(s.heard_ns + share, self._started_ns + self.config.peer_deadline_ns * 5)
+            return s.heard_ns + max(patience, 4 * resend)
+        return min(s.heard_ns + share, self._started_ns + patience * 5)
+
+    def _leave_out_posting(self) -> None:
+        """Time in which memory is registered, here or there, is not time in which pairs were tried."""
+        s = self._switch
+        if s is not None and not s.done and s.posting:
+            if self._posting_ns is None:
+                self._posting_ns = self._now
+        elif self._posting_ns is not None:
+            self._started_ns += self._now - self._posting_ns
+            self._posting_ns = None
 
     def _is_hopeless(self, k: int, wr: int) -> bool:
         """Whether no pair gets `wr` through, which failed on pair k though nothing else did there.

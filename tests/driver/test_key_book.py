@@ -13,7 +13,7 @@ import pytest
 from harness import wait_until
 
 from shiftverbs import _core, control, memory_keys
-from shiftverbs.memory_keys import GONE_KEPT, KeyBook, PeerKeys, Told
+from shiftverbs.memory_keys import GONE_KEPT, ConnectionKeys, KeyBook, PeerKeys, Told
 from shiftverbs.messages import FoundKey, Keys, KeyState, WantKeys
 
 
@@ -303,3 +303,51 @@ def test_no_stale_key_is_used_whatever_is_lost_or_late(domain: Any, seed: int) -
             theirs.heed(told.version)
         for each in trusted:
             assert known(theirs, each) in ("?", mrs[each].there), seed
+
+
+def test_only_the_nic_that_a_wr_waits_for_can_make_it_hopeless(domain: Any) -> None:
+    """Another backup hung, which carried nothing, and traffic ended where it would soon have gone on."""
+    theirs, _ = peer()
+    nics = [domain.nic, Nic(), Nic()]
+    lacks = {"send": {7}, "recv": {8}, "remote": {9}}
+    core = SimpleNamespace(
+        send_pair=1,
+        recv_pair=2,
+        missing_keys=lambda k, r: (
+            (lacks["send"] if k else set()) | (lacks["recv"] if r else set()),
+            lacks["remote"] if k else set(),
+        ),
+    )
+    driver = SimpleNamespace(
+        keys=KeyBook(),
+        now_ns=lambda: 0,
+        protocol_config=SimpleNamespace(peer_deadline_ns=1000),
+        later=lambda c, then: None,
+    )
+    connection: Any = SimpleNamespace(
+        driver=driver, core=core, n_pairs=3, nic=nics.__getitem__, device=lambda k: f"nic{k}", keys_arrived=lambda: None
+    )
+    theirs.users = [connection]  # type: ignore[assignment]
+    for key in (7, 8):
+        driver.keys.add(Mr(domain, key, None))
+    keys = ConnectionKeys(connection)
+    keys._theirs = theirs
+    keys.want([9])
+    pending, hung = (KeyState.PENDING, 0), (KeyState.HUNG, 0)
+
+    keys.on_message(Keys(0, 0, (), (FoundKey(9, (pending, hung)),)))
+    assert keys.hopeless(0, 1) is None, "the peer's second NIC hangs, and the first one carries our sends"
+    core.send_pair = 2
+    assert "peer's NIC hangs" in (keys.hopeless(0, 1) or "")
+    keys.on_message(Keys(0, 0, (), (FoundKey(9, (hung, pending)),)))
+    assert keys.hopeless(0, 1) is None
+
+    lacks["remote"] = lacks["recv"] = set()
+    core.send_pair = 1
+    nics[2].hanging = True
+    assert keys.hopeless(0, 1) is None, "only sends lack a key, and they are on the first one"
+    lacks["recv"] = {8}
+    assert keys.hopeless(0, 1) == "nic2 hangs: the memory of lkey 0x8 is not registered there"
+    lacks["recv"] = set()
+    nics[1].hanging = True
+    assert keys.hopeless(0, 1) == "nic1 hangs: the memory of lkey 0x7 is not registered there"

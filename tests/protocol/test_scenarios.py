@@ -250,8 +250,72 @@ def test_ready_is_said_when_the_receives_are_posted() -> None:
         assert {m.phase for m in sent(actions)} <= {Phase.POSTING}
         assert p.switching and p.epoch == 1
     assert [m.phase for m in sent(p.handle(ev.ReceivesPosted(1), now))] == [Phase.READY]
-    p.handle_timeout(now + 1100 * MS)
+    # Its last word was that its NIC registers memory: it has the whole deadline, not the one pair's share.
+    p.handle_timeout(now + 1900 * MS)
+    assert p.epoch == 1
+    p.handle_timeout(now + 2100 * MS)
     assert p.epoch == 2, "a silent peer is not waited for"
+
+
+def test_time_in_which_receives_are_posted_is_taken_from_no_pair() -> None:
+    """Their memory was registered for long, there and here; then the pair failed, and the next one got no time."""
+    w = one_side(3)
+    p, now = w.a.protocol, w.now
+    arms = [pair.arm for pair in p.pairs]
+    p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
+    p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
+    for i in range(150):
+        now += 100 * MS
+        if i == 75:
+            p.handle(ev.ReceivesPosted(1), now)  # only the peer's are not posted from here on
+        p.handle(ev.MessageReceived(Sync(1, 1, Phase.POSTING, arms[1], True, address(), 0)), now)
+        p.handle_timeout(now)
+    assert p.epoch == 1
+    p.handle(ev.PathFailed(1, "QP_FATAL"), now)
+    assert ev.PostReceives(2, 2) in p.handle(ev.FenceCompleted(2, 0, 0, 0), now)
+    p.handle(ev.ReceivesPosted(2), now)
+    now += 100 * MS
+    p.handle_timeout(now)
+    assert p.epoch == 2 and p.switching
+    p.handle(ev.MessageReceived(Sync(2, 2, Phase.READY, arms[2], True, address(), 0)), now)
+    assert not p.switching and p.send_pair == p.recv_pair == 2
+
+
+def test_a_peer_that_talks_for_ever_without_progress_is_left() -> None:
+    """All but posting counts: five deadlines after the first attempt began."""
+    w = one_side(3)
+    p, now = w.a.protocol, w.now
+    arm = p.pairs[1].arm
+    p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
+    p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
+    now += 3000 * MS
+    p.handle(ev.ReceivesPosted(1), now)
+    until = now + 5 * p.config.peer_deadline_ns
+    while now < until:
+        assert p.epoch == 1
+        now += 100 * MS
+        p.handle(ev.MessageReceived(Sync(1, 1, Phase.FENCED, arm, False, address(), 0)), now)
+        p.handle_timeout(now)
+    assert p.epoch == 2
+
+
+@pytest.mark.parametrize("deadline_ms, silent_ms, posting_ms", [(300, 200, 400), (150, 150, 400), (3000, 1000, 3000)])
+def test_one_lost_message_does_not_end_an_attempt(deadline_ms: int, silent_ms: int, posting_ms: int) -> None:
+    """With a short deadline a pair's share of it was as long as the pause between two messages."""
+    for phase in (Phase.FENCED, Phase.POSTING):
+        allowed_ms = posting_ms if phase is Phase.POSTING else silent_ms
+        w = one_side(3)
+        p, now = w.a.protocol, w.now
+        p.config = replace(p.config, peer_deadline_ns=deadline_ms * MS)
+        arm = p.pairs[1].arm
+        p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
+        p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
+        p.handle(ev.ReceivesPosted(1), now)
+        p.handle(ev.MessageReceived(Sync(1, 1, phase, arm, True, address(), 0)), now)
+        p.handle_timeout(now + allowed_ms * MS - 1)
+        assert p.epoch == 1, phase
+        p.handle_timeout(now + allowed_ms * MS)
+        assert p.epoch == 2, phase
 
 
 def test_receives_of_an_attempt_that_is_over_say_nothing() -> None:
