@@ -17,7 +17,7 @@ EV_RX_REACHED: int
 EV_NEW_RKEY: int
 EV_KEY_MISSING: int
 EV_FIRST_WC: int
-EV_WR_DEADLINE: int
+EV_LATE_POST: int
 
 def attention_address() -> int: ...
 def attention() -> bool: ...

@@ -77,7 +77,7 @@ EV_RX_REACHED = _journal.EV_RX_REACHED
 EV_NEW_RKEY = _journal.EV_NEW_RKEY
 EV_KEY_MISSING = _journal.EV_KEY_MISSING
 EV_FIRST_WC = _journal.EV_FIRST_WC
-EV_WR_DEADLINE = _journal.EV_WR_DEADLINE
+EV_LATE_POST = _journal.EV_LATE_POST
 
 
 cdef int check_pair(int k) except -1:

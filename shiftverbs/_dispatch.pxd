@@ -11,11 +11,11 @@ from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shiftverbs._journal cimport (
-    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FENCE_POSTED, EV_FIRST_WC, EV_POST_FAILED, EV_RQ_FENCED,
-    EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
-    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
-    after_retire, cq_push, device_gone, emit, flush_proven, hand_over, post_refused, provider_errno, pump_recv,
-    pump_send, recv_append, recv_rec, retire_below, seq_mask, send_append, send_cut, send_rec,
+    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FENCE_POSTED, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED,
+    EV_RQ_FENCED, EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS,
+    REC_DONE, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs,
+    abort_sends, after_retire, cq_push, device_gone, emit, flush_proven, hand_over, post_refused, provider_errno,
+    pump_recv, pump_send, recv_append, recv_rec, retire_below, seq_mask, send_append, send_cut, send_rec,
 )
 from shiftverbs._map cimport MapSlot, map_find
 from shiftverbs.libverbs cimport (
@@ -448,6 +448,8 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
             if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
                 start_fence(q, q.tail - 1)
                 emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+    elif q.ending:
+        emit(q, EV_LATE_POST, -1, 0, 0)
     return err
 
 
@@ -477,7 +479,11 @@ cdef inline int qp_post_recv(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noe
             last.wr.next = &rec.wr
         last = rec
         at = at.next
-    if last == NULL or not q.recv_open:
+    if last == NULL:
+        return err
+    if not q.recv_open:
+        if q.ending:
+            emit(q, EV_LATE_POST, -1, 0, 0)
         return err
     pair = &q.pairs[q.recv_pair]
     if q.recv_pair or q.rwired != first:

@@ -54,7 +54,7 @@ cdef enum:
     EV_NEW_RKEY = 10
     EV_KEY_MISSING = 11
     EV_FIRST_WC = 12
-    EV_WR_DEADLINE = 13
+    EV_LATE_POST = 13
 
 cdef enum:
     REC_SIGNALED = 1      # the application gets a WC for it

@@ -327,8 +327,6 @@ class Connection:
             return
         if self.fence is not None:
             self.fence.tick(now_ns)
-        elif self._ending is not None:
-            self._ended()
         if self.protocol is None:
             self._schedule()
             return
@@ -357,8 +355,6 @@ class Connection:
         times = [p.next_timeout_ns if p is not None else None, self.keys.due_ns]
         if self.fence is not None:
             times.append(self.fence.due_ns)
-        elif self._ending is not None:
-            times.append(self.driver.now_ns() + KEYS_TICK_NS)
         if self._keys_since_ns is not None:
             times.append(self.driver.now_ns() + KEYS_TICK_NS)
         due = [t for t in times if t is not None]
@@ -525,6 +521,9 @@ class Connection:
         elif kind == core.EV_RX_REACHED:
             self._rx_target = None
             self.feed(ev.RxReached())
+        elif kind == core.EV_LATE_POST:
+            if self.fence is None:
+                self._ended()
         elif kind == core.EV_NEW_RKEY:
             self.keys.want([a])
         elif kind == core.EV_KEY_MISSING:
@@ -566,6 +565,8 @@ class Connection:
         self.keys.want(self.core.seen_rkeys)
         if self.fence is not None:
             self.fence.look_again()
+        elif self._ending is not None:
+            self._ended()
         elif self.core.ending:
             self.core_event(core.EV_APP_ERROR, 0, 0, 0, self.driver.now_ns())
         if p is None or p.over or self.closed:
@@ -773,6 +774,7 @@ class Connection:
         elif not self.nic(0).dead:
             # Nothing of the application's is there; but what it posts later must fail.
             self._default_works = True
+            self.rebuild.call_off(0)
             self.driver.command(self, 0, _nic.ModifySteps().add(state=QPS_ERR), self._default_is_err)
         self.fence = Fence(self, pairs, deadline_ns, self._ended, self._does_not_end)
         self.fence.begin()
@@ -797,10 +799,12 @@ class Connection:
         self._behind = set()
         if self._ending is None:
             return
-        if self.core.outstanding != (0, 0) or not self._default_works:
-            self.core.abort(*self._ending, still_ending=self._default_works)
+        # A NIC that is dead would take what is posted, and never flush it.
+        we_flush = self._default_works or self.nic(0).dead
+        if self.core.outstanding != (0, 0) or not we_flush:
+            self.core.abort(*self._ending, still_ending=we_flush)
             self._ending = (WC_WR_FLUSH_ERR, 0)
-        if not self._default_works:
+        if not we_flush:
             self._ending = None
             self.driver.looks.settle(self)
         self._schedule()

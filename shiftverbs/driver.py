@@ -174,6 +174,7 @@ class Driver:
         self._attention = ctypes.c_int.from_address(_core.attention_address())
         owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self.outside = OutsideTheLock(owned)
+        self.is_in = owned  # whether the calling thread has the lock
         self._held = _Held(self._lock, self._give_back, self._attention, waiter)
         waiter.add(exchanger.fileno())
 

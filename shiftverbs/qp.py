@@ -165,7 +165,11 @@ class QP(_base.QP):
         if state not in _LEAVING:
             self._change(held, qp_attr, comp_mask)
             return
-        was_guarded, was_away = held.core.guarded, held.is_away()
+        if state in (e.IBV_QPS_RESET, e.IBV_QPS_ERR) and comp_mask != e.IBV_QP_STATE:
+            # No NIC takes more with these (IBA 11.2.5.2); so nothing is given up for it first.
+            raise PyverbsRDMAError("Failed to modify QP", errno.EINVAL)
+        was_guarded = held.core.guarded or held.core.ending
+        was_away = held.is_away()
         if state == e.IBV_QPS_SQD and was_away:
             text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
             raise PyverbsRDMAError(text, errno.EBUSY)
@@ -173,13 +177,15 @@ class QP(_base.QP):
         try:
             super().modify(qp_attr, comp_mask)
         except PyverbsRDMAError as error:
-            if state != e.IBV_QPS_ERR or not was_guarded or error.error_code not in GONE:
+            gone = was_guarded and error.error_code in GONE
+            if state != e.IBV_QPS_ERR or not gone:
+                if state == e.IBV_QPS_ERR or (state == e.IBV_QPS_RESET and (gone or was_away)):
+                    held.ended(gone)  # its backups have been stopped all the same
                 raise
             # A protected QP outlives its NIC: the application may end it like any other.
             held.ended_without_nic()
-        finally:
-            if state == e.IBV_QPS_ERR:
-                held.ended()
+        if state == e.IBV_QPS_ERR:
+            held.ended()
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
 
     def _change(self, held: ShadowQP, qp_attr: Any, comp_mask: int) -> None:

@@ -62,7 +62,7 @@ class Rebuild:
 
         def go_on() -> None:
             # Otherwise the QP is the application's again, or in another pairing.
-            if c.rebuild is self and self._looks[k] == mine:
+            if c.rebuild is self and self._looks[k] == mine and not c.core.ending:
                 c.carry_on(then)
 
         c.nic(k).look_again(lambda: c.driver.post(go_on))

@@ -228,15 +228,25 @@ class Runtime:
         if state == _ERR:
             return
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
-        for k in used:
-            self._await_stop(connection.nic(k), shadow.handle(k))
+        try:
+            for k in used:
+                self._await_stop(connection.nic(k), shadow.handle(k))
+        except BaseException:  # Ctrl-C: the verb is not carried out, and the QP has left all the same
+            with self.driver.locked():
+                connection.ended_by_application(False)
+            raise
         with self.driver.locked():
             connection.let_go(used)
 
-    @staticmethod
-    def _await_stop(nic: Nic, pointer: int) -> None:
-        """Wait until a backup NIC has carried out what was commanded on one QP: it may write into memory until then."""
-        if pointer and not nic.on_worker() and not nic.worker.drain(pointer, STOP_DMA_S):
+    def _await_stop(self, nic: Nic, pointer: int) -> None:
+        """Wait until a backup NIC has carried out what was commanded on one QP: it may write into memory until then.
+
+        Not where the collector came upon the QP in the middle of the driver: nobody else could fail over meanwhile. Its
+        memory waits for the same NIC when it is deregistered.
+        """
+        if not pointer or nic.on_worker() or self.driver.is_in():
+            return
+        if not nic.worker.drain(pointer, STOP_DMA_S):
             logger.error("%s hangs: a QP on it could not be stopped", nic.name)
 
     def qp_ended(self, shadow: Any, without_nic: bool) -> None:

@@ -194,9 +194,9 @@ class ShadowQP(Shadow):
         """The application moves the QP to ERR, and the default NIC is gone: that counts as done."""
         self._ended_without_nic = True
 
-    def ended(self) -> None:
-        """After the application moved the QP to ERR: what no hardware will flush is flushed by us."""
-        self._tell("qp_ended", self._ended_without_nic)
+    def ended(self, without_nic: bool = False) -> None:
+        """After the application moved the QP to ERR, or tried to: what no hardware will flush is flushed by us."""
+        self._tell("qp_ended", without_nic or self._ended_without_nic)
 
     def was_rebuilt(self) -> bool:
         """Whether failover has taken the default QP through RESET since the application connected it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness import wait_until
-from hosts import AWAY, HOME, Host, Network
+from hosts import AWAY, HOME, Host, HostError, Network
 
 FLUSHED = "WR_FLUSH_ERR"
 GIVE_UP = """
@@ -249,6 +249,106 @@ def test_left_alone_away_it_still_ends(network: Network, faults: Any, how: str) 
         a("ep.post('RDMA_WRITE', wr_id=1); ep.post('RDMA_WRITE', wr_id=2)")
         wcs = sorted(statuses(a("ep.poll(6, 20)")))
         assert wcs == [[1, "RETRY_EXC_ERR"], [2, FLUSHED], *([i, FLUSHED] for i in range(8, 12))]
+
+
+RESET = ERR.replace("ERR", "RESET")
+
+
+def kill_default(faults: Any, a: Host) -> None:
+    """a's default NIC dies, and a knows."""
+    faults.kill("a/soft0")
+    wait_until(lambda: a("ep.qp._shadow.connection.nic(0).dead"), what="the death is noticed")
+
+
+@pytest.mark.parametrize("where", ["away", "home"])
+def test_what_is_posted_behind_the_end_is_flushed_without_a_nic(network: Network, faults: Any, where: str) -> None:
+    """The usual drain, ERR and one more WR whose flush is awaited, with a default NIC that is dead."""
+    a, b = network.protected()
+    if where == "away":
+        away(faults, a, b)
+    a("[ep.recv(i) for i in range(3)]")
+    kill_default(faults, a)
+    a(f"ep.wait({AWAY!r})")
+    a(ERR)
+    assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
+    a("ep.post('SEND', wr_id=99)")
+    assert statuses(a("ep.poll(1)")) == [[99, FLUSHED]]
+    a("ep.recv(4)")
+    assert statuses(a("ep.poll(1)")) == [[4, FLUSHED]]
+
+
+def test_a_reset_that_a_dead_nic_refuses_ends_the_qp(network: Network, faults: Any) -> None:
+    """Its backup has been stopped: it must not live on as a QP from which nothing ever comes."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(3)]")
+    kill_default(faults, a)
+    with pytest.raises(HostError):
+        a(RESET)
+    a(ERR)
+    assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
+
+
+@pytest.mark.parametrize("state", ["ERR", "RESET"])
+def test_a_modify_that_is_refused_ends_nothing(network: Network, faults: Any, state: str) -> None:
+    a, b = network.protected()
+    away(faults, a, b)
+    a("ep.recv(1)")
+    with pytest.raises(HostError):
+        a(f"at = qp.QPAttr(); at.qp_state = e.IBV_QPS_{state}; ep.qp.modify(at, e.IBV_QP_STATE | e.IBV_QP_PATH_MTU)")
+    b("ep.post('SEND', wr_id=5)")
+    assert statuses(b("ep.poll(1)")) == [[5, "SUCCESS"]]
+    assert statuses(a("ep.poll(1)")) == [[1, "SUCCESS"]]
+    assert a("ep.shift()['status']") == "PROTECTED" and a("ep.qp.qp_state == e.IBV_QPS_RTS")
+
+
+def test_an_interrupted_reset_loses_no_end(network: Network, faults: Any) -> None:
+    """Ctrl-C while RESET waits for a hung backup, amid an end: the end goes on."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(3)]")
+    faults.hang("a/soft1")
+    a(GIVE_UP)
+    a("import signal, threading; signal.signal(signal.SIGINT, signal.default_int_handler); None")
+    a("threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a(RESET)
+    faults.unhang("a/soft1")
+    assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
+
+
+def test_an_arm_that_waits_for_its_nic_does_not_revive_an_ended_qp(network: Network, faults: Any) -> None:
+    """The default NIC is being looked at, for an ARM, when the QP ends: the default QP stays in ERR."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("n = ep.qp._shadow.connection.nic(0); real = n.look_again; late = []")
+    a("n.look_again = lambda then: late.append(then) if 'Rebuild' in then.__qualname__ else real(then)")
+    faults.up("a/soft0")
+    wait_until(lambda: a("len(late)") > 0, what="a's default pair is to be armed")
+    a("ep.recv(1)")
+    a(GIVE_UP)
+    assert statuses(a("ep.poll(1)")) == [[1, FLUSHED]]
+    wait_until(lambda: not a("ep.qp._shadow.core.ending"), what="the end is over")
+    a("looked = []; [real(lambda then=then: (then(), looked.append(1))) for then in late]")
+    wait_until(lambda: a("len(looked) == len(late)"), what="the NIC was looked at")
+    a("d = ep.qp._shadow.connection.driver; d.run()")
+    wait_until(lambda: a("n.worker.pending() == 0"), what="nothing is under way on the NIC")
+    a("ep.recv(2); ep.post('SEND', wr_id=3)")
+    assert sorted(statuses(a("ep.poll(2)"))) == [[2, FLUSHED], [3, FLUSHED]]
+
+
+def test_who_is_collected_in_the_driver_waits_for_no_nic(network: Network, faults: Any) -> None:
+    """A QP away on a hung backup, dropped in the middle of a run: the others can fail over meanwhile."""
+    a, b = two_qps(network)
+    away(faults, a, b)
+    for h in (a, b):
+        h(f"other.wait({AWAY!r})")
+    a("ep.recv(1); other.recv(2)")
+    faults.hang("a/soft1")
+    a("d = ep.qp._shadow.connection.driver; box = [ep.qp]; ep.qp = None; del ep; gone = []")
+    a("d.post(lambda: (box.clear(), gone.append(1))); d.run()")
+    wait_until(lambda: a("len(gone)"), timeout_s=5, what="it is dropped, and the driver goes on")
+    faults.unhang("a/soft1")
 
 
 def test_closed_means_that_no_nic_writes_any_more(network: Network, faults: Any) -> None:
