@@ -302,7 +302,7 @@ cdef class ControlPort:
     cdef readonly uintptr_t ctx
     cdef readonly int gid_index
     cdef readonly int max_message
-    cdef readonly bint more     # whether recv() left something because of its bound
+    cdef bint left_some         # recv() left something because of its bound
     cdef readonly unsigned long long sent
     cdef readonly unsigned long long received
     cdef readonly unsigned long long dropped
@@ -528,6 +528,11 @@ cdef class ControlPort:
         self.sent += 1
         return True
 
+    @property
+    def more(self) -> bool:
+        """Whether the last recv() left datagrams because of its bound."""
+        return self.left_some
+
     def recv(self, int most=0):
         """Take datagrams that have arrived, and post their buffers again. Never blocks, never raises on errors of
         the NIC.
@@ -546,7 +551,7 @@ cdef class ControlPort:
         cdef int slot
         cdef int taken = 0
         cdef list messages = []
-        self.more = 0
+        self.left_some = 0
         if not self._check():
             return messages
         self.users += 1  # making tuples may run the collector, and that a finalizer that closes this port
@@ -558,14 +563,14 @@ cdef class ControlPort:
         # caller is told of it.
         if most <= 0 or most > 4 * self.port.depth:
             most = 4 * self.port.depth
-        self.more = 1
+        self.left_some = 1
         while taken < most:
             n = ibv_poll_cq(self.port.recv_cq, POLL_BATCH, wc)
             if n < 0:
                 self.failed = 1
                 self.recv_errors += 1
             if n <= 0:
-                self.more = 0
+                self.left_some = 0
                 break
             taken += n
             for i in range(n):

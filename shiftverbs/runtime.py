@@ -143,8 +143,8 @@ class Runtime:
             return
         for connection in self.driver.keys.await_confirmed(shadow, self.config.peer_deadline_ms / 1000):
             # It may still use what the key stood for: better an error than the wrong memory.
-            why = f"the peer does not confirm that rkey {shadow.rkey:#x} was withdrawn"
-            self.driver.post(functools.partial(connection.keys_missing, why))
+            reason = f"the peer does not confirm that rkey {shadow.rkey:#x} was withdrawn"
+            self.driver.post(functools.partial(connection.keys_missing, reason))
 
     def mr_shadowed(self, shadow: Any) -> None:
         """Every backup NIC has answered for an MR: WRs may wait for its keys."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from harness import wait_until
 from hosts import WHERE, Host, Network, go
 
 #: A region of two pages where nothing else comes when it is gone.
@@ -67,6 +68,7 @@ def test_gone_between_two_attempts(network: Network, faults: Any) -> None:
     """The default NIC could not deliver it; the backup finds the memory gone, and the application learns that."""
     a, b = network.protected()
     aim(a, b(REGION))
+    wait_until(lambda: b("gone._shadow.state(1)") == "ready", what="the backup has registered it")
     faults.switch_down("rail0")
     a("ep.post('RDMA_WRITE', wr_id=1)")
     b(UNMAP)

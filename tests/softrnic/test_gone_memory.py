@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import wait_until
 
 from shiftverbs.softrnic import faults
 from softrnic.hosts import Proxy, connect, statuses
@@ -52,7 +53,9 @@ class Ends:
         self.left.poll(100, 0.01)
         self.left.pattern(3, 5000)
         self.left.send("RDMA_WRITE", 77, 5000)
-        assert statuses(self.left.poll()) == [(77, "SUCCESS")] and self.right.matches(3, 5000)
+        assert statuses(self.left.poll()) == [(77, "SUCCESS")]
+        # A UC WRITE has succeeded when it is sent.
+        wait_until(lambda: self.right.matches(3, 5000), what="what was written is there")
 
 
 def sge(endpoint: Proxy, region: dict[str, int], length: int, offset: int = 0) -> dict[str, Any]:
