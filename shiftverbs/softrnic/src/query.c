@@ -36,7 +36,7 @@ static void fill_device_attr(const struct srn_nic *nic, struct ibv_device_attr *
     a->max_qp_rd_atom = SRN_MAX_RD_ATOMIC;
     a->max_res_rd_atom = SRN_MAX_RD_ATOMIC * SRN_MAX_QP;
     a->max_qp_init_rd_atom = SRN_MAX_RD_ATOMIC;
-    a->atomic_cap = IBV_ATOMIC_GLOB; /* they are the CPU's */
+    a->atomic_cap = IBV_ATOMIC_GLOB; /* among all software NICs of a process; not with the CPU's own */
     a->max_ah = SRN_MAX_AH;
     a->max_mw = SRN_MAX_MW;
     a->max_srq = SRN_MAX_SRQ;

@@ -408,7 +408,7 @@ bool srn_memory_put(struct srn_memory *memory, const struct iovec *to, int count
  * programs wait for a flag in the last word of what they expect; one copy may well store the end before the middle.
  */
 bool srn_memory_place(struct srn_memory *memory, uint8_t *to, const uint8_t *from, size_t len);
-/* Compare and swap, or fetch and add: atomic with respect to all software NICs of this process (IBV_ATOMIC_HCA). */
+/* Compare and swap, or fetch and add: atomic with respect to all software NICs of this process. */
 bool srn_memory_atomic(struct srn_memory *memory, uint8_t *at, bool swap, uint64_t compare, uint64_t swap_add,
                        uint64_t *original);
 
