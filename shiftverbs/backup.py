@@ -192,6 +192,7 @@ class Nic:
         self.dead = False
         self._pid = os.getpid()
         self._thread = 0
+        self._given_up_ns = 0  # when the command began that was waited for in vain; 0: none was
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
         self._opened = worker.call(self._open)
@@ -242,6 +243,15 @@ class Nic:
         """Whether the thread has been busy with one command for so long."""
         since_ns = self.worker.busy_since_ns
         return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
+
+    def give_up(self) -> bool:
+        """What is under way was waited for long enough. Returns whether that was not known of this command yet."""
+        before, self._given_up_ns = self._given_up_ns, self.worker.busy_since_ns
+        return before != self._given_up_ns or not before
+
+    def is_given_up(self) -> bool:
+        """Whether what was under way at `give_up` still is: nothing was carried out since."""
+        return bool(self._given_up_ns) and self.worker.busy_since_ns == self._given_up_ns
 
     def _read_ports(self) -> tuple[Port, ...]:
         """On the worker: ask the device for its ports and their GID tables. Raises OSError."""

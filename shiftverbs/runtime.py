@@ -238,16 +238,23 @@ class Runtime:
         with self.driver.locked():
             connection.let_go(used)
 
-    def _await_stop(self, nic: Nic, pointer: int) -> None:
-        """Wait until a backup NIC has carried out what was commanded on one QP: it may write into memory until then.
+    def _await_stop(self, nic: Nic, pointer: int, ours: bool = True) -> None:
+        """Wait until a NIC has carried out what was commanded on one QP: it may write into memory until then.
+
+        A NIC that let one of these waits expire is not waited for again before it has carried out something: all QPs
+        of one that hangs cost one wait. ours: a QP on a backup. The application's own one is destroyed next, which no
+        command may be under way on, and only one at a time can: that is waited for in any case.
 
         Not where the collector came upon the QP in the middle of the driver: nobody else could fail over meanwhile. Its
         memory waits for the same NIC when it is deregistered.
         """
         if not pointer or nic.on_worker() or self.driver.is_in():
             return
-        if not nic.worker.drain(pointer, STOP_DMA_S):
-            logger.error("%s hangs: a QP on it could not be stopped", nic.name)
+        if ours and nic.is_given_up():
+            return
+        if not nic.worker.drain(pointer, STOP_DMA_S) and nic.give_up():
+            said = "%s hangs: a QP on it could not be stopped; it is not waited for again while it carries out nothing"
+            logger.error(said, nic.name)
 
     def qp_ended(self, shadow: Any, without_nic: bool) -> None:
         """The application moved a QP to ERR, or its default NIC is gone: what no hardware will flush, we do."""
@@ -287,7 +294,7 @@ class Runtime:
                 nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=_ERR))
             # In the NIC's own thread, where the collector may run, none is under way.
             if pending or k in used:
-                self._await_stop(nic, pointer)
+                self._await_stop(nic, pointer, ours=k > 0)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -373,6 +373,36 @@ def test_closed_means_that_no_nic_writes_any_more(network: Network, faults: Any)
     assert a("ep.text(0, 10)") == "mine again"
 
 
+def close_all(a: Host, name: str) -> float:
+    """Close a list of endpoints' QPs; returns how long that took, in seconds."""
+    return float(a(f"t = time.monotonic(); [x.qp.close() for x in {name}]; time.monotonic() - t"))
+
+
+def test_many_qps_on_a_hung_nic_are_closed_at_the_cost_of_one(network: Network, faults: Any) -> None:
+    """What it let one of them wait for in vain, it is not waited for again, as long as it carries out nothing."""
+    a, b = network.protected()
+    for h in (a, b):
+        h("more = [Endpoint(shared=ep, depth=4) for _ in range(5)]")
+    names = {h: h("[x.name() for x in more]") for h in (a, b)}
+    for h, peer in ((a, b), (b, a)):
+        h(f"[x.connect(n) for x, n in zip(more, {names[peer]!r})]")
+    for h in (a, b):
+        assert h("[x.qp.shift.wait_protected(20) for x in more]") == [True] * 5
+    away(faults, a, b)
+    for h in (a, b):
+        h(f"[x.wait({AWAY!r}) for x in more]")
+    a("from shiftverbs import runtime; runtime.STOP_DMA_S = 2.0; w = ep.qp._shadow.connection.nic(1).worker")
+    a("[x.recv(1) for x in more]")
+    faults.hang("a/soft1")
+    assert 2.0 <= close_all(a, "more[:4]") < 4.0
+    assert a.child.output.count("is not waited for") == 1, a.child.output
+    faults.unhang("a/soft1")
+    assert a("w.drain(0, 20)")
+    faults.hang("a/soft1")
+    assert 2.0 <= close_all(a, "more[4:]") < 4.0, "it has carried out commands since: so it may again"
+    faults.unhang("a/soft1")
+
+
 def test_everything_still_works_at_home(network: Network, faults: Any) -> None:
     """ERR at home, RESET, and the same QPs again: nothing of the end is left behind."""
     a, b = network.protected()
