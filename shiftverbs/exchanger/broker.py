@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..announce import Seldom
 from ..config import Config, ConfigError
 from . import link_events, records, wire
 from .key_table import KeyTable
@@ -103,8 +104,11 @@ class Broker:
         self._stopping = False
         self._link: EtcdLink = EtcdLink(config, self.post)
         self._table = KeyTable(config, self._link.get, self._tell_change)
+        self._seldom = Seldom(logger)
         # What to tell a client that comes now about the link to etcd.
         self._status: dict[str, Any] | None = None
+        # Clients whose keys etcd has no room for, and why.
+        self._held: dict[int, str] = {}
 
     def post(self, event: object) -> None:
         """Hand something to the main thread, from any thread."""
@@ -316,14 +320,34 @@ class Broker:
             elif isinstance(event, link_events.Refused):
                 client = self._clients.get(event.owner)
                 if client is not None:
+                    self._seldom.warning(time.monotonic_ns(), "%s: %s", event.key, event.reason)
                     client.tell({"ev": "refused", "key": event.key, "reason": event.reason})
+            elif isinstance(event, link_events.Held):
+                self._held[event.owner] = event.reason
+                self._tell_held(event.owner)
+            elif isinstance(event, link_events.PutsTaken):
+                held, self._held = self._held, {}
+                for number in held:
+                    client = self._clients.get(number)
+                    if client is not None and not client.leaving:
+                        client.tell({"ev": "up"})
             elif isinstance(event, link_events.Down):
+                self._held.clear()
                 self._table.handle_down()
                 self._set_status({"ev": "down", "reason": event.reason[:1000]})
             else:
                 if isinstance(event, link_events.Up):
                     self._set_status({"ev": "up"})
+                    self._held = dict(event.held)
+                    for number in self._held:
+                        self._tell_held(number)
                 self._table.handle(event, time.monotonic())
+
+    def _tell_held(self, number: int) -> None:
+        """To this client etcd is as good as away, for what it publishes; the others need not know."""
+        client = self._clients.get(number)
+        if client is not None and client.greeted and not client.leaving:
+            client.tell({"ev": "down", "reason": self._held[number][:1000]})
 
     def _set_status(self, status: dict[str, Any]) -> None:
         if status["ev"] == "down" and (self._status is None or self._status["ev"] == "up"):

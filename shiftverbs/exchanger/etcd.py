@@ -332,6 +332,8 @@ class EtcdExchanger(Exchanger):
             self._answer(wire.text_of(frame, "key"), frame.get("size"))
         elif event == "refused":
             key = wire.text_of(frame, "key")
+            if key in self._wanted:
+                self._wanted[key] = _UNSEEN  # should it be granted some day, what stands there is news
             self._events.append(Rejected(key, f"{key}: {frame.get('reason')}"))
         elif event == "fatal":
             self._lose(str(frame.get("reason")))

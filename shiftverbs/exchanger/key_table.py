@@ -5,7 +5,8 @@ A key is read once, in a batch with others, and watched from the revision after 
 and none is polled for. Where many keys of one directory are wanted (all QPs of one NIC) a single watch covers the
 directory; few keys get a watch each, so that a large job does not send everybody's changes to everybody.
 When a watch or the stream fails, the keys are read again, after a growing pause: if watching is impossible
-altogether, that amounts to polling.
+altogether, that amounts to polling. Of the keys that etcd denies to us a few are read again, after a growing pause
+too; once one of them may be read, all are tried.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from ..config import Config
 from . import records
-from .link_events import Changed, Got, StreamEnded, Up, WatchEnded, Watches
+from .link_events import Changed, Denied, Got, StreamEnded, Up, WatchEnded, Watches
 
 # From this number of wanted keys on, one watch takes the whole directory.
 DIRECTORY_KEYS = 16
 # A watch that failed longer ago than this says nothing about the next one.
 FORGIVE_S = 60.0
+# So many of the keys that etcd denies to us are tried again at a time.
+PROBED_KEYS = 8
 
 
 @dataclass
 class _Key:
     clients: set[int] = field(default_factory=set)
     known: bool = False
-    value: bytes | int | None = None  # an int stands for a value too large to carry
+    # An int stands for a value too large to carry, a str for why it may not be read.
+    value: bytes | int | str | None = None
     revision: int = 0
     target: str | None = None
 
@@ -56,6 +61,10 @@ class KeyTable:
         self._due_at: float | None = None
         self._failures = 0
         self._failed_at = 0.0
+        # Keys that may not be read, the next to try first; when, and after how many failures.
+        self._denied: dict[str, None] = {}
+        self._probe_at: float | None = None
+        self._probes = 0
 
     def want(self, key: str, client: int) -> None:
         """`client` wants `key`: it is told now if the value is known, and at every change."""
@@ -80,6 +89,7 @@ class KeyTable:
             return
         del self._keys[key]
         self._due.pop(key, None)
+        self._denied.pop(key, None)
         directory = _directory(key)
         self._directories[directory].discard(key)
         if not self._directories[directory]:
@@ -98,6 +108,8 @@ class KeyTable:
         value = state.value
         if value is None:
             return {"ev": "found", "key": key, "value": None}
+        if isinstance(value, str):
+            return {"ev": "refused", "key": key, "reason": value}
         if isinstance(value, int) or len(value) > records.MAX_VALUE_BYTES:
             size = value if isinstance(value, int) else len(value)
             return {"ev": "oversize", "key": key, "size": size}
@@ -112,6 +124,7 @@ class KeyTable:
         self._forget_targets()
         self._due.clear()
         self._due_at = None
+        self._forget_denied()
 
     def handle(self, event: object, now_s: float) -> None:
         """An event from the link or the watch stream."""
@@ -125,6 +138,8 @@ class KeyTable:
             return
         elif isinstance(event, Got) and event.session == self._session:
             self._handle_got(event)
+        elif isinstance(event, Denied) and event.session == self._session:
+            self._handle_denied(event, now_s)
         elif isinstance(event, Changed) and event.session == self._session:
             for key, value, revision in event.changes:
                 self._apply(key, value, revision)
@@ -140,7 +155,8 @@ class KeyTable:
 
     def next_due_s(self, now_s: float) -> float | None:
         """Seconds until `handle_time` has something to do, None when there is nothing planned."""
-        return None if self._due_at is None else max(0.0, self._due_at - now_s)
+        times = [at for at in (self._due_at, self._probe_at) if at is not None]
+        return max(0.0, min(times) - now_s) if times else None
 
     def handle_time(self, now_s: float) -> None:
         """Read again what is due."""
@@ -148,11 +164,22 @@ class KeyTable:
             self._due_at = None
             keys, self._due = list(self._due), {}
             self._read(keys)
+        if self._probe_at is not None and now_s >= self._probe_at:
+            self._probe_at = None
+            probed = list(islice(self._denied, PROBED_KEYS))
+            for key in probed:  # the others' turn next
+                del self._denied[key]
+                self._denied[key] = None
+            self._read(probed)
 
     def _handle_got(self, got: Got) -> None:
         uncovered: defaultdict[str, list[str]] = defaultdict(list)
+        allowed = False
         for key, value in got.values.items():
             self._apply(key, value, got.revision)
+            if key in self._denied:
+                del self._denied[key]
+                allowed = True
             state = self._keys.get(key)
             if state is not None and state.target is None:
                 uncovered[_directory(key)].append(key)
@@ -163,9 +190,31 @@ class KeyTable:
                 for key in keys:
                     self._cover(key, [key], got.revision + 1)
 
-    def _apply(self, key: str, value: bytes | int | None, revision: int) -> None:
+        if allowed and self._denied:
+            keys = list(self._denied)
+            self._forget_denied()
+            self._read(keys)
+
+    def _handle_denied(self, denied: Denied, now_s: float) -> None:
+        news = False
+        for key, reason in denied.reasons.items():
+            if key in self._keys:
+                news |= key not in self._denied
+                self._denied[key] = None
+                # No revision: whatever may be read later is newer.
+                self._keys[key].revision = 0
+                self._apply(key, reason, 0)
+        if self._denied and self._probe_at is None:
+            self._probes = 0 if news else self._probes + 1
+            self._probe_at = now_s + self._pause_s(self._probes)
+
+    def _forget_denied(self) -> None:
+        self._denied.clear()
+        self._probe_at, self._probes = None, 0
+
+    def _apply(self, key: str, value: bytes | int | str | None, revision: int) -> None:
         state = self._keys.get(key)
-        if state is None or (state.known and revision <= state.revision):
+        if state is None or (state.known and revision <= state.revision and not isinstance(value, str)):
             return
         news = not state.known or state.value != value
         state.known, state.value, state.revision = True, value, revision
@@ -195,12 +244,13 @@ class KeyTable:
     def _read_later(self, keys: Iterable[str], now_s: float) -> None:
         self._failures = 0 if now_s - self._failed_at > FORGIVE_S else self._failures + 1
         self._failed_at = now_s
-        pause_ms = min(
-            self._config.etcd_backoff_min_ms * 2 ** min(self._failures, 20), self._config.etcd_backoff_max_ms
-        )
         self._due.update(dict.fromkeys(keys))
         if self._due and self._due_at is None:
-            self._due_at = now_s + pause_ms / 1000
+            self._due_at = now_s + self._pause_s(self._failures)
+
+    def _pause_s(self, failures: int) -> float:
+        config = self._config
+        return min(config.etcd_backoff_min_ms * 2 ** min(failures, 20), config.etcd_backoff_max_ms) / 1000
 
 
 def _directory(key: str) -> str:

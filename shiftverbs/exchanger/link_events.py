@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -25,10 +25,11 @@ class Watches(Protocol):
 
 @dataclass(frozen=True)
 class Up:
-    """A session with etcd began. `session` numbers it; `watch` is its watch stream."""
+    """A session with etcd began. `session` numbers it; `watch` is its watch stream; `held` as by Held."""
 
     session: int
     watch: Watches
+    held: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,27 @@ class Got:
     session: int
     revision: int
     values: dict[str, bytes | int | None]
+
+
+@dataclass(frozen=True)
+class Denied:
+    """etcd does not let us read these keys: why, by key."""
+
+    session: int
+    reasons: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Held:
+    """etcd takes nothing new for now: what `owner` publishes has to wait, for this reason."""
+
+    owner: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PutsTaken:
+    """etcd takes what is published again."""
 
 
 @dataclass(frozen=True)

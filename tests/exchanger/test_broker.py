@@ -724,6 +724,42 @@ def test_the_store_refusing_a_value_is_told(own_etcd_world: EtcdWorld) -> None:
     assert not [event for event in one.events if isinstance(event, Rejected)]
 
 
+def test_an_etcd_without_space_is_still_read_and_watched(own_etcd_world: EtcdWorld, softrnic_dir: Path) -> None:
+    """What cannot be written keeps nobody from reading, nor anybody's keys from living on."""
+    world = own_etcd_world
+    shared = {"broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1, "lease_ttl_s": 2}
+    one, two = world.make(**shared), world.make(**shared)
+    one.next(Connected)
+    two.next(Connected)
+    first, gone = publish_qp(one, world.job, 1), publish_qp(one, world.job, 2)
+    two.exchanger.want(gone)
+    two.next(Found, key=gone, value=qp_record(world.job, 2).to_json())
+    before = requests(world.server)
+    world.server.call("maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"})
+    late = publish_qp(two, world.job, 3)
+    assert "space" in two.next(Unavailable).reason
+    # One that comes now has not even a lease; it reads all the same.
+    three = world.make(**shared)
+    three.exchanger.want(first)
+    three.next(Found, key=first, value=qp_record(world.job, 1).to_json())
+    blocked = publish_qp(three, world.job, 4)
+    assert "space" in three.next(Unavailable).reason
+    # Withdrawals go through, they make room; watches tell of them.
+    one.exchanger.withdraw(gone)
+    two.next(Found, key=gone, value=None)
+    # Leases outlive their time to live.
+    renewed = requests(world.server).get("LeaseKeepAlive", 0)
+    wait_until(lambda: requests(world.server)["LeaseKeepAlive"] >= renewed + 8)
+    assert world.keys() == [first]
+    assert not [event for event in one.events if isinstance(event, Unavailable)]
+    # All on one watch stream: no session was given up.
+    assert requests(world.server)["LeaseGrant"] - before["LeaseGrant"] < 30
+    world.server.call("maintenance/alarm", {"action": "DEACTIVATE", "alarm": "NOSPACE"})
+    two.next(Connected)
+    three.next(Connected)
+    wait_until(lambda: world.keys() == sorted([first, late, blocked]))
+
+
 def test_nothing_is_left_open(etcd_world: EtcdWorld) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +19,10 @@ from harness import EtcdServer, free_port
 
 from shiftverbs.config import Config
 from shiftverbs.demo.etcd_server import etcd_binary
-from shiftverbs.exchanger import Connected, Unavailable, qp_key
+from shiftverbs.exchanger import Connected, Found, Rejected, Unavailable, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
 
-from .conftest import GID_A, Watched, found_keys, publish_qp
+from .conftest import GID_A, GID_B, Watched, found_keys, publish_qp
 
 
 def openssl(directory: Path, *arguments: str) -> None:
@@ -193,9 +196,78 @@ def test_rights_for_another_job_are_told(login_etcd: EtcdServer, job: str, tmp_p
     with EtcdExchanger(login_config(login_etcd, other, password)) as exchanger:
         one = Watched(exchanger)
         one.next(Connected)
-        publish_qp(one, other, 1)
-        assert "permission denied" in one.next(Unavailable).reason
+        key = publish_qp(one, other, 1)
+        rejected = one.next(Rejected)
+        assert rejected.key == key
+        assert key in rejected.reason
+        assert "permission denied" in rejected.reason
         stays_down(one)
+
+
+def test_what_etcd_denies_to_one_job_is_denied_to_it_alone(
+    login_etcd: EtcdServer, job: str, tmp_path: Path, softrnic_dir: Path
+) -> None:
+    """Processes of two jobs share a broker, and the login has rights to one of the jobs."""
+    password = tmp_path / "password"
+    password.write_text("secret")
+    config = login_config(login_etcd, job, password).replace(broker=str(softrnic_dir / "b.sock"), broker_idle_exit_s=1)
+    denied = job[:50] + "-other"
+    with EtcdExchanger(config) as first, EtcdExchanger(config.replace(job=denied)) as second:
+        one, stranger = Watched(first), Watched(second)
+        one.next(Connected)
+        stranger.next(Connected)
+        assert first.broker_pid == second.broker_pid
+        one.events.clear()
+        # In one go, so that transactions hold keys of both.
+        os.kill(first.broker_pid or 0, signal.SIGSTOP)
+        try:
+            puts = {publish_qp(stranger, denied, qpn) for qpn in range(1, 30)}
+            wants = {qp_key(denied, GID_B, qpn) for qpn in range(1, 30)}
+            for key in wants:
+                stranger.exchanger.want(key)
+            keys = {publish_qp(one, job, qpn) for qpn in range(1, 200)}
+            for key in keys:
+                one.exchanger.want(key)
+        finally:
+            os.kill(first.broker_pid or 0, signal.SIGCONT)
+        one.until(lambda events: found_keys(events) == keys)
+
+        def refused() -> set[str]:
+            return {event.key for event in stranger.events if isinstance(event, Rejected)}
+
+        stranger.until(lambda _: refused() == puts | wants)
+        for event in stranger.events:
+            assert isinstance(event, Rejected)
+            assert event.key in event.reason
+            assert "permission denied" in event.reason
+        assert len(stranger.events) == len(puts | wants), "each is told once"
+        assert not [event for event in one.events if isinstance(event, Unavailable)]
+        # The rights come after all.
+        grant_job(login_etcd, denied)
+        stranger.until(lambda events: {event.key for event in events if isinstance(event, Found)} == wants)
+        with EtcdExchanger(config.replace(job=denied)) as third:
+            late = Watched(third)
+            for key in puts:
+                late.exchanger.want(key)
+            late.until(lambda events: found_keys(events) == puts)
+
+
+def grant_job(server: EtcdServer, job: str) -> None:
+    """Let 'worker' do all in another job too."""
+    login = server.call("auth/authenticate", {"name": "root", "password": "root"})
+    start = f"/shiftverbs/{job}/".encode()
+    permission = {
+        "permType": "READWRITE",
+        "key": base64.b64encode(start).decode(),
+        "range_end": base64.b64encode(start[:-1] + b"0").decode(),
+    }
+    request = urllib.request.Request(
+        f"http://{server.endpoint}/v3/auth/role/grant",
+        json.dumps({"name": "job", "perm": permission}).encode(),
+        {"Authorization": str(login["token"])},
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5):
+        pass
 
 
 def test_the_password_appears_nowhere(login_etcd: EtcdServer, job: str, tmp_path: Path) -> None:
