@@ -156,6 +156,7 @@ class KeyBook:
         self._changed = threading.Condition(threading.RLock())
         self._by_rkey: dict[tuple[Nic, int], ShadowMR] = {}
         self._by_lkey: dict[tuple[Nic, int], ShadowMR] = {}
+        self._changing: set[ShadowMR] = set()  # by ibv_rereg_mr: neither the former memory nor none
         self._told: dict[tuple[str, str, Nic], Told] = {}
         self._withdrawn = 0
         self._theirs: dict[tuple[str, str], PeerKeys] = {}
@@ -184,6 +185,20 @@ class KeyBook:
                         told.withdraw(mr.rkey, self._withdrawn)
                         concerned.append(told)
         return [told for told in concerned if told.away]
+
+    def change(self, mr: ShadowMR) -> None:
+        """A ShadowMR is about to be removed, and something else will take its place before `changed`."""
+        with self._changed:
+            self._changing.add(mr)
+
+    def changed(self, mr: ShadowMR) -> None:
+        """What takes its place is there, or nothing will."""
+        with self._changed:
+            self._changing.discard(mr)
+
+    def is_changing(self, nic: Nic, lkey: int | None = None, rkey: int | None = None) -> bool:
+        """Whether it is open for the moment what this key on `nic` is."""
+        return any(mr.domain.nic is nic and (mr.lkey == lkey or mr.rkey == rkey) for mr in list(self._changing))
 
     def local(self, nic: Nic, lkey: int) -> ShadowMR | None:
         """The ShadowMR with this lkey on `nic`."""
@@ -259,6 +274,8 @@ class KeyBook:
     def _find(self, told: Told, rkey: int, backups: int) -> FoundKey:
         mr = self._by_rkey.get((told.nic, rkey))
         if mr is None:
+            if self.is_changing(told.nic, rkey=rkey):
+                return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
             return FoundKey(rkey, ())
         told.rkeys.add(rkey)  # before the keys are read: a withdrawal from now on concerns that peer
         return FoundKey(rkey, tuple(key_on(mr, k) for k in range(1, backups + 1)))
@@ -466,6 +483,8 @@ class ConnectionKeys:
         of_receives, _ = c.core.missing_keys(0, recv_k)
         for k, lkey in sorted({(send_k, x) for x in of_sends} | {(recv_k, x) for x in of_receives}):
             mr = self._book.local(nic, lkey)
+            if mr is None and self._book.is_changing(nic, lkey=lkey):
+                continue
             if mr is None:
                 return f"lkey {lkey:#x} is of no memory region"
             if mr.state(k) == "pending":

@@ -104,7 +104,10 @@ class MR(_base.MR):
             if not changed:
                 # Refused: as before, which is a change of nothing to no NIC.
                 changed = e.IBV_REREG_MR_CHANGE_ACCESS  # type: ignore[attr-defined]
-            self._shade(address, size, rights, iova, former, changed)
+            try:
+                self._shade(address, size, rights, iova, former, changed)
+            finally:
+                old.handed_over()
             # The translation that this verb ended may have been the last use of the memory.
             if self._shadow is not None:
                 self._shadow.wait()

@@ -159,6 +159,14 @@ class Runtime:
         for told in self.driver.keys.remove(shadow):
             self.driver.post(functools.partial(memory_keys.push, told), wake=False)
 
+    def mr_changing(self, shadow: Any) -> None:
+        """An MR is about to be changed: `mr_gone` is to follow, another's `mr_made` perhaps, and `mr_changed`."""
+        self.driver.keys.change(shadow)
+
+    def mr_changed(self, shadow: Any) -> None:
+        """What an MR was changed into has been made, or will not be."""
+        self.driver.keys.changed(shadow)
+
     def wake(self) -> None:
         """Have the control thread do what was posted for it."""
         self.driver.waiter.wake()

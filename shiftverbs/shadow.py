@@ -360,10 +360,14 @@ class ShadowMR(Shadow):
             self.domain.runtime.mr_shadowed(self)
 
     def hand_over(self) -> list[int]:
-        """As close(), but the registrations stay: they are the caller's. By backup, 0 where there is none."""
+        """As close(), but the registrations stay: they are the caller's. By backup, 0 where there is none.
+
+        Peers that ask meanwhile wait for what takes its place: `handed_over` is to follow.
+        """
         if self.closed or self._pid != os.getpid():
             return []
         self._disposed = self.closed = True  # before all else: what is made from now on enters no key
+        self.domain.runtime.mr_changing(self)
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
         self.domain.runtime.wake()
@@ -375,6 +379,10 @@ class ShadowMR(Shadow):
                 slot.handle, slot.state, slot.reason = 0, FAILED, "changed"
             handles.append(taken)
         return handles
+
+    def handed_over(self) -> None:
+        """What takes its place is there, or nothing will."""
+        self.domain.runtime.mr_changed(self)
 
     def take_back(self, handles: Sequence[int]) -> None:
         """What `hand_over` gave, and nobody took: it is taken away as by close()."""

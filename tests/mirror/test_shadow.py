@@ -182,6 +182,12 @@ class Runtime:
     def mr_made(self, held: Any) -> None:
         pass
 
+    def mr_changing(self, held: Any) -> None:
+        pass
+
+    def mr_changed(self, held: Any) -> None:
+        pass
+
     def mr_shadowed(self, held: Any) -> None:
         self.told.append(("shadowed", held))
 
