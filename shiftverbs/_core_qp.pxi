@@ -413,9 +413,9 @@ cdef class QPCore:
         self.q.send_open = 0
 
     def close_recv(self) -> None:
-        """From now on receives are journaled only."""
+        """From now on receives are journaled only. The peer sends nothing before it hears that they are posted."""
         self.q.recv_open = 0
-        self.q.recv_key_wait = 0
+        self.q.recv_key_wait = self.q.recv_withheld = 0
 
     def open_send(self, int k) -> None:
         """Sends go to pair k, first those that wait in the journal."""
@@ -429,25 +429,39 @@ cdef class QPCore:
         """Receives go to pair k, first those outstanding that it does not have yet.
 
         Returns 0; the provider's errno, or ENOKEY after EV_KEY_MISSING: then the gate stays closed and the call can
-        be repeated.
+        be repeated. Nothing is to come before the peer is told of the end of this: sends need not wait for it.
         """
         cdef Pair *pair = self.ready(k)
+        cdef int withheld = self.q.recv_withheld
         cdef int rc
         pair.watch_first = 1
         pair.recv_stale = 0
         self.q.recv_pair = k
-        rc = pump_recv(&self.q)
+        self.q.recv_withheld = 0
+        rc = self.post_waiting_recvs()
+        if withheld and not self.q.ending:
+            pump_send(&self.q)
+        return ENOKEY if rc < 0 else rc
+
+    cdef int post_waiting_recvs(self) except? -2:
+        """Hand over the receives that wait in the journal. As pump_recv, and the gate is open if all are there."""
+        cdef int rc = pump_recv(&self.q)
         self.q.recv_open = rc == 0
         self.q.recv_key_wait = rc < 0
-        return ENOKEY if rc < 0 else rc
+        if rc == 0:
+            self.q.recv_withheld = 0
+        return rc
 
     def pump(self) -> None:
         """Hand over what waits in the journal, as far as room and keys go. After EV_KEY_MISSING: look again."""
+        cdef int rc
         if self.q.ending:
             return
         self.q.key_wait = 0
         if self.q.recv_key_wait:
-            self.open_recv(self.q.recv_pair)
+            rc = self.post_waiting_recvs()
+            if rc > 0 and self.q.recv_withheld:
+                emit(&self.q, _journal.EV_POST_FAILED, self.q.recv_pair, rc, 1)
         pump_send(&self.q)
 
     def missing_keys(self, int k, recv_k=None):
@@ -736,7 +750,7 @@ cdef class QPCore:
         q.aborted = 1
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
-        q.key_wait = q.recv_key_wait = q.blocked = 0
+        q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
         q.send_pair = q.recv_pair = 0
         q.send_open = q.recv_open = 1
         for k in range(MAX_PAIRS):
@@ -769,7 +783,7 @@ cdef class QPCore:
         q.last_rkey = <uint64_t>-1
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
-        q.key_wait = q.recv_key_wait = q.blocked = 0
+        q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
         q.send_pair = q.recv_pair = 0
         q.send_open = q.recv_open = 1
         q.guarded = q.ending = 0

@@ -93,7 +93,7 @@ cdef inline void begin_end(QPState *q) noexcept nogil:
     q.send_open = q.recv_open = 0
     q.fence_active = q.fence_wanted = 0
     q.rx_target_set = 0
-    q.key_wait = q.recv_key_wait = q.blocked = 0
+    q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
 
 
 cdef inline bint is_plain(const QPState *q) noexcept nogil:
@@ -434,7 +434,7 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         last.wr.send_flags |= IBV_SEND_SIGNALED
         q.last_signaled = q.tail
     if q.send_open:
-        if q.send_pair or q.wired != first:
+        if q.send_pair or q.wired != first or q.recv_withheld:
             rc = hand_over(q)
         else:
             rc = post_default(q, first)
@@ -490,7 +490,8 @@ cdef inline int qp_post_recv(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noe
         rc = pump_recv(q)
         if rc == -1:
             q.recv_open = 0
-            q.recv_key_wait = 1
+            # Nothing that is posted from now on may tell the peer of it.
+            q.recv_key_wait = q.recv_withheld = 1
             return err
     elif pair.qp == NULL:
         rc = EINVAL

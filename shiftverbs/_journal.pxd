@@ -163,6 +163,7 @@ ctypedef struct RecvRec:
     ibv_recv_wr wr
     uint64_t app_wr_id
     uint64_t state
+    uint64_t sends_before   # number of the first send WR that was posted after it
 
 
 ctypedef struct QPState:
@@ -214,6 +215,8 @@ ctypedef struct QPState:
     int recv_pair
     int recv_open
     int recv_key_wait
+    int recv_withheld       # ... for a receive that the peer may be told of: sends from send_limit on wait for it
+    uint64_t send_limit
 
     uint64_t withheld_send_end
     uint64_t withheld_recv_end
@@ -544,6 +547,7 @@ cdef inline int recv_append(QPState *q, const ibv_recv_wr *wr) noexcept nogil:
     rec.wr.num_sge = wr.num_sge
     rec.app_wr_id = wr.wr_id
     rec.state = 0
+    rec.sends_before = q.tail
     for i in range(wr.num_sge):
         recv_sges(rec)[i] = wr.sg_list[i]
     q.rtail = seq + 1
@@ -652,12 +656,15 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
     cdef Pair *pair = &q.pairs[q.send_pair]
     cdef int k = q.send_pair
     cdef int rc
+    cdef uint64_t end = q.tail
     cdef uint32_t missing = 0
     q.blocked = 0
     if not q.send_open or pair.qp == NULL or q.key_wait:
         return 0
     q.refused = 0
-    while q.wired < q.tail:
+    if q.recv_withheld and q.send_limit < end:
+        end = q.send_limit
+    while q.wired < end:
         rec = send_rec(q, q.wired)
         if not rec.state & REC_PROVEN:
             wr = rec.wr
@@ -717,6 +724,7 @@ cdef inline int pump_recv(QPState *q) noexcept nogil:
                 rc = translate_sges(q, k, rec.wr.sg_list, rec.wr.num_sge, &missing)
                 if rc:
                     emit(q, EV_KEY_MISSING, k, missing, rc & 3)
+                    q.send_limit = rec.sends_before
                     return -1
                 wr.sg_list = q.scratch
             bad = NULL

@@ -80,6 +80,73 @@ def test_missing_keys_stop_the_pump_and_it_goes_on(guarded: World) -> None:
     assert w.qp.missing_keys(1) == (set(), set())
 
 
+@pytest.mark.parametrize("send_pair", [1, 0])
+def test_sends_wait_for_a_receive_before_them(guarded: World, send_pair: int) -> None:
+    """What is posted behind it may tell the peer that it can send there; what was posted before it cannot."""
+    w = guarded
+    assert w.qp.open_recv(1) == 0
+    if send_pair:
+        w.qp.open_send(1)
+    w.events()
+    sent = w.hw[send_pair]
+    w.send(0)
+    w.qp.post_recv(recv_wr(1, [(0, 8, 57)]))
+    w.send(2)
+    w.qp.post_recv(recv_wr(3, [(0, 8, 58)]))
+    w.send(4)
+    w.send(5)
+    assert seqs(sent.posts()) == [0] and w.qp.unwired == (3, 2)
+    w.qp.pump()
+    assert seqs(sent.posts()) == [0], "it is not there yet"
+    w.keys.set_local(57, 1, 1057)
+    w.qp.pump()
+    assert seqs(sent.posts()) == [0, 1] and seqs(w.hw[1].posts(recv=True)) == [0]
+    w.keys.set_local(58, 1, 1058)
+    w.qp.pump()
+    assert seqs(sent.posts()) == [0, 1, 2, 3] and seqs(w.hw[1].posts(recv=True)) == [0, 1]
+    w.send(6)
+    assert seqs(sent.posts()) == [0, 1, 2, 3, 4] and w.qp.unwired == (0, 0)
+    sent.complete(5)
+    w.qp.send_cq.drain(send_pair)
+    assert [wc[0] for wc in w.poll()] == [0, 2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("by", ["move home", "move on", "switch", "abort", "refusal"])
+def test_sends_wait_no_longer_than_the_receive(make: Make, by: str) -> None:
+    """It goes elsewhere, or the peer sends nothing before it hears that it may, or all is over."""
+    w = make(nics=3)
+    w.protect()
+    assert w.qp.open_recv(1) == 0
+    w.qp.open_send(1)
+    w.qp.post_recv(recv_wr(0, [(0, 8, 57)]))
+    w.send(1)
+    assert w.hw[1].posts() == [] and w.qp.unwired == (1, 1)
+    w.events()
+    if by == "move home":
+        assert w.qp.move_recv(0) == 0
+    elif by == "move on":
+        assert w.qp.move_recv(2) == errno.ENOKEY
+    elif by == "switch":
+        w.qp.close_send()
+        w.qp.close_recv()
+        assert w.qp.open_recv(1) == errno.ENOKEY
+        w.qp.open_send(1)
+    elif by == "abort":
+        w.qp.begin_end()
+        w.qp.abort()
+        w.poll()
+        w.qp.guarded = False
+        w.send(2)
+    else:
+        w.keys.set_local(57, 1, 1057)
+        w.hw[1].fail(0, errno.EINVAL, recv=True)
+        w.qp.pump()
+        assert (_core.EV_POST_FAILED, 1, errno.EINVAL, 1) in w.events()
+        assert w.hw[1].posts() == [], "the driver decides"
+        return
+    assert seqs(w.hw[0 if by == "abort" else 1].posts()) == [1 if by == "abort" else 0]
+
+
 def test_keys_that_can_never_be_shadowed(guarded: World) -> None:
     w = guarded
     w.keys.set_local(60, 1, None)
