@@ -34,6 +34,7 @@ class MoveProcedure(PairState):
         return (
             self.send_pair != target
             and self._move is None
+            and not self._opening
             and (p.clean or (p.armed and target == self.recv_pair))
             and p.alive is not False
             and not p.dead

@@ -105,6 +105,8 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
         times: list[int | None] = [self._over_resend_ns]
         if not self.over:
             s = self._switch
+            if self._opening:
+                times.append(self._open_ns)
             if s is not None:
                 times.append(s.resend_ns)
                 if not s.done:
@@ -211,6 +213,7 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
             if self._over_resend_ns is not None and now >= self._over_resend_ns:
                 self._send_over()
             return
+        self._open_in_time(now)
         s = self._switch
         if s is not None and not s.done and now >= self._attempt_deadline_ns(s):
             if s.phase is Phase.ASK:

@@ -21,7 +21,8 @@ PSN_DISTANCE = 1 << 20
 class ProtocolConfig:
     """Times of the protocol, in nanoseconds.
 
-    peer_deadline_ns: how long a silent peer delays the original error, for all targets together.
+    peer_deadline_ns: how long a silent peer delays the original error, for all targets together. round_ns: how long
+    work is tried at least before it counts as work that no pair carries.
     """
 
     peer_deadline_ns: int = 2000 * MS
@@ -38,6 +39,7 @@ class ProtocolConfig:
     flap_backoff_first_ns: int = 100 * MS
     flap_backoff_most_ns: int = 10_000 * MS
     bye_deadline_ns: int = 200 * MS
+    round_ns: int = 500 * MS
 
     @classmethod
     def patient(cls, peer_deadline_ns: int) -> ProtocolConfig:
@@ -223,6 +225,9 @@ class PairState:
         self._ask_retry_ns = 0
         self._stuck_wr = -1  # no later WR has failed so far ...
         self._stuck_on: list[int] = []  # ... and this is where it, or one before it, did since
+        self._stuck_ns = 0  # since when
+        self._open_ns = 0  # sends are not handed over before
+        self._opening = False  # nothing but that time is waited for
         self._avoid: list[int] = []  # where what is to be carried now has failed already
         self._move: MoveOut | None = None
         self._move_number = 0
@@ -266,11 +271,14 @@ class PairState:
         for step in steps:
             match step:
                 case Step.CLOSE_SEND:
+                    self._opening = False
                     self._do(ev.CloseSend())
                 case Step.TRIM:
                     self._do(ev.Trim(peer_rx))
                 case Step.OPEN_SEND | Step.REOPEN_SEND:
-                    self._do(ev.OpenSend(pair))
+                    self._opening = self._now < self._open_ns
+                    if not self._opening:
+                        self._do(ev.OpenSend(pair))
                 case Step.BEGIN_FENCE:
                     self._do(ev.BeginFence())
                 case Step.CANCEL_MOVE:

@@ -17,11 +17,15 @@ class SwitchProcedure(PairState):
     def _choose_target(self, left: int) -> int | None:
         """The next pair to try: fit ones first, the one just left last; None when all were tried."""
         best = [
-            (k == left, p.alive is False, k in self._avoid, not p.clean, k)
+            (k == left, p.alive is False, self._failed_last(k), not p.clean, k)
             for k, p in enumerate(self.pairs)
             if not p.dead and k not in self._tried
         ]
         return min(best)[-1] if best else None
+
+    def _failed_last(self, k: int) -> int:
+        """How late among the failures of what is to be carried pair k's last one was; 0: it has not failed it."""
+        return max((n for n, j in enumerate(self._avoid, 1) if j == k), default=0)
 
     def _attempt_deadline_ns(self, s: Switch) -> int:
         patience, resend = self.config.peer_deadline_ns, self.config.resend_most_ns
@@ -52,16 +56,31 @@ class SwitchProcedure(PairState):
     def _is_hopeless(self, k: int, wr: int) -> bool:
         """Whether no pair gets `wr` through, which failed on pair k though nothing else did there.
 
-        A later WR than ever before is progress: all before it got through. Where the pairs do not come round because
-        somebody else leaves them, its own failures on the rest decide, after two rounds' worth.
+        A later WR than ever before is progress: all before it got through. A round that is over soon may have come upon
+        rails that fail in turn, so there is another, with growing pauses that make both long enough. Where the pairs do
+        not come round because somebody else leaves them, its own failures on the rest decide, after two rounds' worth.
         """
         if wr > self._stuck_wr:
             self._stuck_wr = wr
             self._stuck_on = []
+            self._stuck_ns = self._now
         self._stuck_on.append(k)
-        failures, pairs = len(self._stuck_on), len(self.pairs)
+        failures, pairs, round_ns = len(self._stuck_on), len(self.pairs), self.config.round_ns
         tried = all(p.dead or j in self._stuck_on for j, p in enumerate(self.pairs))
-        return failures >= 2 * pairs or (tried and failures >= pairs)
+        long_enough = self._now - self._stuck_ns >= round_ns
+        if failures >= 2 * pairs or (tried and failures >= pairs and long_enough):
+            return True
+        if failures >= pairs:
+            # The shares of 1 + 2 + ... + pairs; a little more, by chance, to be out of step with what comes and goes.
+            pause_ns = round_ns * 2 * (failures - pairs + 1) // (pairs * (pairs + 1))
+            self._open_ns = self._now + pause_ns + self.rng.randrange(pause_ns // 4 + 1)
+        return False
+
+    def _open_in_time(self, now_ns: int) -> None:
+        """Hand over what waited for its next attempt, if it is time."""
+        if self._opening and now_ns >= self._open_ns:
+            self._opening = False
+            self._do(ev.OpenSend(self.send_pair))
 
     def _on_path_failed(self, event: ev.PathFailed) -> None:
         if self.over:
@@ -446,6 +465,8 @@ class SwitchProcedure(PairState):
     def _end(self, phase: Phase, tell: bool) -> None:
         self.over = True
         self._over_phase = phase
+        if self._opening and phase is Phase.BYE:
+            self._open_in_time(self._open_ns)  # nobody will do it later
         self._move = None
         self._moving_in = None
         for p in self.pairs:

@@ -54,6 +54,14 @@ def check(net: Network) -> None:
     each_arm_resets_once(net)
     receives_before_messages(net)
     no_storm(net)
+    nothing_is_given_up_early(net)
+
+
+def nothing_is_given_up_early(net: Network) -> None:
+    """Rails that fail in turn carry everything, sooner or later."""
+    for side in net.sides:
+        if net.one_rail_is_well and side.over is not None:
+            raise Violation("a rail that is well is found", f"{side.name}: {side.over}")
 
 
 def receives_before_messages(net: Network) -> None:

@@ -688,6 +688,7 @@ class Network:
         self.ends: dict[str, int] = {}
         self.faults: list[str] = []
         self.broken: str | None = None
+        self.one_rail_is_well = False  # at every moment: whatever is posted can be carried
         self.too_early: list[tuple[int, str, int]] = []  # messages that came while their receives were being posted
         self.a = Side(self, "a", capacity, receives, plain)
         self.b = Side(self, "b", capacity, receives, plain)

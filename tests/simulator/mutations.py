@@ -383,6 +383,17 @@ def try_for_ever() -> Iterator[None]:
         yield
 
 
+@mutation("what failed on each pair once, soon, may have come upon rails that fail in turn")
+def give_up_after_one_quick_round() -> Iterator[None]:
+    original = PairProtocol._is_hopeless
+
+    def is_hopeless(p: PairProtocol, k: int, wr: int) -> bool:
+        return original(p, k, wr) or set(p._stuck_on) == set(range(len(p.pairs)))
+
+    with mock.patch.object(PairProtocol, "_is_hopeless", is_hopeless):
+        yield
+
+
 @mutation("both sides learn of an ABORT")
 def abort_in_silence() -> Iterator[None]:
     original = PairProtocol._say

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Short stories, each of a replay that would be seen, and the mutations that show it. Chance finds them seldom.
+"""Short stories that chance finds seldom, and the mutations that show in them.
 
-Each returns the network at the end, for the checkers; failover has given up there, and says because of which WRs.
+Each returns the network at the end, for the checkers. In those of STAGED a replay would be seen: failover has given up
+there, and says because of which WRs. In those of SURVIVED nobody may notice anything.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from simulator.hosts import Network, Side
 from simulator.journal import Wr
 from simulator.rnic import MS, Packet
 
+from shiftverbs import events as ev
 from shiftverbs.events import Status
 
 
@@ -92,10 +94,48 @@ def the_peers_dead_nic_kept_the_receipt() -> Network:
     return end(net, send, read)
 
 
+def follow_with_a_hole(net: Network, opcode: str, times: int) -> list[int]:
+    """The rail that a's traffic is on loses this operation, up to `times` SWITCHes later; the others carry it.
+
+    Returns where the hole was, as it goes along.
+    """
+    was: list[int] = []
+    begun = net.a.HANDLERS[ev.SwitchStarted]
+
+    def dig(k: int) -> None:
+        for j in range(net.pairs):
+            net.links["a", j].hole = lambda p, here=j == k: (  # type: ignore[misc]
+                here and isinstance(p, Packet) and p.ref is not None and (p.kind, p.opcode) == ("req", opcode)
+            )
+        was.append(k)
+
+    def follow(side: Side, action: ev.SwitchStarted) -> None:
+        begun(side, action)
+        if len(was) <= times:
+            dig(action.target)
+
+    dig(0)
+    net.a.HANDLERS = {**net.a.HANDLERS, ev.SwitchStarted: follow}
+    net.one_rail_is_well = True
+    return was
+
+
+def rails_that_fail_in_turn() -> Network:
+    net = protected()
+    follow_with_a_hole(net, "WRITE", 1)
+    post(net.a, "WRITE", 1, signaled=True)
+    go(net)
+    return end(net)
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
     a_fence_in_between: ("repeat_a_read_behind_a_fence", "fence_only_the_wr_that_carries_it"),
     a_dead_nic_kept_the_reads_completion: ("trust_a_dead_nic_to_have_told", "repeat_a_read_behind_a_fence"),
     the_peers_dead_nic_kept_the_receipt: ("trust_the_counter_of_a_dead_nic",),
+}
+
+SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
+    rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
 }

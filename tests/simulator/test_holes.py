@@ -11,6 +11,7 @@ from simulator.checks import check
 from simulator.hosts import Network
 from simulator.journal import Wr
 from simulator.rnic import MS, US, Packet
+from simulator.staged import follow_with_a_hole
 
 from shiftverbs import events as ev
 from shiftverbs.events import Status
@@ -53,23 +54,41 @@ def sends(net: Network, name: str) -> list[str]:
     return [status for queue, _, status in net.side(name).app.wcs if queue == "send"]
 
 
+def gets_through_nowhere(opcode: str, pairs: int, signaled: bool, retry_ns: int, most: int) -> None:
+    for seed in range(SEEDS):
+        for busy in (False, True):
+            net = network(seed, pairs)
+            for qp in net.a.qps:
+                qp.RETRY_NS = retry_ns
+            hole(net, "a", opcode, *range(pairs))
+            post(net, "a", ["SEND" if opcode != "SEND" else "WRITE", opcode, opcode], lambda n: signaled)
+            if busy:
+                post(net, "b", ["SEND"] * 400)
+            begun = net.clock.now
+            net.clock.run(net.clock.now + 4000 * MS)
+            assert all(side.protocol.status is Status.FAILED for side in net.sides)
+            assert "every path" in (net.a.over or "") and max(switches(net).values()) == most
+            assert "RETRY_EXC_ERR" in sends(net, "a") and sends(net, "a")[-1] == "WR_FLUSH_ERR"
+            assert net.ends["a"] - begun >= net.a.protocol.config.round_ns
+            check(net)
+
+
 @pytest.mark.parametrize("pairs", [2, 3])
 @pytest.mark.parametrize("opcode", ["WRITE", "SEND", "WRITE_IMM", "READ"])
 @pytest.mark.parametrize("signaled", [True, False])
 def test_one_round_over_the_pairs_and_no_more(opcode: str, pairs: int, signaled: bool) -> None:
     """n pairs: n - 1 SWITCHes, and the last failure ends it on both sides, whatever the other direction does."""
-    for seed in range(SEEDS):
-        for busy in (False, True):
-            net = network(seed, pairs)
-            hole(net, "a", opcode, *range(pairs))
-            post(net, "a", ["SEND" if opcode != "SEND" else "WRITE", opcode, opcode], lambda n: signaled)
-            if busy:
-                post(net, "b", ["SEND"] * 400)
-            net.clock.run(net.clock.now + 2000 * MS)
-            assert all(side.protocol.status is Status.FAILED for side in net.sides)
-            assert "every path" in (net.a.over or "") and max(switches(net).values()) == pairs - 1
-            assert "RETRY_EXC_ERR" in sends(net, "a") and sends(net, "a")[-1] == "WR_FLUSH_ERR"
-            check(net)
+    gets_through_nowhere(opcode, pairs, signaled, 250 * MS, pairs - 1)
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize("opcode", ["WRITE", "READ"])
+@pytest.mark.parametrize("signaled", [True, False])
+def test_a_round_that_is_over_too_soon_is_followed_by_another_and_no_more(
+    opcode: str, pairs: int, signaled: bool
+) -> None:
+    """NICs that give up after a few ms: each pair has it twice, with pauses in between."""
+    gets_through_nowhere(opcode, pairs, signaled, 4 * MS, 2 * pairs - 1)
 
 
 @pytest.mark.parametrize("pairs", [2, 3])
@@ -220,3 +239,53 @@ def test_a_refusal_while_a_switch_is_under_way_waits_for_its_end() -> None:
     net.a.feed(ev.WorkRefused("late"))
     net.clock.run(net.clock.now + 500 * MS)
     assert not any(side.over for side in net.sides)
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("opcode", ["WRITE", "SEND", "READ"])
+def test_rails_that_lose_it_in_turn_cost_no_error(pairs: int, times: int, opcode: str) -> None:
+    """One failure on each pair, one soon after the other, says nothing while a rail is well at every moment."""
+    for seed in range(SEEDS):
+        for busy in (False, True):
+            net = network(seed, pairs)
+            was = follow_with_a_hole(net, opcode, times * (pairs - 1))
+            post(net, "a", [opcode, "SEND"])
+            if busy:
+                post(net, "b", ["SEND"] * 400)
+            net.clock.run(net.clock.now + 2000 * MS)
+            assert sends(net, "a") == ["SUCCESS", "SUCCESS"], [side.over for side in net.sides]
+            assert len(was) == 1 + times * (pairs - 1) and set(was) == set(range(pairs))
+            check(net)
+
+
+def waits_for_its_next_attempt(net: Network) -> None:
+    """Run until a's work has failed on both pairs, and the SWITCH to the third attempt is over."""
+    done = lambda: net.a.protocol.counts.switches == 2 and not net.a.protocol.switching  # noqa: E731
+    assert net.clock.run(net.clock.now + 500 * MS, done) and not net.a.journal.send_open
+
+
+def test_the_other_direction_goes_on_while_work_waits_for_its_next_attempt() -> None:
+    """Its peer's messages pass on the pair on which nothing is handed over yet."""
+    net = network(1, 2)
+    follow_with_a_hole(net, "WRITE", 1)
+    post(net, "a", ["WRITE"])
+    waits_for_its_next_attempt(net)
+    post(net, "b", ["SEND"] * 4)
+    net.clock.run(net.clock.now + 20 * MS)
+    assert sends(net, "b") == ["SUCCESS"] * 4 and sends(net, "a") == []
+    net.clock.run(net.clock.now + 500 * MS)
+    assert sends(net, "a") == ["SUCCESS"]
+    check(net)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_what_waits_for_its_next_attempt_does_not_wait_for_a_peer_that_has_left(name: str) -> None:
+    """The QP is let go of: what is left goes to the hardware, as with plain verbs."""
+    net = network(1, 2)
+    follow_with_a_hole(net, "WRITE", 1)
+    post(net, "a", ["WRITE"])
+    waits_for_its_next_attempt(net)
+    net.side(name).close()
+    net.clock.run(net.clock.now + 100 * MS)
+    assert sends(net, "a") == ([] if name == "a" else ["RETRY_EXC_ERR"])

@@ -18,7 +18,7 @@ from simulator.hosts import Network
 from simulator.mutations import MUTATIONS
 from simulator.rnic import MS, US
 from simulator.schedule import KINDS, Schedule
-from simulator.staged import STAGED
+from simulator.staged import STAGED, SURVIVED
 
 CHUNKS, CHUNK = 12, 125
 WITHIN = 2500  # schedules in which each mutation must be found
@@ -96,7 +96,7 @@ def test_a_seed_replays_bit_for_bit(seed: int) -> None:
 def test_each_mutation_is_found(name: str) -> None:
     """A checker that finds nothing proves nothing: each of these bugs must be seen soon."""
     what, patch = MUTATIONS[name]
-    staged = [story for story, names in STAGED.items() if name in names]
+    staged = [story for story, names in {**STAGED, **SURVIVED}.items() if name in names]
     for story in staged:
         with patch():
             net = story()
@@ -121,6 +121,14 @@ def test_a_replay_that_would_be_seen_is_an_abort(story: Callable[[], Network]) -
     checks.check(net)
     for side in net.sides:
         assert side.over is not None, "both sides give up"
+
+
+@pytest.mark.parametrize("story", SURVIVED)
+def test_a_story_that_nobody_notices(story: Callable[[], Network]) -> None:
+    net = story()
+    checks.check(net)
+    for side in net.sides:
+        assert side.over is None and not side.app.failed
 
 
 def test_there_are_enough_mutations() -> None:
