@@ -6,6 +6,7 @@ records.py      keys and values: built, encoded, checked
 memory.py       the exchanger without etcd, for tests
 etcd.py         the exchanger on etcd, in the application's process
 start.py        how it gets a broker; socket_path.py, settings.py: what both ends need for that
+kept.py         descriptors that a forked child must not keep
 wire.py         what the two say to each other
 broker.py       the broker's process; key_table.py: who wants which keys
 etcd_link.py    the broker towards etcd: leases and transactions; etcd_watch.py: watches; link_events.py: their news

@@ -31,7 +31,7 @@ from ..config import Config, ConfigError
 from . import link_events, records, wire
 from .key_table import KeyTable
 from .settings import config_of, store_identity
-from .socket_path import bind_socket, remove_socket
+from .socket_path import bind_socket, identity, remove_socket
 
 if TYPE_CHECKING:
     from .etcd_link import EtcdLink
@@ -94,6 +94,7 @@ class Broker:
         self._identity = store_identity(config)
         self._listener = listener
         self._path = path
+        self._bound = None if path is None else identity(path)
         self._idle_exit_s = idle_exit_s
         self._selector = selectors.DefaultSelector()
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -160,8 +161,8 @@ class Broker:
 
     def close(self) -> None:
         """Take the socket's path away."""
-        if self._path is not None and self._listener is not None:
-            remove_socket(self._path, self._listener)
+        if self._path is not None and self._listener is not None and self._listener.fileno() >= 0:
+            remove_socket(self._path, self._listener, self._bound)
 
     # Clients
 
@@ -221,7 +222,7 @@ class Broker:
             self._refuse(client, f"the broker serves etcd {self._identity}, not {frame.get('store')}")
             return
         client.greeted = True
-        client.tell({"ev": "hello", "pid": os.getpid()})
+        client.tell({"ev": "hello", "pid": os.getpid(), "pid_namespace": wire.pid_namespace()})
         if self._status is not None:
             client.tell(self._status)
 

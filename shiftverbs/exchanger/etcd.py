@@ -103,6 +103,7 @@ class EtcdExchanger(Exchanger):
                 os.eventfd_read(self._bell)
             self._take_commands()
             self._receive()
+            self._look_after_the_broker()
             self._send()
             events = [
                 event
@@ -121,7 +122,7 @@ class EtcdExchanger(Exchanger):
             # No lock: the thread that holds it may not exist in this process.
             self._closed.set()
             if self._connection is not None:
-                self._connection.sock.close()
+                self._connection.close()
                 self._connection = None
             self._close_descriptors()
             return
@@ -135,7 +136,7 @@ class EtcdExchanger(Exchanger):
             self._closed.set()
             if self._connection is not None:
                 self._take_leave(self._connection.sock, deadline)
-                self._connection.sock.close()
+                self._connection.close()
                 self._connection = None
             self._queue.clear()
             self._events.clear()
@@ -229,7 +230,7 @@ class EtcdExchanger(Exchanger):
             with self._lock:
                 if self._closed.is_set():
                     if connection is not None:
-                        connection.sock.close()
+                        connection.close()
                     return
                 if connection is not None:
                     self._take_over(connection)
@@ -249,6 +250,8 @@ class EtcdExchanger(Exchanger):
         self._connected_at = time.monotonic()
         self._interest = select.EPOLLIN
         self._epoll.register(connection.sock, self._interest)
+        if connection.pidfd is not None:
+            self._epoll.register(connection.pidfd, select.EPOLLIN)
         for key, text in self._published.items():
             self._tell({"op": "put", "key": key, "value": text})
         for key in self._wanted:
@@ -267,7 +270,9 @@ class EtcdExchanger(Exchanger):
         self._connection = None
         self._queue.clear()
         self._epoll.unregister(connection.sock)
-        connection.sock.close()
+        if connection.pidfd is not None:
+            self._epoll.unregister(connection.pidfd)
+        connection.close()
         self._failures = 0 if time.monotonic() - self._connected_at > STABLE_S else self._failures + 1
         self._set_state(Unavailable(reason))
         self._start_connecting(self._pause_s())
@@ -317,6 +322,13 @@ class EtcdExchanger(Exchanger):
                 self._lose(f"the broker is gone ({error})")
             except wire.WireError as error:
                 self._lose(f"the broker talks nonsense: {error}")
+
+    def _look_after_the_broker(self) -> None:
+        """A broker's end is no end of the connection where another process has a copy of its socket: a forked child."""
+        connection = self._connection
+        if connection is not None and connection.pidfd is not None:
+            if any(descriptor == connection.pidfd for descriptor, _ in self._epoll.poll(0)):
+                self._lose("the broker has ended")
 
     def _handle(self, frame: dict[str, Any]) -> bool:
         """Take in one frame. Returns whether the connection is to be read on."""

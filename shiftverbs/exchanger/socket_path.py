@@ -10,9 +10,16 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
+
+from . import kept
 
 _PEERCRED = struct.Struct("3i")
+# How long to wait for whoever has the lock. Nobody has it for longer than a connect() may take.
+LOCK_TIMEOUT_S = 10.0
+_LOCK_PERIOD_S = 0.01
 
 
 class SocketInUse(OSError):
@@ -21,15 +28,52 @@ class SocketInUse(OSError):
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock that goes with the socket `path`. Waits for whoever has it, who never holds it for long."""
-    lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Hold the lock that goes with the socket `path`. Waits for whoever has it, who never holds it for long.
+
+    Raises TimeoutError, naming the file and the holder, when it does not become free.
+    """
+    with kept.making:
+        lock = open(os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb")
+        kept.keep(lock)
     try:
-        if os.fstat(lock).st_uid not in (os.geteuid(), 0):
+        if os.fstat(lock.fileno()).st_uid not in (os.geteuid(), 0):
             raise PermissionError(errno.EPERM, "the lock belongs to another user", path + ".lock")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        _take(lock.fileno(), path + ".lock")
+        try:
+            yield
+        finally:
+            # Not by closing alone: a child that was forked by other means than Python's has a copy.
+            fcntl.flock(lock, fcntl.LOCK_UN)
     finally:
-        os.close(lock)
+        lock.close()
+        kept.let_go(lock)
+
+
+def _take(lock: int, path: str) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                text = f"the lock does not become free: {_holder(lock)} has it"
+                raise TimeoutError(errno.ETIMEDOUT, text, path) from None
+            time.sleep(_LOCK_PERIOD_S)
+        else:
+            return
+
+
+def _holder(lock: int) -> str:
+    """Who has a lock, as far as the kernel tells."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            # 1: FLOCK  ADVISORY  WRITE 708 00:13:1234 0 EOF; in the lines of those who wait, -> stands before FLOCK.
+            fields = line.split()
+            if fields[1] == "FLOCK" and int(fields[5].split(":")[2]) == os.fstat(lock).st_ino:
+                pid = int(fields[4])
+                alive = "" if Path(f"/proc/{pid}").exists() else " (which is gone) or a child of it"
+                return f"process {pid}{alive}"
+    return "somebody"
 
 
 def bind_socket(path: str) -> socket.socket:
@@ -44,23 +88,33 @@ def bind_socket(path: str) -> socket.socket:
 def connect_or_bind(path: str) -> tuple[socket.socket, bool]:
     """Connect to the broker at `path`, or become the one who starts it.
 
-    Returns (socket, True) when connected, (listening socket, False) when there was nobody.
+    Returns (socket, True) when connected, (listening socket, False) when there was nobody. The latter is among what
+    children do not keep, until `kept.let_go`.
     """
     with locked(path):
         sock = _connect(path)
         return (sock, True) if sock is not None else (_bind(path), False)
 
 
-def remove_socket(path: str, listener: socket.socket) -> None:
-    """Take `path` away, if it is still the socket of `listener`."""
-    with contextlib.suppress(OSError), locked(path):
-        # A dead broker's path may have been taken over by a new one, which then listens there.
+def identity(path: str) -> tuple[int, int] | None:
+    """Which file `path` is now. As long as a socket bound there is open, no other file is called the same."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def remove_socket(path: str, listener: socket.socket, bound: tuple[int, int] | None) -> None:
+    """Close `listener` and take `path` away, if it is still the file that `identity` told when `listener` was bound."""
+    try:
+        with contextlib.suppress(OSError), locked(path):
+            # A dead broker's path may have been taken over by a new one. To try whether somebody listens there tells
+            # nothing: a forked child of an application may still have a copy of our socket.
+            if bound is not None and identity(path) == bound:
+                os.unlink(path)
+    finally:
         listener.close()
-        sock = _connect(path)
-        if sock is None:
-            os.unlink(path)
-        else:
-            sock.close()
 
 
 def connect(path: str) -> socket.socket:
@@ -95,7 +149,9 @@ def _bind(path: str) -> socket.socket:
         if not stat.S_ISSOCK(status.st_mode):
             raise FileExistsError(errno.EEXIST, "is in the way and not a socket", path)
         os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with kept.making:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        kept.keep(listener)
     try:
         # bind() gives the path the rights that fchmod() set before: at no moment may others connect.
         os.fchmod(listener.fileno(), 0o600)
@@ -103,5 +159,6 @@ def _bind(path: str) -> socket.socket:
         listener.listen(128)
     except BaseException:
         listener.close()
+        kept.let_go(listener)
         raise
     return listener

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from . import socket_path, wire
+from . import kept, socket_path, wire
 from .settings import settings_of, store_identity
 
 # A broker imports gRPC and etcd3 first; on a busy host with cold caches that takes its time.
@@ -39,12 +39,24 @@ class BrokerError(Exception):
 
 @dataclass
 class Connection:
-    """A broker that has said hello. frames: what came right after."""
+    """A broker that has said hello. frames: what came right after.
+
+    pidfd: readable when the broker has ended, whoever else may hold the other end of the socket; None where that is not
+    to be had.
+    """
 
     sock: socket.socket
     pid: int
     reader: wire.FrameReader
     frames: list[dict[str, Any]] = field(default_factory=list)
+    pidfd: int | None = None
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.sock.close()
+        pidfd, self.pidfd = self.pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
 
 
 def open_connection(config: Config) -> Connection:
@@ -69,8 +81,12 @@ def open_connection(config: Config) -> Connection:
 
 
 def _start_own(config: Config) -> tuple[socket.socket, int]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with theirs:
+    with kept.making:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        kept.keep(ours, theirs)
+    with contextlib.ExitStack() as stack:
+        stack.callback(kept.let_go, ours, theirs)
+        stack.enter_context(theirs)
         arguments = ["--client-fd", str(theirs.fileno())]
         passed = [theirs.fileno()]
         pidfd: int | None = None
@@ -93,7 +109,9 @@ def _join_shared(config: Config, path: str) -> tuple[socket.socket, int | None]:
     if connected:
         return sock, None
     # From here on others connect to the path too; they are served as soon as the broker is there.
-    with sock as listener:
+    with contextlib.ExitStack() as stack:
+        stack.callback(kept.let_go, sock)
+        listener = stack.enter_context(sock)
         diagnostics = _spawn(config, ["--listen-fd", str(listener.fileno())], [listener.fileno()])
         try:
             return socket_path.connect(path), diagnostics
@@ -166,7 +184,11 @@ def _greet(sock: socket.socket, config: Config, diagnostics: int | None) -> Conn
     if first.get("ev") != "hello" or not isinstance(first.get("pid"), int):
         raise BrokerError("what listens there is not a broker")
     sock.setblocking(False)
-    return Connection(sock, first["pid"], reader, frames[1:])
+    pidfd = None
+    if first.get("pid_namespace") == wire.pid_namespace():
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or it is gone: then the socket tells
+            pidfd = os.pidfd_open(first["pid"])
+    return Connection(sock, first["pid"], reader, frames[1:], pidfd)
 
 
 def _last_words(diagnostics: int | None) -> str:

@@ -13,7 +13,7 @@ From the application:
 
 From the broker:
 
-    {"ev": "hello", "pid": ...}              it serves this application
+    {"ev": "hello", "pid": ..., "pid_namespace": ...}    it serves this application
     {"ev": "up"}                             etcd answers
     {"ev": "down", "reason": ...}            it does not
     {"ev": "found", "key": ..., "value": text or null}
@@ -26,11 +26,20 @@ From the broker:
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 PROTOCOL = 1
 # A value of records.MAX_VALUE_BYTES with every byte escaped, and its key.
 MAX_FRAME_BYTES = 65536
+
+
+def pid_namespace() -> int | None:
+    """Within which namespace a process id of ours means something: its number, None where that is not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 class WireError(Exception):
