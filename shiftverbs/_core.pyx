@@ -10,6 +10,7 @@ The work is done on C records, in four declaration files whose functions are com
 | one WC between hardware and application; posting | `_dispatch.pxd` |
 | which replays would be seen | `_replay.pxd` |
 | attention, events, key maps, CQCore | this file |
+| putting off signals | `_core_signals.pxi` |
 | ChannelCore | `_core_channel.pxi` |
 | QPCore | `_core_qp.pxi` |
 | CQCursor (extended CQs), WrBuilder (extended QPs) | `_core_cqex.pxi`, `_core_qpex.pxi` |
@@ -58,6 +59,8 @@ from shiftverbs.pyverbs_abi cimport (
 
 import math
 import os
+import threading
+from _signal import getsignal as _getsignal
 
 from pyverbs.cq import PollCqAttr as _PollCqAttr
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
@@ -84,6 +87,9 @@ cdef int check_pair(int k) except -1:
     if not 0 <= k < MAX_PAIRS:
         raise ValueError(f'pair {k}: there are pairs 0 to {MAX_PAIRS - 1}')
     return 0
+
+
+include "_core_signals.pxi"
 
 
 # --- attention and events ------------------------------------------------------------------------------------
@@ -128,8 +134,8 @@ def set_driver(run) -> None:
     """The callable that post, poll and blocked waits run inline when attention is set; None: nobody.
 
     It must call clear_attention() before it takes events. An Exception it raises is reported through
-    sys.unraisablehook and goes no further: the application's post or poll is not its business. Except what it named in
-    let_through().
+    sys.unraisablehook and goes no further: the application's post or poll is not its business. Signals wait until it is
+    over, and what their handlers raise comes out of the post, poll or wait.
     """
     global driver, driver_busy
     if run is not None and not callable(run):
@@ -140,23 +146,19 @@ def set_driver(run) -> None:
         shared.attention = 1
 
 
-cdef object passing = None
-
-
-def let_through(error) -> None:
-    """The driver is about to raise this, and it is the application's own: its post, poll or wait raises it."""
-    global passing
-    passing = error
-
-
 cdef int run_driver_inline() except -1:
     """One driver run at a time in the process, whichever thread comes first; it goes on while attention is set."""
-    global driver_busy, passing
+    global driver_busy
     cdef int rounds = 0
+    cdef int came
     if driver is None:
         shared.attention = 0
         return 0
     if driver_busy:
+        return 0
+    signals_off()
+    if driver_busy:  # another thread, while handlers ran
+        signals_on()
         return 0
     driver_busy = 1
     try:
@@ -168,12 +170,12 @@ cdef int run_driver_inline() except -1:
             try:
                 run()
             except Exception as e:
-                if e is passing:
-                    passing = None
-                    raise
                 driver_failed(e)
     finally:
         driver_busy = 0
+        came = signals_on()
+    if came:
+        PyErr_CheckSignals()
     return 1
 
 
@@ -223,7 +225,10 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 def _after_fork_in_child() -> None:
     """The child has no driver and no NICs; the parent's wake-up descriptor is not its own."""
-    global driver, driver_busy, wake_fd, sleepers, forks
+    global driver, driver_busy, wake_fd, sleepers, forks, main_thread, put_off
+    main_thread = threading.main_thread().ident
+    put_off = 0
+    sv_let_come()
     forks += 1
     driver = None
     driver_busy = 0
@@ -502,7 +507,7 @@ cdef class CQCore:
         return got, result
 
     cdef int run_driver_with(self, list taken) except -1:
-        """A driver run in the middle of a poll: what a signal's handler raises there loses none of the WCs taken."""
+        """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken."""
         cdef WC wc
         try:
             return run_driver_inline()
@@ -622,5 +627,6 @@ include "_core_abi.pxi"
 
 
 wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+main_thread = threading.main_thread().ident
 os.register_at_fork(after_in_child=_after_fork_in_child)
 check_abi()

@@ -7,6 +7,7 @@ and polls are done at once. Nothing here decides anything: that is pair_protocol
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import functools
 import logging
@@ -1001,11 +1002,8 @@ class Connection:
     def _take_leave(self, reason: str) -> None:
         """Tell the peer."""
         if self.protocol is not None:
-            try:
+            with contextlib.suppress(Exception):
                 self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
-            except Exception as error:
-                if self.driver.of_a_signal(error):
-                    raise
             self.driver.channel.flush()
 
     def _forget_peer(self) -> None:
@@ -1101,9 +1099,7 @@ class Connection:
             first = first or self._original or (WC_RETRY_EXC_ERR, 0)
             try:
                 self.end(first)
-            except Exception as error:
-                if self.driver.of_a_signal(error):
-                    raise
+            except Exception:
                 logger.exception("QP %#x: its end failed too; its errors come at once", self.shadow.qp_num)
                 core.abort(*first)
         self.set_status(Status.FAILED, reason)

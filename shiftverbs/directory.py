@@ -83,7 +83,7 @@ class Directory:
                     for connection in list(self._driver.connections.values()):
                         if (connection.why or "").startswith("etcd is away"):
                             connection.set_why("etcd is back; waiting for the peer's entry")
-            self._told.popleft()  # only now: a signal's handler may raise anywhere, and nothing is told twice
+            self._told.popleft()  # only now: nothing is told twice
 
     @property
     def is_behind(self) -> bool:
@@ -100,8 +100,5 @@ class Directory:
                 found(event.value)
             except RecordError as error:
                 logger.warning("ignored: %s", error)
-            except Exception as error:
-                if self._driver.of_a_signal(error):
-                    self._driver.later(None, self._found, event)  # for those that have not heard of it
-                    raise
+            except Exception:
                 logger.exception("what stands under %s could not be used", event.key)

@@ -15,7 +15,6 @@ import errno
 import heapq
 import itertools
 import logging
-import signal
 import sys
 import threading
 import time
@@ -76,38 +75,6 @@ _WC_NAMES = (
 ).split()
 
 
-def _of_a_signal(error: Exception) -> bool:
-    """Whether a signal's handler raised it, which the interpreter ran in the middle of us: it is the application's."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-class _Held:
-    """What `Driver.locked` returns. (A class, because a generator takes too long for a verb.)"""
-
-    def __init__(self, lock: threading.RLock, give_back: Callable[[], None], due: ctypes.c_int, waiter: Any) -> None:
-        self._lock = lock
-        self._give_back = give_back
-        self._due = due
-        self._waiter = waiter
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._give_back()
-        if self._due.value:
-            self._waiter.wake()
-
-
 class Driver:
     """The failover machinery of one process.
 
@@ -116,7 +83,6 @@ class Driver:
     """
 
     core = _core
-    of_a_signal = staticmethod(_of_a_signal)
 
     def __init__(
         self,
@@ -175,7 +141,8 @@ class Driver:
         owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self.outside = OutsideTheLock(owned)
         self.is_in = owned  # whether the calling thread has the lock
-        self._held = _Held(self._lock, self._give_back, self._attention, waiter)
+        self._unbroken = _core.Unbroken(self._lock, self._give_back)
+        self._held = _core.Unbroken(self._lock, self._leave_and_tell)
         waiter.add(exchanger.fileno())
 
     # ---- running ----------------------------------------------------------------------------------------------------
@@ -222,7 +189,7 @@ class Driver:
     def run(self) -> None:
         """Handle everything that is there. Any thread; returns at once where another one is at it."""
         while not self.stopped:
-            if not self._lock.acquire(blocking=False):
+            if not self._unbroken.enter_now():
                 return
             try:
                 if self._depth:  # this thread is in a run already (the garbage collector, a callback)
@@ -237,32 +204,27 @@ class Driver:
                     with contextlib.suppress(Exception):
                         self.waiter.set_deadline(self.now_ns() + WATCH_PERIOD_NS)
                     if not isinstance(error, Exception):
-                        raise  # a signal's: the application's own
-                    if _of_a_signal(error):
-                        _core.let_through(error)
                         raise
                     # A bug of ours must not surface in an application's poll.
                     logger.exception("the failover driver failed")
                 finally:
                     self._depth -= 1
             finally:
-                try:
-                    self._give_back()
-                except Exception as error:
-                    _core.let_through(error)
-                    raise
+                self._unbroken.leave()
             if not self._attention.value:
                 return
 
     def _give_back(self) -> None:
-        """Release the lock, and write what was logged under it. Raises what a signal's handler does."""
+        """Release the lock, and write what was logged under it."""
         self._lock.release()
-        try:
+        # A bug in a log handler of the application's must not surface in its poll.
+        with contextlib.suppress(Exception):
             self.outside.write()
-        except Exception as error:
-            # A bug in a log handler of the application's must not surface in its poll.
-            if _of_a_signal(error):
-                raise
+
+    def _leave_and_tell(self) -> None:
+        self._give_back()
+        if self._attention.value:
+            self.waiter.wake()
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """The driver's lock, for set-up and teardown from application threads.
@@ -315,7 +277,7 @@ class Driver:
 
     def stop(self, timeout_s: float) -> None:
         """Tell all peers that this process ends; nothing runs afterwards. Whoever is in a run is waited for so long."""
-        free = self._lock.acquire(timeout=timeout_s)
+        free = self._unbroken.enter_within(timeout_s)
         try:
             if free:
                 for connection in list(self.connections.values()):
@@ -328,15 +290,13 @@ class Driver:
             if free:
                 self._take_time()
                 self.announcements.flush()
-                self._give_back()
+                self._unbroken.leave()
 
     def safely(self, connection: Connection, call: Callable[..., None], *args: Any) -> None:
         """Call into one connection. A bug of ours there costs that QP its protection, and nobody else anything."""
         try:
             call(*args)
-        except Exception as error:
-            if _of_a_signal(error):
-                raise
+        except Exception:
             logger.exception("QP %#x: failover of this QP failed and is given up", connection.shadow.qp_num)
             with contextlib.suppress(Exception):
                 connection.give_up("an internal error, see the log")
@@ -396,7 +356,7 @@ class Driver:
                 entry = self._commands.pop(tag, None)
                 if entry is not None:
                     later(entry[0], self._command_ended, entry, err, step)
-            self._results.popleft()  # only now: a signal's handler may raise anywhere
+            self._results.popleft()  # only now: what fails may be had again
         for kind, core, k, a, b, t_ns in _core.take_events():
             connection = self.connections.get(core)
             if connection is not None:
@@ -426,9 +386,7 @@ class Driver:
             if connection is None:
                 try:
                     call(*args)
-                except Exception as error:
-                    if _of_a_signal(error):
-                        raise
+                except Exception:
                     logger.exception("a call posted to the failover driver failed")
             else:
                 left = pending.pop(connection, 1) - 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -144,19 +145,88 @@ def test_interrupts_pass_through_the_driver(world: World) -> None:
     assert world.scq.poll() == (0, [])
 
 
-def test_what_is_the_applications_passes_through_the_driver(world: World) -> None:
-    """The handler of a signal raised it, in the middle of the driver."""
-    error = TimeoutError("too long")
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """The application's handler of SIGUSR1 raises TimeoutError."""
+
+    def handler(number: int, frame: object) -> None:
+        raise TimeoutError("too long")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_no_signal_breaks_off_the_driver(guarded: World, alarm: None) -> None:
+    """Its handler runs, and what it raises comes out of the verb, when the driver is done; no completion is lost."""
+    w = guarded
+    for wr_id in range(1, 5):
+        w.send(wr_id)
+    done = []
 
     def driver() -> None:
         _core.clear_attention()
-        _core.let_through(error)
-        raise error
+        signal.raise_signal(signal.SIGUSR1)
+        done.append(1)
 
+    w.hw[0].complete()
+    w.hw[0].complete()
     _core.set_driver(driver)
     _core.raise_attention()
     with pytest.raises(TimeoutError, match="too long"):
+        w.scq.poll(10)
+    assert done == [1]
+    _core.raise_attention()
+    with pytest.raises(TimeoutError, match="too long"):
+        w.send(5)
+    assert done == [1, 1] and w.hw[0].count() == 4, "the verb ended before it began"
+    _core.set_driver(None)
+    assert [x[0] for x in w.poll()] == [1, 2]
+
+
+def test_a_signal_that_came_before_is_handled_before(world: World, alarm: None) -> None:
+    """What a handler raises at the way in leaves the driver to others."""
+    done = []
+
+    def driver() -> None:
+        _core.clear_attention()
+        done.append(1)
+
+    def handler(number: int, frame: object) -> None:
+        assert not done
+        raise TimeoutError("too long")
+
+    signal.signal(signal.SIGUSR1, handler)
+    _core.set_driver(driver)
+    _core.raise_attention()
+    thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGUSR1,))
+    with pytest.raises(TimeoutError):
+        thread.start()
+        thread.join(10)
         world.scq.poll()
+    world.scq.poll()
+    assert done == [1]
+    _core.set_driver(None)
+
+
+def test_no_signal_breaks_off_the_driver_of_another_thread(world: World, alarm: None) -> None:
+    """There none is handled anyway; the main thread handles it at once."""
+    inside, go = threading.Event(), threading.Event()
+
+    def driver() -> None:
+        _core.clear_attention()
+        inside.set()
+        assert go.wait(10)
+
+    _core.set_driver(driver)
+    _core.raise_attention()
+    thread = threading.Thread(target=world.scq.poll)
+    thread.start()
+    assert inside.wait(10)
+    with pytest.raises(TimeoutError):
+        signal.raise_signal(signal.SIGUSR1)
+    go.set()
+    thread.join(10)
     _core.set_driver(None)
 
 

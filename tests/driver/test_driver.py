@@ -643,7 +643,7 @@ def test_what_is_logged_under_the_lock_waits_for_no_handler(driver: Driver) -> N
 
 
 def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver, alarm: Any) -> None:
-    """But what a signal's handler raises in it is."""
+    """But what a signal's handler raises meanwhile is."""
     handler = logging.Handler()
     logger = logging.getLogger("shiftverbs.driver")
     logger.addHandler(handler)
@@ -665,7 +665,6 @@ def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver, ala
                 verb()
     finally:
         logger.removeHandler(handler)
-        _core.let_through(None)  # type: ignore[arg-type]
     assert not driver._lock._is_owned()  # type: ignore[attr-defined]
 
 
@@ -1482,16 +1481,155 @@ def alarm() -> Iterator[Any]:
 def test_what_a_signal_handler_raises_is_the_applications(
     driver: Driver, nic: Any, alarm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It must get its timeout, and no QP loses its protection on that account."""
+    """It must get its timeout, when the run is over: nothing in it was broken off."""
     one = add(driver, Connection(nic))
+    done: list[int] = []
     for begin in (driver.post, functools.partial(driver.later, None), functools.partial(driver.later, one)):
-        begin(alarm)  # type: ignore[operator]
+        begin(lambda: (alarm(), done.append(1)))  # type: ignore[operator]
+        driver.post(lambda: done.append(2))
         with pytest.raises(TimeoutError, match="application"):
             driver.run()
-    assert "give_up" not in one.told and not caplog.records
-    _core.let_through(None)  # type: ignore[arg-type]
+        assert sorted(done) == [1, 2]
+        done.clear()
     driver.run()
-    assert "look_again" in one.told
+    assert "give_up" not in one.told and "look_again" not in one.told and not caplog.records
+
+
+def test_a_verb_is_not_broken_off_under_the_lock(driver: Driver, alarm: Any) -> None:
+    """However deep, and whoever raises; no other signal's handler either."""
+    done: list[int] = []
+    with pytest.raises(TimeoutError, match="application"), driver.locked():
+        with driver.locked():
+            alarm()
+            done.append(1)
+        done.append(2)
+        driver.run()
+        done.append(3)
+    assert done == [1, 2, 3] and not driver.is_in()
+    with pytest.raises(ZeroDivisionError), driver.locked():
+        raise ZeroDivisionError
+    with pytest.raises(TimeoutError):
+        alarm()
+    assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL and not driver.is_in()
+
+
+@pytest.mark.parametrize("verb", ["run", "locked"])
+def test_a_signal_between_any_two_bytecodes(driver: Driver, alarm: Any, verb: str) -> None:
+    """It leaves no lock taken, and nothing is lost or done by half."""
+    done: list[int] = []
+    at = seen = 0
+
+    def act() -> None:
+        if verb == "run":
+            driver.post(lambda: done.extend((1, 2)))
+            sys.settrace(tracer)
+            driver.run()
+        else:
+            sys.settrace(tracer)
+            with driver.locked():
+                done.extend((1, 2))
+
+    def tracer(frame: Any, event: str, arg: object) -> Any:
+        nonlocal seen
+        if "shiftverbs/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if seen == at:
+                alarm()
+        return tracer
+
+    while seen >= at:
+        at, seen = at + (1 if at < 100 else 13), 0
+        done.clear()
+        try:
+            act()
+        except TimeoutError:
+            pass
+        finally:
+            sys.settrace(None)
+        assert not driver.is_in(), at
+        assert done in ([], [1, 2]), at
+        driver.run()
+        assert verb == "locked" or done == [1, 2], at
+
+
+def test_who_waits_for_the_lock_can_be_interrupted(driver: Driver) -> None:
+    """A NIC hangs under another thread's feet: Ctrl-C still ends the verb, which has not begun."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with driver.locked():
+            taken.set()
+            assert over.wait(20)
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("the application's")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    other = threading.Thread(target=hold)
+    other.start()
+    try:
+        assert taken.wait(10)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError), driver.locked():
+            raise AssertionError("it is another's")
+        assert time.monotonic() - began < 10
+    finally:
+        over.set()
+        other.join(20)
+        signal.signal(signal.SIGALRM, before)
+    with driver.locked():
+        assert driver.is_in()
+
+
+def test_a_handler_that_a_handler_sets_stays(driver: Driver) -> None:
+    """Handlers that are due run before the driver is entered, and the signals are theirs again behind it."""
+    heard: list[str] = []
+    was = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    signal.signal(signal.SIGUSR1, lambda *args: heard.append("old"))
+    try:
+        with driver.locked():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, lambda *args: heard.append("new"))
+            signal.signal(signal.SIGUSR2, lambda *args: heard.append("other"))
+            assert not heard
+        signal.raise_signal(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == ["new", "other", "new"]
+        with driver.locked():
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN and len(heard) == 3
+    finally:
+        for number, handler in was.items():
+            signal.signal(number, handler)
+
+
+def test_a_child_of_a_fork_amid_the_driver_hears_its_signals(driver: Driver, alarm: Any) -> None:
+    """Another thread forks while the main thread is in the driver: what came to the parent is not the child's."""
+    status: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.raise_signal(signal.SIGUSR1)
+            except TimeoutError:
+                code = 7
+            finally:
+                os._exit(code)
+        status.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    other = threading.Thread(target=fork)
+    with pytest.raises(TimeoutError), driver.locked():
+        alarm()
+        other.start()
+        other.join(20)
+    assert status == [7]
 
 
 def test_a_signal_amid_news_of_the_exchanger_is_the_applications_too(
@@ -1502,16 +1640,13 @@ def test_a_signal_amid_news_of_the_exchanger_is_the_applications_too(
 
     def first(value: Any) -> None:
         heard.append(value)
-        if len(heard) == 1:
-            alarm()
+        alarm()
 
     driver.directory._wanted["key"] = [first, heard.append]
     driver.later(None, driver.directory._found, Found("key", {"a": 1}))
     with pytest.raises(TimeoutError, match="application"):
         driver.run()
-    driver.run()
-    assert heard == [{"a": 1}] * 3 and not caplog.records
-    _core.let_through(None)  # type: ignore[arg-type]
+    assert heard == [{"a": 1}] * 2 and not caplog.records
 
 
 def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
@@ -1525,22 +1660,16 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
     monkeypatch.setattr(driver.exchanger, "poll_events", lambda: [told.pop(0) for _ in told[:]])
     for key in ("a", "b"):
         driver.directory._wanted[key] = [functools.partial(lambda key, value: heard.append(key), key)]
-    calls = 0
 
     def interrupted(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls in (2, 5):
-            alarm()
+        alarm()
         later(*args)
 
     monkeypatch.setattr(driver, "later", interrupted)
-    for _ in range(2):
-        with pytest.raises(TimeoutError):
-            driver.run()
+    with pytest.raises(TimeoutError):
+        driver.run()
     driver.run()
     assert sorted(heard, key=str) == [0, 1, 2, "a", "b"]
-    _core.let_through(None)  # type: ignore[arg-type]
 
 
 def test_a_fence_gives_a_command_again_whose_end_was_lost(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
@@ -1591,16 +1720,13 @@ def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) ->
 
 
 def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:
-    """QP.close raises it, and can be repeated."""
+    """QP.close raises it, and is carried out."""
     core = Shadow(remote_keys=None)
     connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
-    protocol: Any = SimpleNamespace(handle=alarm, pairs=[])
+    protocol: Any = SimpleNamespace(handle=lambda event, now: alarm() or [], pairs=[])
     connection.protocol = protocol
-    with pytest.raises(TimeoutError, match="application"):
+    with pytest.raises(TimeoutError, match="application"), driver.locked():
         connection.close()
-    assert not connection.closed
-    protocol.handle = lambda event, now: []
-    connection.close()
     assert connection.closed
 
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A program whose signal handlers raise sees of them what it sees with pyverbs, at home, away and in between."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+from hosts import AWAY, HOME, Host, Network
+
+PROGRAM = Path(__file__).with_name("alarms.py")
+LOAD = f"import runpy; Alarms = runpy.run_path({str(PROGRAM)!r})['Alarms']"
+QPS = 16
+
+
+def connect(a: Host, b: Host, count: int) -> None:
+    """So many endpoints on each host, connected in pairs: `eps`."""
+    named = [
+        h(f"ctx = device.Context(name='soft0'); eps = [Endpoint(ctx) for _ in range({count})]; [x.name() for x in eps]")
+        for h in (a, b)
+    ]
+    for h, peers in ((a, named[1]), (b, named[0])):
+        h(f"[ep.connect(n) for ep, n in zip(eps, {peers!r})]; None")
+
+
+def alarmed(hosts: tuple[Host, ...], seed: int, count: int, shifts: bool) -> None:
+    """Have every host begin its share of `count` alarms."""
+    for number, h in enumerate(hosts):
+        h(f"{LOAD}; al = Alarms(eps, {seed + number}, {shifts})")
+    for h in hosts:
+        h.begin(f"al.run({count // len(hosts)})")
+
+
+def check(hosts: tuple[Host, ...], count: int) -> None:
+    """Every alarm was caught, none was lost, and no verb failed."""
+    for h in hosts:
+        found = h.end(240)
+        n = count // len(hosts)
+        assert found == {"fired": n, "caught": n, "lost": 0, "errors": []}, (found, h.child.output[-3000:])
+        assert "ignored" not in h.child.output and "Traceback" not in h.child.output, h.child.output[-3000:]
+
+
+def test_ten_thousand_alarms_while_cables_come_and_go(network: Network, faults: Any) -> None:
+    """All of them reach the program, more than a hundred SWITCHes amid them; afterwards all is at home and in order."""
+    seed, count = 20, 10_000
+    print(f"seed {seed}")
+    a, b = hosts = network.host("a"), network.host("b")
+    connect(a, b, QPS)
+    for h in hosts:
+        assert h("all(ep.qp.shift.wait_protected(20) for ep in eps)")
+    over = threading.Event()
+
+    def cables() -> None:
+        seen = 0
+        with contextlib.suppress(AssertionError):  # at the program's end
+            while not over.is_set():
+                for what, where in ((faults.down, "away"), (faults.up, "home")):
+                    what("a/soft0")
+                    a.child.expect(f"^all {where} at", 10, seen)
+                    seen = next(
+                        i for i in range(seen, len(a.child.lines)) if a.child.lines[i].startswith(f"all {where} at")
+                    )
+
+    alarmed(hosts, seed, count, shifts=True)
+    thread = threading.Thread(target=cables, daemon=True)
+    thread.start()
+    try:
+        check(hosts, count)
+    finally:
+        over.set()
+        thread.join(20)
+        faults.up("a/soft0")
+    for h in hosts:
+        h(f"[ep.wait({HOME!r}, 20) for ep in eps]")
+        assert h("all(ep.qp.shift.status == 'PROTECTED' for ep in eps)"), h("[ep.shift() for ep in eps]")
+    switches = a("sum(ep.qp.shift.counters['switches'] for ep in eps)")
+    assert switches > 100, switches
+    print(f"{switches} SWITCHes")
+    for h in hosts:
+        assert h("al.settle()") == {str(i): [True, []] for i in range(QPS)}
+
+
+def test_plain_pyverbs_loses_no_alarm_either(network: Network) -> None:
+    """What the program may count on."""
+    a, b = hosts = network.host("a", "pyverbs"), network.host("b", "pyverbs")
+    connect(a, b, 2)
+    alarmed(hosts, 5, 500, shifts=False)
+    check(hosts, 500)
+
+
+def test_ctrl_c_wherever_it_comes(network: Network, faults: Any) -> None:
+    """A failover that a signal's handler breaks into is carried out, and every QP comes home protected."""
+    a, b = network.protected()
+    a("import signal, threading; signal.signal(signal.SIGINT, signal.default_int_handler); None")
+    a("from shiftverbs import connection")
+    a('''
+execute = connection.Connection.execute
+done = [0]
+def interrupted(self, actions):
+    for action in actions:
+        main = threading.current_thread() is threading.main_thread()
+        done[0] += main
+        if main and done[0] in (2, 5, 9):
+            signal.raise_signal(signal.SIGINT)
+        execute(self, [action])
+connection.Connection.execute = interrupted
+def poll_through():
+    caught = 0
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            ep.cq.poll(1)
+            if eval(where, {'s': ep.qp.shift}):
+                break
+        except KeyboardInterrupt:
+            caught += 1
+    return caught
+''')
+    faults.down("a/soft0")
+    a(f"where = {AWAY!r}")
+    assert a("poll_through()")
+    a(f"ep.wait({AWAY!r})")
+    b(f"ep.wait({AWAY!r})")
+    faults.up("a/soft0")
+    a(f"where = {HOME!r}")
+    a("poll_through()")
+    for h in (a, b):
+        h(f"ep.wait({HOME!r})")
+        assert h("ep.qp.shift.status") == "PROTECTED"
