@@ -72,7 +72,8 @@ def canonical_gid(gid: str) -> str:
     """
     if "%" in gid:
         raise ValueError(f"not a GID: {gid!r}")
-    return ipaddress.IPv6Address(gid).exploded
+    # Not .exploded: from Python 3.13 on it writes an IPv4-mapped address, a RoCE port's usual GID, in dotted form.
+    return ipaddress.IPv6Address(gid).packed.hex(":", 2)
 
 
 def subnet_prefix(gid: str) -> int:

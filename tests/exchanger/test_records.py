@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 from typing import Any
 
@@ -48,6 +49,20 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
 )
+
+
+@pytest.mark.parametrize(
+    "gid", ["::ffff:192.0.2.1", "::ffff:c000:201", "0000:0000:0000:0000:0000:FFFF:c000:0201"]
+)  # fmt: skip
+def test_an_ipv4_mapped_gid_is_spelt_the_same_by_every_python(gid: str) -> None:
+    assert records.canonical_gid(gid) == "0000:0000:0000:0000:0000:ffff:c000:0201"
+    assert records.parse_key(qp_key("job", gid, 7)).gid == "0000:0000:0000:0000:0000:ffff:c000:0201"
+
+
+@given(st.integers(0, (1 << 128) - 1))
+def test_a_gid_in_a_key_reads_back_as_the_same_gid(number: int) -> None:
+    key = qp_key("job", str(ipaddress.IPv6Address(number)), 7)
+    assert int(str(records.parse_key(key).gid).replace(":", ""), 16) == number
 
 
 @given(qp_records)
