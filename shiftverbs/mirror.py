@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -56,26 +57,32 @@ def reexport(name: str, namespace: dict[str, Any]) -> types.ModuleType:
 
 
 def reexport_enums(name: str, namespace: dict[str, Any]) -> types.ModuleType:
-    """As reexport, for a module with another name in other releases; each constant with and without underscore.
+    """As reexport, for a module of constants, which differ between releases in name and layout: both spellings of each.
 
-    Release 44 has `enums._IBV_DEVICE_RAW_SCATTER_FCS`, 59 has `libibverbs_enums.IBV_DEVICE_RAW_SCATTER_FCS`.
+    Release 44 has `enums.IBV_QPT_RC`, 56 that and `libibverbs_enums.IBV_QPT_RC`, 65 only
+    `libibverbs_enums.ibv_qp_type.IBV_QPT_RC`. Release 44 has `_IBV_DEVICE_RAW_SCATTER_FCS` where 59 has no underscore.
     """
-    try:
-        module = reexport(name, namespace)
-    except ModuleNotFoundError as missing:
-        if missing.name != f"{SOURCE}.{name}":
-            raise
+    modules: list[types.ModuleType] = []
+    for source in (name, RENAMED[name]):
         try:
-            module = reexport(RENAMED[name], namespace)
-        except ModuleNotFoundError as other:
-            if other.name != f"{SOURCE}.{RENAMED[name]}":
+            modules.append(reexport(source, namespace))
+        except ModuleNotFoundError as missing:
+            if missing.name != f"{SOURCE}.{source}":
                 raise
-            raise missing from None
-    for key in names_of(module):
-        other_key = key[1:] if key.startswith("_") else f"_{key}"
-        if other_key.startswith(("IBV_", "_IBV_")):
-            namespace.setdefault(other_key, getattr(module, key))
-    return module
+    if not modules:
+        raise ModuleNotFoundError(f"No module named '{SOURCE}.{name}'", name=f"{SOURCE}.{name}")
+    for module in modules:
+        for key in names_of(module):
+            value = getattr(module, key)
+            constants = {key: value}
+            if isinstance(value, type) and issubclass(value, enum.Enum):
+                constants = dict(value.__members__)
+            for constant, number in constants.items():
+                namespace.setdefault(constant, number)
+                other = constant[1:] if constant.startswith("_") else f"_{constant}"
+                if other.startswith(("IBV_", "_IBV_")):
+                    namespace.setdefault(other, number)
+    return modules[0]
 
 
 class MirrorFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import json
 import re
@@ -35,11 +36,13 @@ def rows() -> Iterator[tuple[list[str], str, str]]:
 
 
 def classes() -> list[tuple[str, str]]:
-    """(module, class) of every class of the installed pyverbs."""
+    """(module, class) of every class of the installed pyverbs. Not enumerations: they hold constants."""
     found = []
     for name in MODULES:
         module = importlib.import_module(f"pyverbs.{name}")
         for value in vars(module).values():
+            if isinstance(value, enum.EnumMeta):
+                continue
             if isinstance(value, type) and value.__module__ == module.__name__:
                 found.append((name, value.__name__))
     return sorted(set(found))

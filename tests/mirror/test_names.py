@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import importlib.util
 import pkgutil
@@ -106,6 +107,47 @@ def test_constants_under_both_modules_names() -> None:
         assert module.IBV_DEVICE_RAW_SCATTER_FCS == module._IBV_DEVICE_RAW_SCATTER_FCS
     assert importlib.import_module("shiftverbs.librdmacm_enums").RDMA_PS_TCP == 0x106
     assert importlib.import_module("shiftverbs.cm_enums").RDMA_PS_TCP == 0x106
+
+
+def test_constants_where_a_release_has_them_in_classes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As release 65 does: no `enums`, and the constants of named enumerations are in their classes alone."""
+    later = types.ModuleType("pyverbs.libibverbs_enums")
+    later.__dict__.update(
+        ibv_qp_type=enum.IntFlag("ibv_qp_type", {"IBV_QPT_RC": 2, "IBV_QPT_UC": 3}),
+        ibv_atomic_cap=enum.IntFlag("ibv_atomic_cap", {"IBV_ATOMIC_NONE": 0}),
+        ibv_fork_status=enum.IntEnum("ibv_fork_status", {"IBV_FORK_DISABLED": 0}),
+        IBV_LINK_LAYER_ETHERNET=2,
+    )
+    monkeypatch.setitem(sys.modules, "pyverbs.libibverbs_enums", later)
+    monkeypatch.setitem(sys.modules, "pyverbs.enums", None)
+    real = importlib.import_module
+
+    def without_enums(name: str) -> types.ModuleType:
+        if name == "pyverbs.enums":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", without_enums)
+    for name in ("enums", "libibverbs_enums"):
+        found: dict[str, object] = {}
+        shiftverbs.mirror.reexport_enums(name, found)
+        assert found["IBV_QPT_RC"] is found["ibv_qp_type"].IBV_QPT_RC and found["IBV_QPT_RC"] == 2
+        assert found["IBV_ATOMIC_NONE"] == 0 and found["IBV_FORK_DISABLED"] == 0 and found["_IBV_QPT_UC"] == 3
+        assert found["IBV_LINK_LAYER_ETHERNET"] == 2
+
+
+def test_every_constant_has_both_spellings() -> None:
+    """Flat as in release 44, in its enumeration's class as in 65; the same in each module, whichever are installed."""
+    for pair in (("enums", "libibverbs_enums"), ("cm_enums", "librdmacm_enums")):
+        modules = [importlib.import_module(f"shiftverbs.{name}") for name in pair]
+        assert {key for key in vars(modules[0]) if key.startswith(("IBV_", "ibv_", "_IBV_", "RDMA_", "rdma_"))} == {
+            key for key in vars(modules[1]) if key.startswith(("IBV_", "ibv_", "_IBV_", "RDMA_", "rdma_"))
+        }
+        classes = [value for value in vars(modules[0]).values() if isinstance(value, enum.EnumMeta)]
+        assert len(classes) >= 4
+        for cls in classes:
+            for key, member in cls.__members__.items():
+                assert all(getattr(module, key) == member for module in modules)
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "providers.nobody", "providers.mlx5.no_such"])
