@@ -52,10 +52,8 @@ class Verbs:
         self.qp = self._load("qp")
         self.wr = self._load("wr")
         self.addr = self._load("addr")
-        try:
-            self.enums = self._load("enums")
-        except ModuleNotFoundError:  # from pyverbs 59 on
-            self.enums = self._load("libibverbs_enums")
+        # Constants alone, the same for both; where and how pyverbs spells them differs between its releases.
+        self.enums = importlib.import_module("shiftverbs.enums")
 
     def _load(self, name: str) -> ModuleType:
         return importlib.import_module(f"{self.package}.{name}")

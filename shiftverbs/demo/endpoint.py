@@ -28,9 +28,8 @@ class Verbs:
         self.addr = self._module("addr")
         self.wr = self._module("wr")
         self.error = self._module("pyverbs_error")
-        # pyverbs 57 and later have another name for it.
-        name = f"{self.package}.enums"
-        self.e = self._module("enums" if importlib.util.find_spec(name) is not None else "libibverbs_enums")
+        # Constants alone, the same for both; where and how pyverbs spells them differs between its releases.
+        self.e = importlib.import_module("shiftverbs.enums")
 
     def _module(self, name: str) -> ModuleType:
         return importlib.import_module(f"{self.package}.{name}")

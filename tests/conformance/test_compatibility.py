@@ -18,7 +18,12 @@ from mirror.test_names import MODULES
 DOCUMENT = (ROOT / "docs" / "compatibility.md").read_text()
 KINDS = ("shadowed", "adapted", "passed through", "unprotected")
 # Of later releases than Debian 12's.
-LATER = {"FdArr", "EfaMR", "EfaDVMRAttr", "DrFlowMeterAttr", "DrActionFlowMeter", "Mlx5DmaBufMR"}
+LATER = {
+    "FdArr", "EfaMR", "EfaDVMRAttr", "DrFlowMeterAttr", "DrActionFlowMeter", "Mlx5DmaBufMR",
+    "Buf", "BufMR", "MREx", "DMAHandle", "DmaHandleInitAttr", "CompCntr", "CompCntrCaps", "CompCntrInitAttr",
+    "QPRateLimitAttr", "QPAttachCompCntrAttr", "EfaCompCntr", "EfaCompCntrInitAttr", "EfaDVRQDepthAttr",
+    "EfaDVSQDepthAttr", "Mlx5DevxCmdComp", "Mlx5ModifyFlowAction", "EventChannel", "EventFD", "EventHeader",
+}  # fmt: skip
 # Who decides that a QP is not protected, and says why.
 DECIDERS = ("protection.py", "extended_cq.py", "qp.py", "pd.py", "device.py", "runtime.py")
 

@@ -30,8 +30,8 @@ if PACKAGE == "pyverbs":
 
     softrnic.enable()
 
-# pyverbs 57 and later have another name for it; shiftverbs has both.
-e = module("enums" if importlib.util.find_spec(f"{PACKAGE}.enums") else "libibverbs_enums")
+# Constants alone, the same for both; where and how pyverbs spells them differs between its releases.
+e = importlib.import_module("shiftverbs.enums")
 addr, cq, device, mr, pd, qp, wr = map(module, ("addr", "cq", "device", "mr", "pd", "qp", "wr"))
 SLOT = 4096
 STATUS = {getattr(e, name): name[7:] for name in dir(e) if name.startswith("IBV_WC_") and name.endswith("_ERR")}

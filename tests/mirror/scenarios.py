@@ -35,9 +35,8 @@ class Verbs:
         names = "device pd mr cq qp addr wr pyverbs_error srq wq xrcd mem_alloc fork".split()
         for name in names:
             setattr(self, name, importlib.import_module(f"{package}.{name}"))
-        # pyverbs 57 and later have another name for it; shiftverbs has both.
-        enums = "enums" if importlib.util.find_spec(f"{package}.enums") else "libibverbs_enums"
-        self.e: Any = importlib.import_module(f"{package}.{enums}")
+        # Constants alone, the same for both; where and how pyverbs spells them differs between its releases.
+        self.e: Any = importlib.import_module("shiftverbs.enums")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

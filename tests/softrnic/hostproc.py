@@ -27,7 +27,6 @@ softrnic.enable()
 
 # isort: split  (the library must come before pyverbs)
 # ruff: noqa: E402
-import pyverbs.enums as e
 from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ, CQEX, CompChannel, CqInitAttrEx, PollCqAttr
 from pyverbs.device import Context, get_device_list
@@ -36,6 +35,8 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPEx, QPInitAttr, QPInitAttrEx
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
+
+import shiftverbs.enums as e
 
 ALL_ACCESS = (
     e.IBV_ACCESS_LOCAL_WRITE

@@ -18,7 +18,7 @@ PRELUDE = """
 import gc, os, sys, threading, time
 from shiftverbs import softrnic
 softrnic.enable()
-import pyverbs.enums as e
+import shiftverbs.enums as e
 from pyverbs.addr import AHAttr, GID, GlobalRoute
 from pyverbs.cq import CQ, CompChannel
 from pyverbs.device import Context, get_device_list
