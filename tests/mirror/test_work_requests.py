@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import logging
 import weakref
 from collections.abc import Callable
@@ -157,6 +158,10 @@ def test_a_programs_subclass_runs_its_own_constructor() -> None:
     assert (wr.number, wr.wr_id, wr.num_sge) == (5, 5, 1)
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyverbs.comp_cntr") is not None,
+    reason="pyverbs 65 frees an SGE that was lent to a WR twice, and plain pyverbs dies of it too",
+)
 def test_an_sge_may_go_before_the_wr_it_was_lent_to() -> None:
     wr = shiftverbs.wr.SendWR(num_sge=1, sg=[shiftverbs.wr.SGE(1, 2, 3)])
     sge = shiftverbs.wr.SGE(0x7000, 8, 9)
