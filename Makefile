@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench test conformance test-san test-rxe soak-rxe fuzz soak lint wheel clean distclean
+.PHONY: help setup build demo bench test conformance compat test-san test-debian test-rxe soak-rxe fuzz soak lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -27,6 +27,7 @@ help:
 	@echo "compat  core, mirror, failover and rdma-core's tests with pyverbs 59, built from PyPI's sources (not in CI)"
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
+	@echo "test-debian  demo and tests in a bare Debian of another release (root): make test-debian RELEASE=trixie"
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
 	@echo "soak    random faults on real processes: make soak MINUTES=30 [SEED=…]"
 	@echo "lint    ruff, mypy, cython-lint, clang-format"
@@ -78,6 +79,13 @@ test-san: setup
 # A busy machine: RXE_TIME_SCALE=3 make test-rxe. Only some: make test-rxe RXE_GROUPS='interop demo'.
 test-rxe: build
 	$(PYTHON) tools/rxe/run.py $(RXE_GROUPS)
+
+# On another release of Debian, in a chroot made by debootstrap (root), kept in $XDG_CACHE_HOME/shiftverbs: one run of
+# demo and tests as a user there has them. make test-debian RELEASE=trixie DEBIAN_MAKE=demo; REFRESH=1: from scratch.
+RELEASE     ?= trixie
+DEBIAN_MAKE ?= demo test
+test-debian:
+	PYTEST_ARGS='$(PYTEST_ARGS)' tools/debian.sh $(RELEASE) make $(DEBIAN_MAKE)
 
 soak-rxe: build
 	$(PYTHON) tools/rxe/run.py --soak $(RXE_GROUPS)
