@@ -498,6 +498,26 @@ cdef class QPCore:
                     self.lacks(self.q.local_keys, recv.wr.sg_list[i].lkey, to_recv, local)
         return local, remote
 
+    def last_use(self, rkey=None) -> int:
+        """Number behind the last send WR that a backup's hardware has and that names `rkey` (None: any); 0: none."""
+        cdef uint64_t seq = self.q.wired if self.q.send_pair else self.q.head
+        cdef uint64_t wanted = rkey if rkey is not None else <uint64_t>-1
+        cdef SendRec *rec
+        cdef uint32_t named
+        while seq > self.q.head:
+            rec = send_rec(&self.q, seq - 1)
+            if opcode_in(rec.wr.opcode, rdma_opcodes()):
+                named = rec.wr.wr.rdma.rkey
+            elif opcode_in(rec.wr.opcode, atomic_opcodes()):
+                named = rec.wr.wr.atomic.rkey
+            else:
+                named = 0
+            if not rec.state & REC_PROVEN and opcode_in(rec.wr.opcode, rdma_opcodes() | atomic_opcodes()) and (
+                    rkey is None or named == wanted):
+                return seq
+            seq -= 1
+        return 0
+
     cdef int lacks(self, Map *m, uint32_t key, int k, set into) except -1:
         if m == NULL or map_find(m, (<uint64_t>key << 8) | <uint64_t>k) == NULL:
             into.add(key)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shiftverbs.key_plugs import Plugs
 from shiftverbs.pyverbs_error import ShiftError
 
 logger = logging.getLogger("shiftverbs.backup")
@@ -190,6 +191,7 @@ class Nic:
         self.error = ""
         # Set by the driver: it saw DEVICE_FATAL. Nothing works on this context any more.
         self.dead = False
+        self.plugs = Plugs(self)
         self._pid = os.getpid()
         self._thread = 0
         self._given_up_ns = 0  # when the command began that was waited for in vain; 0: none was

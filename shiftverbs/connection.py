@@ -643,6 +643,11 @@ class Connection:
         p = self.protocol
         return p is not None and not p.over and p.recv_pair != 0
 
+    @property
+    def reached_away(self) -> bool:
+        """Whether something of the peer's may come by a backup of ours, perhaps the last of what it sent there."""
+        return self.receives_away or bool(self._behind) or self.core.recv_pair != 0
+
     # ---- actions out ------------------------------------------------------------------------------------------------
 
     def execute(self, actions: list[Action]) -> None:

@@ -45,7 +45,7 @@ _ARM = struct.Struct("!BQBQQ")
 _MOVE = struct.Struct("!BQQBQQQ")
 _PREFER = struct.Struct("!QBB")
 _PING = struct.Struct("!QB")
-_WANT_KEYS = struct.Struct("!QB")  # then rkeys
+_WANT_KEYS = struct.Struct("!QQB")  # version, settled, again; then rkeys
 _KEYS = struct.Struct("!QQBB")  # then so many rkeys that are gone, then found ones
 _FOUND = struct.Struct("!IB")  # then for so many backups
 _FOUND_ON = struct.Struct("!BI")
@@ -121,7 +121,7 @@ def _body(message: Message | Ping | WantKeys | Keys) -> tuple[int, bytes]:
         case Ping():
             return _KIND_PING, _PING.pack(message.number, message.answer)
         case WantKeys():
-            head = _WANT_KEYS.pack(message.version, message.again)
+            head = _WANT_KEYS.pack(message.version, message.settled, message.again)
             return _KIND_WANT_KEYS, head + struct.pack(f"!{len(message.rkeys)}I", *message.rkeys)
         case Keys():
             gone = message.gone
@@ -184,8 +184,10 @@ def _rkeys(data: bytes) -> tuple[int, ...]:
 def _want_keys(body: bytes) -> WantKeys:
     if len(body) < _WANT_KEYS.size:
         raise MalformedDatagram(f"{len(body)} bytes are no question for keys")
-    version, again = _WANT_KEYS.unpack_from(body)
-    return WantKeys(version, _rkeys(body[_WANT_KEYS.size :]), _boolean(again, "again"))
+    version, settled, again = _WANT_KEYS.unpack_from(body)
+    if settled > version:
+        raise MalformedDatagram(f"settled up to {settled}, heeded up to {version}")
+    return WantKeys(version, _rkeys(body[_WANT_KEYS.size :]), _boolean(again, "again"), settled)
 
 
 def _keys(body: bytes) -> Keys:

@@ -13,6 +13,7 @@ to the application before such peers have confirmed that they forgot the old one
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .shadow import ShadowMR
 
+# Of so many keys that nothing else may get yet a peer is told at most; then no others before some are free.
+HELD_MOST = 1 << 16
 # So many withdrawals are remembered for a peer; one that has heard of none of them forgets all.
 GONE_KEPT = 40
 # A question: so many rkeys at most. A message's body has 255 bytes.
-RKEYS_AT_ONCE = 60
+RKEYS_AT_ONCE = 59
 BODY_BYTES = 255
 # So many rkeys of one peer port are known at once. Then all are forgotten, and asked for again when they are used.
 KNOWN_MOST = 1 << 17
@@ -42,14 +45,17 @@ HANGS_S = 5.0
 class Told:
     """What one process of a peer knows of the keys of one of our NICs, as far as we have told it.
 
-    version: number of the last withdrawal that concerns it; confirmed: the last that it has heard of; floor: about
-    earlier ones nothing is remembered. users: our connections to it.
+    version: number of the last withdrawal that concerns it; confirmed: the last that it has heard of; settled: the last
+    since which none of its WRs is on its way by older keys; floor: about earlier ones nothing is remembered. users: our
+    connections to it. held: what withdrawn rkeys were on our backups, where its WRs may still come.
     """
 
     def __init__(self, nic: Nic, version: int) -> None:
         self.nic = nic
-        self.version = self.floor = self.confirmed = version
+        self.version = self.floor = self.confirmed = self.settled = version
         self.rkeys: set[int] = set()
+        self._on: dict[int, set[tuple[Nic, int]]] = {}  # rkey -> the keys on our backups that it was told
+        self.held: dict[tuple[Nic, int], tuple[int, int]] = {}  # -> number of the withdrawal, rkey
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
         self.users: set[Connection] = set()
 
@@ -57,9 +63,36 @@ class Told:
         """`rkey`, which it was told of, is no more."""
         self.rkeys.discard(rkey)
         self.version = version
+        for key in self._on.pop(rkey, ()):
+            self.held[key] = version, rkey
         self.gone.append((version, rkey))
         if len(self.gone) > GONE_KEPT:
             self.floor = self.gone.popleft()[0]
+
+    def tell(self, rkey: int, keys: Iterable[tuple[Nic, int]]) -> None:
+        """It is told of `rkey`, and of its counterparts on these NICs."""
+        self.rkeys.add(rkey)
+        self._on.setdefault(rkey, set()).update(keys)
+
+    def settle(self, version: int) -> None:
+        """Nothing of it can come any more by what was withdrawn up to `version`."""
+        self.settled = version
+        for key in [key for key, (number, _) in self.held.items() if number <= version]:
+            del self.held[key]
+
+    def holds(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
+        """Whether WRs may still come to `nic` by a key (rkey: this one) of memory that is gone, not as rkey `of`."""
+        if rkey is not None:
+            _, was = self.held.get((nic, rkey), (0, of))
+            found = was != of
+        else:
+            found = any(each is nic and was != of for (each, _), (_, was) in list(self.held.items()))
+        return found and any(user.reached_away for user in list(self.users))
+
+    @property
+    def unheard(self) -> bool:
+        """Whether there is something that it has to confirm."""
+        return self.confirmed < self.version or (bool(self.held) and self.settled < self.version)
 
     def since(self, version: int) -> tuple[int, tuple[int, ...]]:
         """What to tell one that has heard of `version`: (from which version on this says all, what was withdrawn)."""
@@ -92,6 +125,8 @@ class PeerKeys:
         self.version = 0
         self.users: set[Connection] = set()
         self._known: dict[int, int] = {}  # rkey -> on how many backups
+        # WRs on their way by keys that were withdrawn since: what was heeded before, whose they are, the last's number.
+        self._under_way: list[tuple[int, Connection, int]] = []
 
     def knows(self, rkey: int, backups: int) -> bool:
         """Whether the rkey's counterparts on so many backups are known for good."""
@@ -105,9 +140,34 @@ class PeerKeys:
             for user in list(self.users):
                 user.core.forget_rkey(None)
 
-    def heed(self, version: int) -> None:
-        """Nothing from before this withdrawal may be used, and we may not know which it was."""
+    @property
+    def settled(self) -> int:
+        """The last withdrawal since which no WR is on its way by what we were told before."""
+        self._under_way = [
+            each for each in self._under_way if each[1] in self.users and each[1].core.oldest_wr < each[2]
+        ]
+        return min((version for version, _, _ in self._under_way), default=self.version)
+
+    def look(self) -> None:
+        """Take what has completed of the WRs that `settled` waits for, if nobody else does."""
+        for user in {user for _, user, _ in self._under_way}:
+            if not user.closed:
+                user.drain(user.send_pair)
+
+    def _leave_behind(self, rkey: int | None, but: Connection | None = None) -> None:
+        """`rkey` (None: any) was withdrawn: WRs that hardware has go by it all the same."""
+        for user in list(self.users):
+            end = user.core.last_use(rkey) if user is not but else 0
+            if end:
+                self._under_way.append((self.version, user, end))
+
+    def heed(self, version: int, by: Connection | None = None) -> None:
+        """Nothing from before this withdrawal may be used, and we may not know which it was.
+
+        by: the connection that is told so before it sends again, and has nothing on its way.
+        """
         if version > self.version:
+            self._leave_behind(None, by)
             self.forget()
             self.version = version
 
@@ -115,8 +175,10 @@ class PeerKeys:
         """Withdrawals, and answers; False for one that is out of date by now."""
         if m.version > self.version:
             if self.version < m.since:
+                self._leave_behind(None)
                 self.forget()
             for rkey in m.gone:
+                self._leave_behind(rkey)
                 if self._known.pop(rkey, None) is not None:
                     self.remote.del_remote(rkey)
                     for user in list(self.users):
@@ -246,13 +308,30 @@ class KeyBook:
                     if kept is told:
                         del self._told[key]
             self._changed.notify_all()
+        self._free({nic for nic, _ in told.held})
 
-    def confirmed(self, told: Told, version: int) -> None:
-        """The peer has heard of everything up to `version`."""
+    def confirmed(self, told: Told, version: int, settled: int | None = None) -> None:
+        """The peer has heard of everything up to `version`, and its WRs are through up to `settled` (None: as well)."""
+        settled = version if settled is None else settled
         if told.confirmed < version <= told.version:
             with self._changed:
                 told.confirmed = version
                 self._changed.notify_all()
+        if told.settled < settled <= told.version:
+            with self._changed:
+                held = {nic for nic, _ in told.held}
+                told.settle(settled)
+            self._free(held)
+
+    def _free(self, nics: Iterable[Nic]) -> None:
+        """Keys on these NICs may be free for other memory."""
+        for nic in nics:
+            if nic.plugs.keys:
+                nic.worker.post(nic.plugs.release, functools.partial(self.holds, nic, 0))
+
+    def holds(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
+        """Whether WRs of some peer's may still come to `nic` by a key of former memory, as `Told.holds`."""
+        return any(told.holds(nic, of, rkey) for told in list(self._told.values()))
 
     def answers(self, told: Told, m: WantKeys, backups: int) -> Iterator[Keys]:
         """The answer to a question, in as many messages as it takes."""
@@ -277,8 +356,12 @@ class KeyBook:
             if self.is_changing(told.nic, rkey=rkey):
                 return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
             return FoundKey(rkey, ())
-        told.rkeys.add(rkey)  # before the keys are read: a withdrawal from now on concerns that peer
-        return FoundKey(rkey, tuple(key_on(mr, k) for k in range(1, backups + 1)))
+        if len(told.held) >= HELD_MOST:
+            return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
+        # Under the lock: a withdrawal from now on concerns that peer.
+        on = tuple(key_on(mr, k) for k in range(1, backups + 1))
+        told.tell(rkey, [(mr.domain.backups[k], key) for k, (state, key) in enumerate(on) if state is KeyState.READY])
+        return FoundKey(rkey, on)
 
     # ---- what peers told us -----------------------------------------------------------------------------------------
 
@@ -429,7 +512,7 @@ class ConnectionKeys:
         c = self._connection
         for at in range(0, len(rkeys), RKEYS_AT_ONCE):
             part = tuple(rkeys[at : at + RKEYS_AT_ONCE])
-            c.say(WantKeys(theirs.version, part, again), c.send_pair, spread=again)
+            c.say(WantKeys(theirs.version, part, again, theirs.settled), c.send_pair, spread=again)
 
     def _on_keys(self, m: Keys) -> None:
         """An answer of the peer's, or news of a withdrawal."""
@@ -438,7 +521,8 @@ class ConnectionKeys:
             return
         good = theirs.take(m)
         if m.push:
-            c.say(WantKeys(theirs.version, (), False), c.send_pair, spread=True)
+            theirs.look()
+            c.say(WantKeys(theirs.version, (), False, theirs.settled), c.send_pair, spread=True)
         if not good:
             return
         for found in m.found:
@@ -464,10 +548,10 @@ class ConnectionKeys:
         if theirs is None or m.keys <= theirs.version:
             return
         if (isinstance(m, Sync) and m.phase is Phase.READY) or (isinstance(m, Move) and m.step is MoveStep.MOVED):
-            theirs.heed(m.keys)
+            theirs.heed(m.keys, self._connection)
         elif isinstance(m, Sync) and m.phase in (Phase.START, Phase.FENCED, Phase.POSTING):
             # There is time to hear which they were: then what was not withdrawn need not be asked for again.
-            self._connection.say(WantKeys(theirs.version, (), True), m.target, spread=True)
+            self._connection.say(WantKeys(theirs.version, (), True, theirs.settled), m.target, spread=True)
 
     def hopeless(self, since_ns: int, now_ns: int) -> str | None:
         """Why it makes no sense to wait any longer for the keys that posted WRs lack where traffic is; None: it does.
@@ -513,27 +597,28 @@ class ConnectionKeys:
         c, told = self._connection, self._told
         if told is None:
             return
-        self._book.confirmed(told, m.version)
+        self._book.confirmed(told, m.version, m.settled)
         for answer in self._book.answers(told, m, c.n_pairs - 1):
             c.say(answer, c.send_pair, spread=m.again)
 
     def push(self) -> None:
-        """Tell the peer what was withdrawn, until it confirms or sends to no backup any more."""
+        """Tell the peer what was withdrawn, until it confirms or sends to no backup any more; its WRs, too."""
         c, told = self._connection, self._told
-        if told is None or told.confirmed >= told.version or not c.receives_away:
+        if told is None or not told.unheard or not c.receives_away:
             self._push_ns = None
             self._push_step_ns = 0
             return
         since, gone = told.since(told.confirmed)
         c.say(Keys(told.version, since, gone, push=True), c.recv_pair, spread=True)
-        self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), ASK_URGENT_NS)
+        most_ns = ASK_URGENT_NS if told.confirmed < told.version else ASK_QUIET_NS
+        self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), most_ns)
         self._push_ns = c.driver.now_ns() + self._push_step_ns
         c.wake_up()
 
 
 def push(told: Told) -> None:
     """Have one connection tell its peer of a withdrawal that it has not confirmed."""
-    if told.confirmed < told.version:
+    if told.unheard:
         away = told.away
         if away:
             away[0].keys.push()

@@ -197,12 +197,14 @@ class FoundKey:
 class WantKeys:
     """Which rkeys of the receiver's the sender uses; and that it heeds all withdrawals up to `version`.
 
-    again: it was asked before; the answer had better go over every path.
+    again: it was asked before; the answer had better go over every path. settled: up to this withdrawal, none of its
+    WRs is on its way by what it was told before.
     """
 
     version: int
     rkeys: tuple[int, ...]
     again: bool
+    settled: int = 0
 
     @property
     def about(self) -> tuple[object, ...]:
@@ -212,7 +214,7 @@ class WantKeys:
     @property
     def age(self) -> tuple[int, ...]:
         """Of what is heeded."""
-        return (self.version,)
+        return (self.version, self.settled)
 
 
 @dataclass(frozen=True, slots=True)

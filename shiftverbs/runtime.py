@@ -146,6 +146,10 @@ class Runtime:
             reason = f"the peer does not confirm that rkey {shadow.rkey:#x} was withdrawn"
             self.driver.post(functools.partial(connection.keys_missing, reason))
 
+    def holds_key(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
+        """Whether peers' WRs may still come to a backup NIC by a key of former memory (rkey: this one), not as `of`."""
+        return self.driver.keys.holds(nic, of, rkey)
+
     def mr_shadowed(self, shadow: Any) -> None:
         """Every backup NIC has answered for an MR: WRs may wait for its keys."""
         self.driver.post(self._keys_came)

@@ -29,6 +29,11 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
 
+# IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC; IBV_REREG_MR_CHANGE_ACCESS.
+PEERS_ACCESS, REREG_ACCESS = 2 | 4 | 8, 4
+# A NIC that gives out a key that it must not, though it could have given others, is asked again so often.
+KEY_TRIES = 16
+
 # (address, length, iova, access) of a registration.
 Region = tuple[int, int, int, int]
 
@@ -326,11 +331,14 @@ class ShadowMR(Shadow):
         return slot.keys if slot.state == READY else None
 
     def _create(self, k: int, nic: Any, slot: Slot) -> None:
-        address, length, iova, access = self.region
+        address, length, _, access = self.region
         handle, slot.handle = slot.handle, 0  # nobody else's while it is being changed
         if handle and not self.pd.handle(k):  # of the memory before, which is the application's again
             nic.verbs.dereg_mr(handle)
         pd = require(self.pd, k)
+        if handle and self._is_held(nic):  # perhaps its own key, from when it had another rkey
+            nic.verbs.dereg_mr(handle)
+            handle = 0
         if handle:
             try:
                 keys = nic.verbs.rereg_mr(handle, self._flags, pd, address, length, access)
@@ -339,12 +347,39 @@ class ShadowMR(Shadow):
                 nic.verbs.dereg_mr(handle)
                 handle = 0
         if not handle:
-            handle, *keys = nic.verbs.reg_mr(pd, address, length, iova, access)
+            handle, *keys = self._register(nic, pd)
         slot.handle = handle
         slot.keys = (keys[0], keys[1])
         if not self.closed:  # else the key may be another MR's by now
             self.domain.keymap.set_local(self.lkey, k, keys[0])
         self._ready(k, slot)
+
+    def _is_held(self, nic: Any, rkey: int | None = None) -> bool:
+        """Whether a peer's WR may still come by a key (rkey: this one) that was other memory's, and reach this."""
+        return bool(self.region[3] & PEERS_ACCESS) and self.domain.runtime.holds_key(nic, self.rkey, rkey)
+
+    def _register(self, nic: Any, pd: int) -> tuple[int, int, int]:
+        """(handle, lkey, rkey) of a new registration, by a key that is held for nobody."""
+        address, length, iova, access = self.region
+        if not self._is_held(nic):
+            found: tuple[int, int, int] = nic.verbs.reg_mr(pd, address, length, iova, access)
+            if not self._is_held(nic, found[2]):
+                return found
+            nic.verbs.dereg_mr(found[0])
+        for _ in range(KEY_TRIES):
+            nic.plugs.plug(functools.partial(self._is_held, nic))
+            # Without the peers' rights as long as it is not known which key it has.
+            handle, lkey, rkey = nic.verbs.reg_mr(pd, address, length, iova, access & ~PEERS_ACCESS)
+            if not self._is_held(nic, rkey):
+                try:
+                    lkey, rkey = nic.verbs.rereg_mr(handle, REREG_ACCESS, pd, address, length, access)
+                except OSError:  # not all NICs can
+                    nic.verbs.dereg_mr(handle)
+                    handle, lkey, rkey = nic.verbs.reg_mr(pd, address, length, iova, access)
+                if not self._is_held(nic, rkey):
+                    return handle, lkey, rkey
+            nic.verbs.dereg_mr(handle)
+        raise NotReady("it gives out keys by which peers may still reach other memory")
 
     def _destroy(self, nic: Any, handle: int) -> None:
         nic.verbs.dereg_mr(handle)

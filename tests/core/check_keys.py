@@ -178,6 +178,27 @@ def test_unshadowable_on_one_backup_of_two(make: Make) -> None:
     assert w.qp.unsafe_reason(1) is not None
 
 
+def test_what_hardware_has_goes_by_an_rkey(guarded: World) -> None:
+    """What is on its way to a backup by a key that was withdrawn since."""
+    w = guarded
+    w.pair_keys((1,), (7, 8))
+    w.send(0, WRITE, rkey=7)
+    assert w.qp.last_use(7) == w.qp.last_use() == 0, "at home"
+    w.hw[0].complete()
+    w.poll()
+    w.qp.close_send()
+    w.send(1, WRITE, rkey=7)
+    w.send(2, CAS, rkey=8)
+    w.send(3)
+    w.send(4, WRITE, rkey=99)
+    assert w.qp.last_use() == 0, "hardware has none of them"
+    w.qp.open_send(1)
+    assert (w.qp.last_use(7), w.qp.last_use(8), w.qp.last_use(99), w.qp.last_use()) == (2, 3, 0, 3)
+    w.hw[1].complete(1)
+    w.qp.send_cq.drain(1)
+    assert (w.qp.last_use(7), w.qp.last_use(8), w.qp.oldest_wr) == (0, 3, 2)
+
+
 def test_new_rkeys_are_reported_once(world: World) -> None:
     w = world
     for rkey in (5, 6, 5, 6, 5):

@@ -22,6 +22,7 @@ class Nic:
 
     def __init__(self) -> None:
         self.hanging = False
+        self.plugs = SimpleNamespace(keys={})
 
     def hangs(self, longer_than_s: float) -> bool:
         return self.hanging
@@ -46,7 +47,14 @@ class User:
     def __init__(self) -> None:
         self.receives_away = False
         self.forgot: list[int | None] = []
-        self.core = SimpleNamespace(forget_rkey=self.forgot.append)
+        self.uses: dict[int | None, int] = {}  # rkey -> number behind the last WR by it that is under way
+        self.core = SimpleNamespace(
+            forget_rkey=self.forgot.append, oldest_wr=0, last_use=lambda rkey: self.uses.get(rkey, 0)
+        )
+
+    @property
+    def reached_away(self) -> bool:
+        return self.receives_away
 
 
 @pytest.fixture
@@ -248,6 +256,78 @@ def test_it_waits_for_nobody_who_came_home_or_left(domain: Any) -> None:
         way(book, told, user)
         wait_until(lambda d=done: d == [[]], what="it goes on")
         thread.join()
+
+
+def test_a_key_is_held_until_no_peer_can_come_by_it(domain: Any) -> None:
+    """Of two peers that were told, one has confirmed; then the other has, and its WRs are through, or it is gone."""
+    (nic,) = domain.backups
+    for end in ("settled", "left", "home"):
+        book, told, user = book_of(domain)
+        other, another = book.told("j", "g", domain.nic), User()
+        other.users.add(another)  # type: ignore[arg-type]
+        user.receives_away = another.receives_away = True
+        mr = Mr(domain, 1, 101)
+        book.add(mr)
+        for each in (told, other):
+            ask(book, each, peer()[0], 1)
+        assert not book.holds(nic, 2), "it is there"
+        book.remove(mr)
+        assert book.holds(nic, 2) and book.holds(nic, 2, 101) and not book.holds(nic, 2, 102)
+        assert not book.holds(nic, 1, 101), "by the same rkey it would come at home, too"
+        assert not book.holds(domain.nic, 2)
+        book.confirmed(told, told.version)
+        assert book.holds(nic, 2, 101), "the other one has not heard"
+        book.confirmed(other, other.version, other.settled)
+        assert book.holds(nic, 2, 101) and other.unheard, "a WR of its is on its way"
+        if end == "settled":
+            book.confirmed(other, other.version, other.version)
+            assert not other.unheard
+        elif end == "left":
+            book.leave(other, another)  # type: ignore[arg-type]
+        else:
+            another.receives_away = False
+        assert not book.holds(nic, 2) and not book.holds(nic, 2, 101)
+
+
+def test_what_is_on_its_way_is_said(domain: Any) -> None:
+    """A withdrawal is heeded at once; that nothing comes by the old key any more is said when that is so."""
+    theirs, user = peer()
+    other = User()
+    theirs.users.add(other)  # type: ignore[arg-type]
+    assert theirs.take(Keys(5, 0, (), (FoundKey(1, ((KeyState.READY, 101),)), FoundKey(2, ((KeyState.READY, 102),)))))
+    assert (theirs.version, theirs.settled) == (5, 5)
+    user.uses, other.uses = {1: 4}, {2: 9, None: 9}
+    assert theirs.take(Keys(6, 5, (1,), push=True))
+    assert (theirs.version, theirs.settled) == (6, 5)
+    assert theirs.take(Keys(7, 6, (3,), push=True)) and theirs.settled == 5, "nobody uses that one"
+    user.core.oldest_wr = 4
+    assert theirs.settled == 7
+    theirs.heed(8, other)  # type: ignore[arg-type]
+    assert theirs.settled == 8, "it is told before it sends anything again"
+    theirs.heed(9, user)  # type: ignore[arg-type]
+    assert (theirs.version, theirs.settled) == (9, 8), "the other one's is on its way"
+    theirs.users.discard(other)  # type: ignore[arg-type]
+    assert theirs.settled == 9
+
+
+def test_a_peer_that_never_settles_is_told_of_no_more_than_can_be_held(
+    domain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_keys, "HELD_MOST", 20)
+    book, told, user = book_of(domain)
+    user.receives_away = True
+    theirs, _ = peer()
+    for rkey in range(100):
+        mr = Mr(domain, rkey, 1000 + rkey)
+        book.add(mr)
+        theirs.take(*ask(book, told, theirs, rkey))
+        book.confirmed(told, theirs.version, told.settled)
+        if rkey < 99:
+            book.remove(mr)
+    assert len(told.held) == 20 and known(theirs, 99) == "?"
+    book.confirmed(told, told.version, told.version)
+    theirs.take(*ask(book, told, theirs, 99))
+    assert known(theirs, 99) == 1099 and not told.held
 
 
 def test_no_more_is_remembered_than_a_peer_can_use(domain: Any, monkeypatch: pytest.MonkeyPatch) -> None:

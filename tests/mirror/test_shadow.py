@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shiftverbs import shadow
+from shiftverbs.key_plugs import Plugs
 from shiftverbs.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
 
 
@@ -155,7 +156,6 @@ class Nic:
         self.error = ""
         self.is_open = True
         self.limits = {"num_comp_vectors": 2}
-
         self.hanging = False
 
     def on_worker(self) -> bool:
@@ -187,6 +187,9 @@ class Runtime:
 
     def mr_changed(self, held: Any) -> None:
         pass
+
+    def holds_key(self, nic: Any, of: int, rkey: int | None = None) -> bool:
+        return False
 
     def mr_shadowed(self, held: Any) -> None:
         self.told.append(("shadowed", held))
@@ -431,6 +434,94 @@ def test_an_mr_is_closed_on_one_nics_thread_while_another_changes_it(monkeypatch
     monkeypatch.setattr(verbs, "rereg_mr", meanwhile)
     domain.run()
     assert alive == [True] and domain.leftovers() == ["pd", "pd"]
+
+
+class Held:
+    """A backup NIC whose next keys are given; some of them no memory of the application's may have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, given: list[int], held: set[int], changes: bool = True) -> None:
+        self.domain = Domain(1)
+        self.nic = self.domain.backups[0]
+        self.given, self.held = given, held
+        self.rights: list[tuple[int, int]] = []  # (key, access) of what was registered
+        self.nic.pd = self.nic.verbs.alloc_pd(1)
+        self.nic.plugs = Plugs(self.nic)
+        register, change = self.nic.verbs.reg_mr, self.nic.verbs.rereg_mr
+
+        def reg_mr(pd: int, address: int, length: int, iova: int, access: int) -> tuple[int, int, int]:
+            handle, lkey, _ = register(pd, address, length, iova, access)
+            rkey = self.given.pop(0)
+            self.rights.append((rkey, access))
+            return handle, lkey, rkey
+
+        def rereg_mr(handle: int, *args: int) -> tuple[int, int]:
+            if not changes:
+                raise OSError(95, "Operation not supported")
+            lkey, _ = change(handle, *args)
+            rkey = self.rights[-1][0]
+            self.rights.append((rkey, args[-1]))
+            return lkey, rkey
+
+        monkeypatch.setattr(self.nic.verbs, "reg_mr", reg_mr)
+        monkeypatch.setattr(self.nic.verbs, "rereg_mr", rereg_mr)
+        self.domain.runtime.holds_key = lambda nic, of, rkey=None: (rkey or min(self.held, default=-1)) in self.held
+
+    def mr(self, access: int = 7) -> ShadowMR:
+        pd = ShadowPD(self.domain, 1)
+        mr = ShadowMR(pd, 999, (0x3000, 100, 0x3000, access), 1, 2)
+        self.domain.run()
+        return mr
+
+    def reachable(self) -> set[int]:
+        """The keys by which a peer could ever reach the application's memory."""
+        return {rkey for rkey, access in self.rights if access & 14}
+
+
+def test_memory_gets_no_key_by_which_other_memory_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Held(monkeypatch, [70, 71, 80, 80], {70, 71})
+    mr = there.mr()
+    assert mr.keys(1) is not None and mr.keys(1)[1] == 80 and there.reachable() == {80}  # type: ignore[index]
+    assert sorted(there.nic.plugs.keys) == [70, 71], "nobody else gets them meanwhile"
+    there.held.discard(70)
+    there.nic.plugs.release(there.held.__contains__)
+    assert sorted(there.nic.plugs.keys) == [71]
+    there.held.clear()
+    there.nic.plugs.release(there.held.__contains__)
+    settle_close(there.domain, mr, mr.pd)
+    assert there.domain.leftovers() == ["pd"] and not there.nic.plugs.keys
+
+
+def test_memory_that_no_peer_may_reach_takes_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Held(monkeypatch, [70], {70})
+    mr = there.mr(access=1)
+    assert mr.state(1) == READY and there.reachable() == set()
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_keys_given_out_in_another_order(monkeypatch: pytest.MonkeyPatch, changes: bool) -> None:
+    """What is probed says little of what comes next; and not all NICs can change a registration."""
+    given = [80, 70, 81, 71, 82, 83, 84]
+    there = Held(monkeypatch, given, {70, 71}, changes)
+    mr = there.mr()
+    assert mr.state(1) == READY and there.reachable() == {83 if changes else 84}
+
+
+def test_a_nic_that_gives_out_nothing_else_leaves_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Held(monkeypatch, [80, 70] * 50, {70})
+    mr = there.mr()
+    assert mr.state(1) == FAILED and "keys by which peers may still reach" in mr.reason(1)
+    assert there.reachable() == set() and there.domain.leftovers() == ["pd", "pd"]
+
+
+def test_a_registration_that_keeps_its_key_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home NIC gave the changed memory another rkey, the backup would leave it its own: peers mean the old one."""
+    there = Held(monkeypatch, [80, 81, 81], set())
+    mr = there.mr()
+    there.held.add(80)
+    after = ShadowMR(mr.pd, 999, (0x3000, 100, 0x3000, 7), 1, 3, "", mr.hand_over(), 1)
+    there.domain.run()
+    assert after.keys(1) is not None and after.keys(1)[1] == 81  # type: ignore[index]
+    assert there.rights[1:] == [(81, 0), (81, 1), (81, 7)]
 
 
 def test_what_nobody_takes_over_goes() -> None:

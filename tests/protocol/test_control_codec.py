@@ -58,7 +58,12 @@ MOVES = st.builds(Move, st.sampled_from(MoveStep), U64, U64, U8, U64, U64, U64)
 PREFERS = st.builds(Prefer, U64, U8, st.booleans())
 PINGS = st.builds(Ping, U64, st.booleans())
 U32 = st.integers(0, 2**32 - 1)
-WANTS = st.builds(WantKeys, U64, st.lists(U32, max_size=60).map(tuple), st.booleans())
+WANTS = st.builds(
+    lambda versions, *rest: WantKeys(max(versions), *rest, min(versions)),
+    st.tuples(U64, U64),
+    st.lists(U32, max_size=59).map(tuple),
+    st.booleans(),
+)
 FOUND = st.builds(FoundKey, U32, st.lists(st.tuples(st.sampled_from(KeyState), U32), max_size=15).map(tuple))
 KEYS = st.builds(
     lambda versions, *rest: Keys(max(versions), min(versions), *rest),
@@ -76,7 +81,7 @@ EXAMPLES = {
     "move": Move(MoveStep.MOVED, 3, 4, 0, 9, 77),
     "prefer": Prefer(2, 1, True),
     "ping": Ping(17, False),
-    "want_keys": WantKeys(7, (5, 1 << 31), True),
+    "want_keys": WantKeys(7, (5, 1 << 31), True, 6),
     "keys": Keys(9, 7, (3,), (FoundKey(5, ((KeyState.READY, 6), (KeyState.NEVER, 0))), FoundKey(8, ())), False),
 }
 
