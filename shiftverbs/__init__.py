@@ -45,8 +45,10 @@ RNIC's library is opened here, because it must be in place before pyverbs is loa
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+from types import ModuleType
 
 __version__ = "0.1.0"
 
@@ -66,3 +68,14 @@ if os.environ.get("SOFTRNIC", "0") not in ("", "0"):
 from shiftverbs import mirror as _mirror
 
 _mirror.install()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`import shiftverbs` alone is enough for `shiftverbs.pd.PD`: a module is imported when it is named."""
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as missing:
+            if missing.name != f"{__name__}.{name}":
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ program did not ask for.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from collections.abc import Sequence
 
@@ -51,15 +52,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _version() -> int:
-    from importlib import metadata
-
-    def version_of(name: str) -> str:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return "(in a source tree)" if name == "shiftverbs" else "not found"
-
-    print(f"shiftverbs {version_of('shiftverbs')}, pyverbs {version_of('pyverbs')}")
+    try:
+        from shiftverbs import __version__, mirror
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"shiftverbs {__version__}, pyverbs {mirror.release()}, Python {platform.python_version()}")
     return 0
 
 

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from shiftverbs import mirror
+
 __all__ = ["Check", "Doctor", "add_arguments", "main"]
 
 ETCD_S = 15.0
@@ -107,13 +109,7 @@ class Doctor:
                 "in a release whose layout is known; then build shiftverbs anew",
             )  # fmt: skip
             return
-        from importlib import metadata
-
-        try:
-            version = metadata.version("pyverbs")
-        except metadata.PackageNotFoundError:
-            version = "(release unknown)"
-        yield Check("pyverbs", True, f"pyverbs {version}, its objects are laid out as expected")
+        yield Check("pyverbs", True, f"pyverbs {mirror.release()}, its objects are laid out as expected")
 
     def _configuration(self) -> Iterator[Check]:
         from shiftverbs.config import Config, ConfigError, unknown_variables

@@ -7,7 +7,9 @@ import enum
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -23,6 +25,26 @@ RENAMED = {
     "cm_enums": "librdmacm_enums",
     "librdmacm_enums": "cm_enums",
 }
+
+
+def release() -> str:
+    """The release of the pyverbs that is imported here, "56.1"; "(release unknown)" if nothing tells.
+
+    Debian's package has no metadata; it is of rdma-core's release, as the libibverbs that it loads is, whose file
+    is named after it: libibverbs.so.1.15.56.1 (rdma-core, CMakeLists.txt).
+    """
+    try:
+        importlib.import_module(f"{SOURCE}.device")
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            found = re.search(r"/libibverbs\.so\.1\.\d+\.(\d+\.\d+)$", maps.read(), re.MULTILINE)
+    except (ImportError, OSError):
+        found = None
+    if found is not None:
+        return found.group(1)
+    try:
+        return importlib.metadata.version(SOURCE)
+    except importlib.metadata.PackageNotFoundError:
+        return "(release unknown)"
 
 
 def names_of(module: types.ModuleType) -> list[str]:

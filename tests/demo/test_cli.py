@@ -3,6 +3,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,13 @@ def test_help_and_version_work_as_commands(arguments):
     )
     assert done.returncode == 0, done.stderr
     assert "shiftverbs" in done.stdout
+
+
+def test_version_names_pyverbs_release():
+    done = subprocess.run(
+        [sys.executable, "-m", "shiftverbs", "version"], capture_output=True, text=True, timeout=30
+    )
+    assert re.fullmatch(r"shiftverbs \d+\.\d+\.\d+, pyverbs \d+\.\d+, Python 3\.\d+\.\d+\S*\n", done.stdout), done
 
 
 def results():

@@ -150,6 +150,23 @@ def test_every_constant_has_both_spellings() -> None:
                 assert all(getattr(module, key) == member for module in modules)
 
 
+def test_the_package_alone_is_enough() -> None:
+    """`import shiftverbs` and then `shiftverbs.pd.PD`; what is not there is an AttributeError, as of any module."""
+    code = (
+        "import shiftverbs, sys\n"
+        "assert 'pyverbs.pd' not in sys.modules\n"
+        "def f(cq: shiftverbs.cq.CQ) -> shiftverbs.pd.PD: ...\n"
+        "assert shiftverbs.enums.IBV_QPT_RC == 2\n"
+        "print(shiftverbs.pd.PD.__module__)\n"
+        "try:\n    shiftverbs.no_such\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "shiftverbs.pd",
+        "module 'shiftverbs' has no attribute 'no_such'",
+    ]
+
+
 @pytest.mark.parametrize("name", ["no_such_module", "providers.nobody", "providers.mlx5.no_such"])
 def test_what_pyverbs_lacks_is_an_import_error(name: str) -> None:
     for package in ("pyverbs", "shiftverbs"):
