@@ -111,6 +111,28 @@ def test_what_was_held_is_let_go_of(network: Network, faults: Any) -> None:
     wait_until(lambda: b("not told().held and not ep.qp._shadow.domain.backups[0].plugs.keys"), what="no key is kept")
 
 
+def test_a_wr_that_nobody_signals_holds_up_nobody(network: Network, faults: Any) -> None:
+    """Executed long ago, and no completion tells of it: its key is kept from others, by what the NICs have free."""
+    a, b, m = with_memory(network)
+    go(faults, "away", a, b)
+    a(f"write(ep, {m}, 'quiet', 2, False)")
+    wait_until(lambda: b("m.read(5, 0) == b'quiet'"), what="it is executed")
+    b("m.close(); m = more(); m._shadow.wait()")  # the same rkey at home: only that it was heard is awaited
+    n = b("m.rkey, m.buf")
+    assert n[0] == m[0]
+    a(f"write(ep, {n}, 'again', 3, False)")
+    wait_until(lambda: b("m.read(5, 0) == b'again'"), what="new memory is reached")
+    b("m = instead(m)")
+    wait_until(lambda: b("told().confirmed >= told().version"), what="the withdrawal was heard")
+    assert b("len(told().held)") == 1, "something may come by it"
+    n = b("m.rkey, m.buf")
+    a(f"write(ep, {n}, 'known', 4)")
+    assert [w[:2] for w in a("ep.poll(1)")] == [[4, "SUCCESS"]], a("ep.shift()['why']")
+    wait_until(lambda: b("not told().held"), what="nothing can come any more")
+    for h in (a, b):
+        assert h("ep.shift()['status']") == "PROTECTED"
+
+
 def test_a_peer_that_is_stopped_costs_little(network: Network, faults: Any) -> None:
     """Memory comes and goes all the same, and what is kept for the peer's sake does not grow."""
     a, b, m = with_memory(network)

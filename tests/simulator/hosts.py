@@ -364,7 +364,7 @@ class Side:
 
     def do_close_recv(self, _: ev.CloseRecv) -> None:
         self.posting = None
-        self.journal.recv_open = False
+        self.journal.close_recv()
 
     def do_fence(self, action: ev.Fence) -> None:
         self.begin_fence(action.number, action.pairs, action.deadline_ns)
@@ -533,7 +533,8 @@ class Side:
 
     def refused(self, k: int) -> None:
         """Our NIC had no receive for a message."""
-        if self.posting is not None and self.posting.pair == k:
+        withheld = self.journal.send_limit is not None and self.journal.recv_pair == k
+        if withheld or (self.posting is not None and self.posting.pair == k):
             self.world.too_early.append((self.clock.now, self.name, k))
 
     def do_trim(self, action: ev.Trim) -> None:

@@ -16,6 +16,8 @@ from simulator.rnic import TWO_SIDED, HwQp, Wqe
 APP, MARKER, ARM, FENCE = "APP", "MARKER", "ARM", "FENCE"
 PATH_ERRORS = frozenset({"RETRY_EXC_ERR", "WR_FLUSH_ERR"})
 GONE = frozenset({5, 19, 6})  # EIO, ENODEV, ENXIO: what a device that is not there any more answers
+# A receive that is withheld: its memory is still being registered.
+NO_KEY = -1
 
 
 class Wr:
@@ -83,12 +85,14 @@ class Record:
 class RecvRecord:
     """One outstanding receive."""
 
-    __slots__ = ("buf", "done", "wr_id")
+    __slots__ = ("buf", "done", "registering", "sends_before", "wr_id")
 
-    def __init__(self, wr_id: int, buf: list[Any]) -> None:
+    def __init__(self, wr_id: int, buf: list[Any], sends_before: int = 0, registering: bool = False) -> None:
         self.wr_id = wr_id
         self.buf = buf
         self.done = False
+        self.sends_before = sends_before
+        self.registering = registering  # no backup NIC knows its memory yet
 
 
 class PairState:
@@ -144,6 +148,7 @@ class Journal:
         self.fence_seq: int | None = None
         self.fence_wanted = False
         self.blocked = False
+        self.send_limit: int | None = None  # sends from this one on were posted behind a receive that is withheld
         self.look: Callable[[int], None] = lambda k: None  # takes what the CQs of pair k hold
 
     def rec(self, seq: int) -> Record:
@@ -208,14 +213,17 @@ class Journal:
         """The memory that the hardware will read."""
         return [wr.buf[0]] if wr.inline else wr.buf
 
-    def post_recv(self, wr_id: int, buf: list[Any]) -> int:
-        """As post_send."""
+    def post_recv(self, wr_id: int, buf: list[Any], registering: bool = False) -> int:
+        """As post_send. registering: its memory is new, and no backup NIC knows it yet."""
         if self.rtail - self.rhead >= self.recv_capacity:
             return 12
-        self.recvs.append(RecvRecord(wr_id, buf))
+        self.recvs.append(RecvRecord(wr_id, buf, self.tail, registering))
         self.rtail += 1
         rc = self.pump_recv() if self.recv_open else 0
-        if rc and (self.rwired < self.rtail - 1 or self.refused_by_path(self.recv_pair, rc)):
+        if rc == NO_KEY:
+            self.recv_open = False
+            self.send_limit = self.recvs[self.rwired - self.rhead].sends_before
+        elif rc and (self.rwired < self.rtail - 1 or self.refused_by_path(self.recv_pair, rc)):
             self.recv_open = False
             self.emit("POST_FAILED", self.recv_pair, rc)
         elif rc:
@@ -243,7 +251,7 @@ class Journal:
         """Hand over [wired, tail) to the hardware of the send pair. 0, or what it refused the WR at wired with."""
         self.blocked = False
         k = self.send_pair
-        while self.send_open and self.wired < self.tail:
+        while self.send_open and self.wired < self.send_end():
             rec = self.rec(self.wired)
             if not rec.proven:
                 wr = rec.wr
@@ -263,6 +271,17 @@ class Journal:
             self.wired_ts = max(self.wired_ts, rec.two_sided)
         return 0
 
+    def send_end(self) -> int:
+        """How far sends may be handed over: what is behind a withheld receive may tell the peer of that."""
+        return self.tail if self.send_limit is None else min(self.tail, self.send_limit)
+
+    def registered(self) -> None:
+        """The backup NICs know all memory of receives now."""
+        for rec in self.recvs:
+            rec.registering = False
+        if self.send_limit is not None:
+            self.open_recv(self.recv_pair)
+
     def pump_recv(self) -> int:
         """Hand over the receives that the receive pair does not have yet. 0, or what it refused one with."""
         k = self.recv_pair
@@ -272,6 +291,8 @@ class Journal:
         while self.rwired < self.rtail:
             rec = self.recvs[self.rwired - self.rhead]
             if not rec.done:
+                if k and rec.registering:
+                    return NO_KEY
                 rc = pair.qp.post_recv(self.hw_id(True, APP, k, self.rwired), rec.buf)
                 if rc:
                     return rc
@@ -442,6 +463,13 @@ class Journal:
         self.pairs[k].recv_stale = False
         self.recv_pair = k
         self.recv_open = self.pump_recv() == 0
+        if self.send_limit is not None:
+            self.send_limit = None
+            self.pump()
+
+    def close_recv(self) -> None:
+        self.recv_open = False
+        self.send_limit = None
 
     def recv_awaits(self, k: int, move: bool) -> None:
         """As open_recv or move_recv, where the memory of the receives is not registered on NIC k yet."""
@@ -583,6 +611,7 @@ class Journal:
         """It has failed for good: nothing is handed over and no error shown until abort()."""
         self.ending = True
         self.send_open = self.recv_open = False
+        self.send_limit = None
         self.fence_seq = None
         self.fence_wanted = False
         self.rx_target = None

@@ -301,6 +301,12 @@ def say_ready_while_receives_wait() -> Iterator[None]:
         yield
 
 
+@mutation("what may tell the peer of a receive waits until that is posted")
+def let_a_message_overtake_a_receive() -> Iterator[None]:
+    with mock.patch.object(Journal, "send_end", lambda journal: journal.tail):
+        yield
+
+
 @mutation("an atomic that hardware has is never replayed")
 def replay_atomics() -> Iterator[None]:
     with mock.patch.object(Journal, "unsafe_reason", lambda journal, cqes_lost=False, receipts_lost=False: None):

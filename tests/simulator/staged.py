@@ -8,6 +8,7 @@ there, and says because of which WRs. In those of SURVIVED nobody may notice any
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from simulator.hosts import Network, Side
 from simulator.journal import Wr
@@ -128,6 +129,36 @@ def rails_that_fail_in_turn() -> Network:
     return end(net)
 
 
+def a_message_tells_of_a_receive_in_new_memory() -> Network:
+    """Away, b posts a receive into memory that its backup is still registering, and tells a, which answers at once."""
+    net = Network(1, receives=0)
+    net.clock.run(30 * MS)
+    net.port("a", 0, False, None)
+    net.a.path_failed(0, "staged")
+    net.clock.run(net.clock.now + 20 * MS)
+    assert net.b.journal.recv_pair == 1 and net.b.journal.recv_open
+    deliver = net.a.app.deliver
+
+    def answer(wc: tuple[Any, ...]) -> None:
+        deliver(wc)
+        if wc[0] == "recv":
+            post(net.a, "SEND", signaled=True)
+            net.a.app.due()
+
+    net.a.journal.deliver = answer
+    for side in net.sides:
+        side.journal.recv_capacity = 1
+    net.a.journal.post_recv(0, [None])
+    net.b.journal.post_recv(0, [None], registering=True)
+    post(net.b, "SEND", signaled=True)
+    net.b.app.due()
+    net.clock.run(net.clock.now + 30 * MS)
+    net.b.journal.registered()
+    end(net)
+    assert net.too_early or [wc[::2] for wc in net.b.app.wcs] == [("send", "SUCCESS"), ("recv", "SUCCESS")]
+    return net
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
@@ -138,4 +169,5 @@ STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
 
 SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
     rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
+    a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
 }
