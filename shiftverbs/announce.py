@@ -47,7 +47,8 @@ class Announcements:
 class Seldom:
     """Log lines that somebody outside may cause as often as he likes: each kind is written once a second.
 
-    A line's kind is its text before the arguments are put in. Everything here runs under the driver's lock.
+    A line's kind is its text before the arguments are put in. Everything here runs in one thread, or under one lock, in
+    an application's process the driver's. now_ns: of any clock that only grows.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -57,13 +58,26 @@ class Seldom:
 
     def warning(self, now_ns: int, text: str, *args: object) -> None:
         """Log a warning, unless one of the same text was logged within the last second. It tells of those left out."""
+        self._log(logging.WARNING, now_ns, text, args)
+
+    def info(self, now_ns: int, text: str, *args: object) -> None:
+        """As `warning`, at level INFO."""
+        self._log(logging.INFO, now_ns, text, args)
+
+    def exception(self, now_ns: int, error: BaseException, text: str, *args: object) -> None:
+        """As `warning`, at level ERROR and with the traceback of `error`."""
+        self._log(logging.ERROR, now_ns, text, args, error)
+
+    def _log(
+        self, level: int, now_ns: int, text: str, args: tuple[object, ...], error: BaseException | None = None
+    ) -> None:
         if now_ns < self._next_ns.get(text, now_ns):
             self._left_out[text] = self._left_out.get(text, 0) + 1
             return
         self._next_ns[text] = now_ns + SELDOM_NS
         left_out = self._left_out.pop(text, 0)
         more = f" ({left_out} more like it since the last such line)" if left_out else ""
-        self._logger.warning(f"{text}%s", *args, more)
+        self._logger.log(level, f"{text}%s", *args, more, exc_info=error)
 
 
 class OutsideTheLock(logging.Filter):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -188,11 +189,18 @@ class ControlChannel:
             try:
                 port.revive()
                 port.rearm()
+                self._post(lambda: self._revived(nic_name, None))
             except OSError as error:
-                logger.info("%s: the control port could not be revived: %s", nic_name, error)
-            self._post(lambda: self._reviving.discard(nic_name))
+                reason = str(error)
+                self._post(lambda: self._revived(nic_name, reason))
 
         nic.worker.call(revive)
+
+    def _revived(self, nic_name: str, reason: str | None) -> None:
+        self._reviving.discard(nic_name)
+        if reason is not None:
+            text = "%s: the control port could not be revived: %s"
+            self._seldom.info(time.monotonic_ns(), text, nic_name, reason)
 
     # ---- paths ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .announce import Seldom
 from .exchanger.interface import Connected, ExchangerEvent, Found, Rejected, Unavailable
 from .exchanger.records import RecordError
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from .exchanger.interface import Exchanger
 
 logger = logging.getLogger("shiftverbs.driver")
+
+NOT_YET = "etcd has not answered yet"
+AWAY = "etcd cannot be used: "
+NO_ENTRY = "the peer has not published its QP (does it run shiftverbs, with the same etcd and job?)"
 
 
 class Directory:
@@ -29,6 +34,10 @@ class Directory:
         self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
         self._values: dict[str, dict[str, Any]] = {}
         self._told: collections.deque[ExchangerEvent] = collections.deque()
+        # Others may write what they like into etcd, as often as they like.
+        self._seldom = Seldom(logger)
+        # Why no peer can be found at present, whatever it does; None while etcd answers.
+        self.away: str | None = NOT_YET
 
     def publish(self, key: str, value: dict[str, Any]) -> None:
         """Publish through the exchanger."""
@@ -73,16 +82,19 @@ class Directory:
                 case Found():
                     self._driver.later(None, self._found, event)
                 case Rejected():
-                    logger.warning("ignored: %s", event.reason)
+                    self._seldom.warning(self._driver.now_ns(), "ignored: %s", event.reason)
                     for connection in list(self._driver.connections.values()):
                         connection.pairing.rejected(event.key, event.reason)
                 case Unavailable():  # logged there already; what is paired stays protected
+                    self.away = AWAY + event.reason
                     for connection in list(self._driver.connections.values()):
-                        connection.set_why(f"etcd is away: {event.reason}")
+                        connection.set_why(self.away)
                 case Connected():
+                    before, self.away = self.away, None
+                    now = NO_ENTRY if before == NOT_YET else "etcd is back; waiting for the peer's entry"
                     for connection in list(self._driver.connections.values()):
-                        if (connection.why or "").startswith("etcd is away"):
-                            connection.set_why("etcd is back; waiting for the peer's entry")
+                        if (connection.why or "").startswith((AWAY, NOT_YET)):
+                            connection.set_why(now)
             self._told.popleft()  # only now: nothing is told twice
 
     @property
@@ -99,6 +111,7 @@ class Directory:
             try:
                 found(event.value)
             except RecordError as error:
-                logger.warning("ignored: %s", error)
-            except Exception:
-                logger.exception("what stands under %s could not be used", event.key)
+                self._seldom.warning(self._driver.now_ns(), "ignored: %s", error)
+            except Exception as error:
+                text = "what stands under %s could not be used"
+                self._seldom.exception(self._driver.now_ns(), error, text, event.key)

@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .announce import Seldom
+from .directory import NO_ENTRY
 from .exchanger import records
 from .exchanger.records import ControlEndpoint, QpRecord, Route, ShadowRoute
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from .control_channel import Path
 
 logger = logging.getLogger("shiftverbs.pairing")
+_seldom = Seldom(logger)  # for what peers cause
 
 
 def gid_text(gid: bytes) -> str:
@@ -140,7 +143,8 @@ class Pairing:
             self._peer_key = records.qp_key(job, peer.gid, peer.qpn)
         else:
             self._peer_key = records.qp_lid_key(job, own.gid or "", peer.lid, peer.qpn)
-        c.set_why("the peer has not published its QP (does it run shiftverbs, with the same etcd and job?)")
+        # A peer cannot be blamed for what cannot be read.
+        c.set_why(self.driver.directory.away or NO_ENTRY)
         self.driver.directory.want(self._peer_key, self._peer_found)
 
     def _reached_at(self, usable: int) -> tuple[tuple[ControlEndpoint, ...], tuple[ShadowRoute, ...]]:
@@ -242,7 +246,8 @@ class Pairing:
         for k, path in enumerate(self._paths):
             if k < len(theirs.control) and theirs.control[k] != path.endpoint:
                 now = theirs.control[k]
-                logger.info("QP %#x: the peer's %s is %s now", c.shadow.qp_num, path.endpoint.gid, now.gid)
+                text = "QP %#x: the peer's %s is %s now"
+                _seldom.info(self.driver.now_ns(), text, c.shadow.qp_num, path.endpoint.gid, now.gid)
                 self._paths[k] = self.driver.channel.open_path(c.nic(k), now, self._path_changed)
                 self.driver.channel.close_path(path, self._path_changed)
         self._theirs = c.peer = theirs

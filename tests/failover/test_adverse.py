@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
 from harness import EtcdServer, Spawn, wait_until
 from hosts import AWAY, HOME, HostError, Network
 
@@ -96,6 +97,23 @@ def test_etcd_that_does_not_answer_leaves_qps_pairing(network: Network) -> None:
     assert a("ep.poll(1)")[0][:2] == [7, "SUCCESS"]
     wait_until(lambda: "etcd" in (a("ep.shift()['why']") or ""), what="why names etcd")
     assert a("ep.shift()['status']") == "PAIRING"
+
+
+@pytest.mark.parametrize("cause", ["etcd", "shell"])
+def test_a_qp_connected_while_etcd_is_away_says_so_and_does_not_blame_the_peer(network: Network, cause: str) -> None:
+    network.env["SHIFTVERBS_ETCD"] = "127.0.0.1:1"
+    a, b = network.host("a"), network.host("b")
+    words = "127.0.0.1:1"
+    if cause == "shell":
+        words = "cannot start a broker: [Errno 2] No such file or directory: '/nowhere/sh'"
+        a("import shiftverbs.exchanger.start as start; start._SHELL = '/nowhere/sh'")
+    # The first one hears of it, the second is connected when it is known.
+    for _ in range(2):
+        names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
+        b(f"ep.connect({names[0]!r})")
+        a(f"ep.connect({names[1]!r})")
+        wait_until(lambda: words in (a("ep.shift()['why']") or ""), what="why says what is really missing")
+        assert "the peer" not in a("ep.shift()['why']")
 
 
 def test_etcd_dying_after_pairing_does_not_matter(
