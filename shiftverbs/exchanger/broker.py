@@ -13,10 +13,13 @@ protobuf implementation stay out of the application.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import json
 import logging
 import os
 import queue
+import resource
 import selectors
 import signal
 import socket
@@ -41,6 +44,13 @@ logger = logging.getLogger("shiftverbs.exchanger.broker")
 MAX_KEYS_PER_CLIENT = 1 << 17
 # After the last client of an own broker went: how long etcd may take to revoke its lease.
 LAST_WORDS_S = 2.0
+# Descriptors for all but clients: the way to etcd, logs, and what Python opens at times.
+RESERVED_DESCRIPTORS = 32
+# A socket and a pidfd.
+DESCRIPTORS_PER_CLIENT = 2
+# Where there are none left all the same: how long to take no new client.
+ACCEPT_PAUSE_S = 0.5
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PEERCRED = struct.Struct("3i")
 
 
@@ -102,6 +112,10 @@ class Broker:
         self._clients: dict[int, Client] = {}
         self._dropping: set[int] = set()
         self._next_number = 1
+        self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # When to take new clients again; None while they are taken.
+        self._accept_at: float | None = None
+        self._full_told = False
         self._stopping = False
         self._link: EtcdLink = EtcdLink(config, self.post)
         self._table = KeyTable(config, self._link.get, self._tell_change)
@@ -121,7 +135,7 @@ class Broker:
         self._selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
         if self._listener is not None:
             self._listener.setblocking(False)
-            self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+            self._accept()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: self.post("stop"))
         self._link.start()
@@ -139,8 +153,12 @@ class Broker:
                 if time.monotonic() - idle_since >= self._idle_exit_s:
                     return
             timeout = self._table.next_due_s(time.monotonic())
+            if self._accept_at is not None:
+                timeout = min(ACCEPT_PAUSE_S if timeout is None else timeout, ACCEPT_PAUSE_S)
+                if time.monotonic() >= self._accept_at and shared:
+                    self._accept()
             if end is not None or (self._idle_exit_s is not None and not self._clients):
-                timeout = min(timeout or 1.0, 0.5)
+                timeout = min(1.0 if timeout is None else timeout, 0.5)
             for key, _ in self._selector.select(timeout):
                 key.data()
             self._table.handle_time(time.monotonic())
@@ -166,18 +184,51 @@ class Broker:
 
     # Clients
 
+    def _accept(self) -> None:
+        assert self._listener is not None
+        self._accept_at = None
+        self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+
     def _on_connection(self) -> None:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                # It stays readable: looking again at once would take all of a processor.
+                self._selector.unregister(self._listener)
+                self._accept_at = time.monotonic() + ACCEPT_PAUSE_S
+                self._say_full(f"the broker cannot take another process for now: {error}")
             return
         pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
         if uid != os.geteuid():
-            logger.warning("refused a connection from user %d", uid)
+            self._seldom.warning(time.monotonic_ns(), "refused a connection from user %d", uid)
             sock.close()
-            return
-        self.adopt(sock, _pidfd(pid))
+        elif self._is_full():
+            reason = f"the broker serves {len(self._clients)} processes, more its {self._descriptors} descriptors"
+            self._turn_away(sock, f"{reason} (ulimit -n) do not allow")
+        else:
+            self._full_told = False
+            self.adopt(sock, _pidfd(pid))
+
+    def _is_full(self) -> bool:
+        if self._descriptors == resource.RLIM_INFINITY:
+            return False
+        # etcd comes first: without descriptors for it all would be lost.
+        most = max(1, (self._descriptors - RESERVED_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT)
+        return len(self._clients) >= most
+
+    def _say_full(self, reason: str) -> None:
+        """Once, until somebody is taken again."""
+        if not self._full_told:
+            self._full_told = True
+            self._seldom.warning(time.monotonic_ns(), "%s", reason)
+
+    def _turn_away(self, sock: socket.socket, reason: str) -> None:
+        self._say_full(reason)
+        with sock, contextlib.suppress(OSError):
+            frame = wire.encode({"ev": "fatal", "reason": reason})
+            sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _on_readable(self, client: Client) -> None:
         if client.number not in self._clients:
@@ -237,6 +288,9 @@ class Broker:
             text = wire.text_of(frame, "value") if operation == "put" else ""
             if len(text) > records.MAX_VALUE_BYTES:
                 raise records.RecordError(key, "the value is too large")
+            if operation == "put":
+                # What no reader takes need not stand there; and what is no UTF-8 etcd's client does not take.
+                records.decode_value(key, text)
         except records.RecordError as error:
             client.tell({"ev": "refused", "key": key[: records.MAX_KEY_BYTES], "reason": str(error)})
             return
@@ -351,10 +405,11 @@ class Broker:
             client.tell({"ev": "down", "reason": self._held[number][:1000]})
 
     def _set_status(self, status: dict[str, Any]) -> None:
+        now_ns = time.monotonic_ns()
         if status["ev"] == "down" and (self._status is None or self._status["ev"] == "up"):
-            logger.warning("%s", status["reason"])
+            self._seldom.warning(now_ns, "no etcd for now: %s", status["reason"])
         elif status["ev"] == "up":
-            logger.info("etcd answers")
+            self._seldom.info(now_ns, "etcd answers")
         if status != self._status:
             self._status = status
             for client in self._clients.values():
@@ -364,7 +419,8 @@ class Broker:
     def _stop(self) -> None:
         self._stopping = True
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            if self._accept_at is None:
+                self._selector.unregister(self._listener)
             self.close()
         for client in list(self._clients.values()):
             self._drop(client)
@@ -377,6 +433,13 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid) if pid > 0 else None
     except (OSError, AttributeError):
         return None
+
+
+def _take_all_descriptors() -> None:
+    """Raise the soft limit of open descriptors to the hard one: each client takes two."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -415,6 +478,7 @@ def main(argv: list[str] | None = None) -> int:
     # gRPC writes about every failed connection attempt otherwise.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     options = _arguments(argv)
+    _take_all_descriptors()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     started_by_us = options.client_fd is not None or options.listen_fd is not None
     if started_by_us:
@@ -452,13 +516,18 @@ def main(argv: list[str] | None = None) -> int:
         os.close(null)
     else:
         signal.signal(signal.SIGINT, lambda *_: broker.post("stop"))
+    status = 0
     try:
         broker.run()
+    except Exception:
+        # Its clients start another one: better than one that looks alive.
+        logger.exception("the broker failed")
+        status = 1
     finally:
         broker.close()
     logging.shutdown()
     # Not by way of the interpreter's end: gRPC's threads may take their time.
-    os._exit(0)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class EtcdExchanger(Exchanger):
         self._failures = 0
         self._state: ExchangerEvent | None = None
         self._warned_at: float | None = None
+        self._outage_told = False
         self._closed = threading.Event()
         self._pid = os.getpid()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -198,7 +199,8 @@ class EtcdExchanger(Exchanger):
                 if key not in self._wanted:
                     self._wanted[key] = _UNSEEN
                     self._tell({"op": "want", "key": key})
-            elif self._wanted.pop(key, None) is not None:
+            elif key in self._wanted:
+                del self._wanted[key]
                 self._tell({"op": "unwant", "key": key})
 
     def _tell(self, frame: dict[str, Any]) -> None:
@@ -379,8 +381,10 @@ class EtcdExchanger(Exchanger):
             level = logging.WARNING if due and not isinstance(self._state, Unavailable) else logging.DEBUG
             if level == logging.WARNING:
                 self._warned_at = now
+                self._outage_told = True
             logger.log(level, "no exchanger for now: %s", state.reason)
-        elif self._state is not None:
+        elif self._outage_told:  # of one that was not told of, its end is no news either
+            self._outage_told = False
             logger.info("the exchanger is back")
         self._state = state
         self._events.append(state)

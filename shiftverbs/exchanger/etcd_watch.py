@@ -33,35 +33,42 @@ class WatchStream:
         self._session = session
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        # Targets whose creation is not answered yet, in order; then by etcd's watch id.
-        self._creating: deque[str] = deque()
+        # Targets whose creation is not answered yet, in order, with our numbers; then by etcd's watch id.
+        self._creating: deque[tuple[str, int]] = deque()
         self._ids: dict[str, int] = {}
-        self._targets: dict[int, str] = {}
+        self._targets: dict[int, tuple[str, int]] = {}
+        self._number = 0
         # Cancelled before etcd told their id.
         self._cancelled: Counter[str] = Counter()
         self._call: Any = None
         self._closing = False
 
-    def watch(self, target: str, start_revision: int) -> None:
-        """Report every change of `target` from `start_revision` on. Once per target, until cancelled."""
+    def watch(self, target: str, start_revision: int) -> int:
+        """Report every change of `target` from `start_revision` on. Once per target, until cancelled.
+
+        Returns the number of this watch, by which WatchEnded calls it.
+        """
         name = target.encode()
         create = rpc.WatchCreateRequest(key=name, start_revision=start_revision)
         if target.endswith("/"):
             create.range_end = name[:-1] + bytes([name[-1] + 1])
         with self._lock:
-            self._creating.append(target)
+            self._number += 1
+            number = self._number
+            self._creating.append((target, number))
             # Inside the lock: the order of requests must be the order of _creating.
             self._requests.put(rpc.WatchRequest(create_request=create))
         if self._call is None:
             self._call = self._stub.Watch(self._send(), metadata=self._metadata)
             threading.Thread(target=self._receive, name="shiftverbs-etcd-watch", daemon=True).start()
+        return number
 
     def cancel(self, target: str) -> None:
         """No longer watch `target`."""
         with self._lock:
             watch_id = self._ids.pop(target, None)
             if watch_id is None:
-                if self._creating.count(target) > self._cancelled[target]:
+                if sum(created == target for created, _ in self._creating) > self._cancelled[target]:
                     self._cancelled[target] += 1
                 return
             self._targets.pop(watch_id, None)
@@ -100,27 +107,28 @@ class WatchStream:
             self._post(StreamEnded(self._session, reason))
 
     def _handle(self, response: Any) -> None:
-        ended = None
+        ended: tuple[str, int] | None = None
         with self._lock:
             if response.created:
-                target = self._creating.popleft()
+                target, number = self._creating.popleft()
                 if self._cancelled[target]:
                     self._cancelled[target] -= 1
                     if not response.canceled:
                         self._send_cancel(response.watch_id)
                 elif response.canceled:
-                    ended = target
+                    ended = target, number
                 else:
                     self._ids[target] = response.watch_id
-                    self._targets[response.watch_id] = target
+                    self._targets[response.watch_id] = target, number
             elif response.canceled:
                 ended = self._targets.pop(response.watch_id, None)
                 if ended is not None:
-                    del self._ids[ended]
+                    del self._ids[ended[0]]
         if response.events:
             self._post(Changed(self._session, [_change(event) for event in response.events]))
         if ended is not None:
-            self._post(WatchEnded(self._session, ended, response.cancel_reason or "compacted"))
+            target, number = ended
+            self._post(WatchEnded(self._session, target, response.cancel_reason or "compacted", number))
 
 
 def _change(event: Any) -> tuple[str, bytes | None, int]:

@@ -52,8 +52,9 @@ class KeyTable:
         self._read = read
         self._tell = tell
         self._keys: dict[str, _Key] = {}
-        # What each watch target covers, and all keys by directory.
+        # What each watch target covers, the number of its watch, and all keys by directory.
         self._targets: dict[str, set[str]] = {}
+        self._watches: dict[str, int] = {}
         self._directories: defaultdict[str, set[str]] = defaultdict(set)
         self._session = 0
         self._stream: Watches | None = None
@@ -144,6 +145,9 @@ class KeyTable:
             for key, value, revision in event.changes:
                 self._apply(key, value, revision)
         elif isinstance(event, WatchEnded) and event.session == self._session:
+            if self._watches.get(event.target) != event.number:
+                return  # an earlier one, which was cancelled meanwhile
+            del self._watches[event.target]
             keys = self._targets.pop(event.target, set())
             for key in keys:
                 self._keys[key].target = None
@@ -226,18 +230,20 @@ class KeyTable:
         assert self._stream is not None
         if target not in self._targets:
             self._targets[target] = set()
-            self._stream.watch(target, start_revision)
+            self._watches[target] = self._stream.watch(target, start_revision)
         for key in keys:
             self._targets[target].add(key)
             self._keys[key].target = target
 
     def _unwatch(self, target: str) -> None:
         del self._targets[target]
+        self._watches.pop(target, None)
         if self._stream is not None:
             self._stream.cancel(target)
 
     def _forget_targets(self) -> None:
         self._targets.clear()
+        self._watches.clear()
         for state in self._keys.values():
             state.target = None
 

@@ -10,8 +10,8 @@ from typing import Protocol
 class Watches(Protocol):
     """A stream of watches, see etcd_watch.WatchStream."""
 
-    def watch(self, target: str, start_revision: int) -> None:
-        """Report every change of `target` from `start_revision` on."""
+    def watch(self, target: str, start_revision: int) -> int:
+        """Report every change of `target` from `start_revision` on. Returns the number of this watch."""
 
     def cancel(self, target: str) -> None:
         """No longer watch `target`."""
@@ -95,11 +95,15 @@ class Changed:
 
 @dataclass(frozen=True)
 class WatchEnded:
-    """A watch ended by itself, as when etcd compacted the revision it was to begin with, or refused it."""
+    """A watch ended by itself, as when etcd compacted the revision it was to begin with, or refused it.
+
+    number: which one; there may be another one of this target since.
+    """
 
     session: int
     target: str
     reason: str
+    number: int
 
 
 @dataclass(frozen=True)

@@ -130,15 +130,18 @@ def _spawn(config: Config, arguments: list[str], passed: list[int]) -> int:
     ]  # fmt: skip
     diagnostics = os.memfd_create("shiftverbs-broker-stderr", os.MFD_CLOEXEC)
     try:
-        shell = subprocess.Popen(
-            [_SHELL, "-c", f"{shlex.join(command)} &"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=diagnostics,
-            env=_environment(),
-            pass_fds=passed,
-            start_new_session=True,
-        )
+        try:
+            shell = subprocess.Popen(
+                [_SHELL, "-c", f"{shlex.join(command)} &"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=diagnostics,
+                env=_environment(),
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BrokerError(f"cannot start a broker: {error}") from None
         try:
             shell.wait(10)
         except subprocess.TimeoutExpired:
@@ -168,7 +171,9 @@ def _greet(sock: socket.socket, config: Config, diagnostics: int | None) -> Conn
     hello = {"op": "hello", "protocol": wire.PROTOCOL, "job": config.job, "store": store_identity(config)}
     frames: list[dict[str, Any]] = []
     try:
-        sock.sendall(wire.encode(hello))
+        # A broker that turned us away has closed its end; why stands there to be read all the same.
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(wire.encode(hello))
         while not frames:
             data = sock.recv(1 << 16)
             if not data:

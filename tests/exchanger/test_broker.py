@@ -465,6 +465,18 @@ def test_keys_of_many_peers_get_watches_of_their_own(own_etcd_world: EtcdWorld) 
     wait_until(lambda: requests(world.server)["Watch"] - before.get("Watch", 0) == 200)
 
 
+def test_a_key_under_which_nothing_stands_is_let_go_of_as_well(own_etcd_world: EtcdWorld) -> None:
+    world = own_etcd_world
+    one = world.make()
+    one.next(Connected)
+    key = qp_key(world.job, GID_B, 5)
+    one.exchanger.want(key)
+    one.next(Found, key=key, value=None)
+    wait_until(lambda: requests(world.server).get("Watch") == 1)
+    one.exchanger.unwant(key)
+    wait_until(lambda: requests(world.server)["Watch"] == 2, 5, "the watch is cancelled")
+
+
 def test_withdrawals_are_batched_too(own_etcd_world: EtcdWorld) -> None:
     world = own_etcd_world
     one = world.make()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from shiftverbs.config import Config
 from shiftverbs.exchanger.key_table import DIRECTORY_KEYS, KeyTable
-from shiftverbs.exchanger.link_events import Changed, Got, StreamEnded, Up, WatchEnded, Watches
+from shiftverbs.exchanger.link_events import Changed, Denied, Got, StreamEnded, Up, WatchEnded, Watches
 
 CONFIG = Config(etcd_backoff_min_ms=100, etcd_backoff_max_ms=10_000)
 
@@ -18,10 +18,13 @@ class Stream:
         self.watched: dict[str, int] = {}
         self.closed = False
         self.next: Stream | None = None
+        self.number = 0
 
-    def watch(self, target: str, start_revision: int) -> None:
+    def watch(self, target: str, start_revision: int) -> int:
         assert target not in self.watched
         self.watched[target] = start_revision
+        self.number += 1
+        return self.number
 
     def cancel(self, target: str) -> None:
         del self.watched[target]
@@ -142,7 +145,7 @@ def test_a_watch_that_ends_is_made_again_after_a_pause() -> None:
     bench.got(5, a=b"x")
     bench.reads.clear()
     del bench.stream.watched["/d/a"]
-    bench.table.handle(WatchEnded(1, "/d/a", "compacted"), 10.0)
+    bench.table.handle(WatchEnded(1, "/d/a", "compacted", bench.stream.number), 10.0)
     due = bench.table.next_due_s(10.0)
     assert due is not None
     assert 0 < due <= 0.2
@@ -190,7 +193,7 @@ def test_events_of_an_earlier_session_are_ignored() -> None:
     bench.up()
     bench.table.handle(Changed(1, [("/d/a", b"late", 60)]), 0.0)
     bench.table.handle(Got(1, 61, {"/d/a": b"late"}), 0.0)
-    bench.table.handle(WatchEnded(1, "/d/a", ""), 0.0)
+    bench.table.handle(WatchEnded(1, "/d/a", "", bench.stream.number), 0.0)
     bench.table.handle(StreamEnded(1, ""), 0.0)
     assert bench.value("a") == "x"
     assert bench.table.next_due_s(0.0) is None
@@ -215,3 +218,43 @@ def test_an_answer_for_a_key_nobody_wants_any_more_is_dropped() -> None:
     assert bench.stream.watched == {}
     assert bench.told == []
     assert bench.table.frame_for("/d/a") is None
+
+
+def test_the_end_of_an_earlier_watch_does_not_end_the_present_one() -> None:
+    bench = Bench()
+    bench.table.want("/d/a", 1)
+    bench.up()
+    bench.got(7, a=None)
+    # etcd ends the watch; before that is heard of, the key is let go of and wanted again.
+    late = WatchEnded(1, "/d/a", "compacted", bench.stream.number)
+    bench.table.unwant("/d/a", 1)
+    bench.table.want("/d/a", 1)
+    bench.got(9, a=b"x")
+    assert bench.stream.watched == {"/d/a": 10}
+    bench.table.handle(late, 0.0)
+    assert bench.table.next_due_s(0.0) is None
+    bench.got(11, a=b"x")
+    bench.table.handle(WatchEnded(1, "/d/a", "compacted", bench.stream.number), 0.0)
+    assert bench.table.next_due_s(0.0) is not None
+
+
+def test_denied_keys_are_told_once_and_a_few_tried_again() -> None:
+    bench = Bench()
+    bench.up()
+    keys = [f"/d/{number}" for number in range(20)]
+    for key in keys:
+        bench.table.want(key, 1)
+    for round_ in range(3):
+        bench.reads.clear()
+        bench.table.handle(Denied(1, dict.fromkeys(keys, "no rights")), 100.0 * round_)
+        assert bench.table.frame_for("/d/3") == {"ev": "refused", "key": "/d/3", "reason": "no rights"}
+        assert len(bench.told) == len(keys)
+        bench.table.handle_time(100.0 * round_ + 99)
+        assert [len(read) for read in bench.reads] == [8]
+    tried = bench.reads[0][0]
+    bench.reads.clear()
+    # The rights come: then all are read.
+    bench.table.handle(Got(1, 5, {tried: b"x"}), 400.0)
+    assert sorted(bench.reads[0]) == sorted(set(keys) - {tried})
+    assert bench.told[-1] == (tried, 1)
+    assert bench.stream.watched == {"/d/": 6}
