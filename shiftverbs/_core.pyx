@@ -26,7 +26,7 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EINTR, EINVAL, ENOENT, ENOMEM, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -97,6 +97,7 @@ include "_core_signals.pxi"
 cdef _journal.Shared shared
 cdef object driver = None
 cdef int driver_busy = 0
+cdef int inherited = 0    # forked from a process with a driver
 cdef int wake_fd = -1
 cdef int forks = 0    # between this process and the one that loaded the module
 cdef int sleepers = 0
@@ -146,12 +147,21 @@ def set_driver(run) -> None:
         shared.attention = 1
 
 
+cdef enum:
+    INHERITED = 2
+
+
 cdef int run_driver_inline() except -1:
-    """One driver run at a time in the process, whichever thread comes first; it goes on while attention is set."""
+    """One driver run at a time in the process, whichever thread comes first; it goes on while attention is set.
+
+    1: it ran; 0: there is none, or it runs already; INHERITED: it is the parent's, and so is every QP and CQ.
+    """
     global driver_busy
     cdef int rounds = 0
     cdef int came
     if driver is None:
+        if inherited:
+            return INHERITED  # attention stays set: so the data path asks nothing else
         shared.attention = 0
         return 0
     if driver_busy:
@@ -225,7 +235,8 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 def _after_fork_in_child() -> None:
     """The child has no driver and no NICs; the parent's wake-up descriptor is not its own."""
-    global driver, driver_busy, wake_fd, sleepers, forks, main_thread, put_off
+    global driver, driver_busy, wake_fd, sleepers, forks, main_thread, put_off, inherited
+    inherited |= driver is not None
     main_thread = threading.main_thread().ident
     put_off = 0
     sv_let_come()
@@ -233,7 +244,7 @@ def _after_fork_in_child() -> None:
     driver = None
     driver_busy = 0
     sleepers = 0
-    shared.attention = 0
+    shared.attention = inherited
     shared.count = 0
     if wake_fd >= 0:
         posix_close(wake_fd)
@@ -458,8 +469,8 @@ cdef class CQCore:
             want = num_entries if type(num_entries) is int else poll_count(num_entries)
         except OverflowError:
             want = (<unsigned long>-1) >> 1 if num_entries > 0 else 0
-        if shared.attention:
-            run_driver_inline()
+        if shared.attention and run_driver_inline() == INHERITED:
+            c.count = 0  # what waited was the parent's
         while got < want:
             if c.count:
                 cq_pop(c, &wcs[0])
@@ -550,7 +561,7 @@ cdef class CQCore:
             cq_signal(&self.c)
 
     cdef bint guards(self) noexcept:
-        return cq_guards(&self.c)
+        return not inherited and cq_guards(&self.c)
 
     def arm_hw(self, int k) -> int:
         """Arm hardware CQ k for the driver's own sake; the errno."""

@@ -44,8 +44,8 @@ cdef class CQCursor:
     cdef int take(self) except -1:
         cdef CQState *c = &self.core.c
         cdef int failed = 0
-        if shared.attention:
-            run_driver_inline()
+        if shared.attention and run_driver_inline() == INHERITED:
+            return EIO
         if not c.count:
             failed = cq_fill(c)
             if shared.attention:

@@ -16,6 +16,15 @@ cdef uint64_t ring_slots(uint64_t n) noexcept nogil:
     return slots
 
 
+cdef int post_send_plainly(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil:
+    """In a forked child: the default NIC's word. The journal is its parent's."""
+    return ibv_post_send(q.pairs[0].qp, wr, bad) if q.pairs[0].qp != NULL else EINVAL
+
+
+cdef int post_recv_plainly(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept nogil:
+    return ibv_post_recv(q.pairs[0].qp, wr, bad) if q.pairs[0].qp != NULL else EINVAL
+
+
 @cython.no_gc
 @cython.final
 cdef class QPCore:
@@ -188,9 +197,10 @@ cdef class QPCore:
         """
         cdef ibv_send_wr *bad = NULL
         cdef int rc
-        if shared.attention:
-            run_driver_inline()
-        rc = qp_post_send(&self.q, &wr.send_wr, &bad)
+        if shared.attention and run_driver_inline() == INHERITED:
+            rc = post_send_plainly(&self.q, &wr.send_wr, &bad)
+        else:
+            rc = qp_post_send(&self.q, &wr.send_wr, &bad)
         if rc:
             if bad_wr is not None and bad != NULL:
                 bad_wr.send_wr = bad[0]
@@ -204,9 +214,10 @@ cdef class QPCore:
         """Post `wr` and the chain behind it; pyverbs' QP.post_recv with its errors, as in post_send."""
         cdef ibv_recv_wr *bad = NULL
         cdef int rc
-        if shared.attention:
-            run_driver_inline()
-        rc = qp_post_recv(&self.q, &wr.recv_wr, &bad)
+        if shared.attention and run_driver_inline() == INHERITED:
+            rc = post_recv_plainly(&self.q, &wr.recv_wr, &bad)
+        else:
+            rc = qp_post_recv(&self.q, &wr.recv_wr, &bad)
         if rc:
             if bad_wr is not None and bad != NULL:
                 bad_wr.recv_wr = bad[0]
@@ -289,6 +300,15 @@ cdef class QPCore:
             gone = rkey
             map_del(&self.q.seen_rkeys, gone)
         self.q.last_rkey = <uint64_t>-1
+
+    @property
+    def peer_qp_num(self) -> int:
+        """The peer's QP number that receives show wherever they came: the one that the application connected to."""
+        return self.q.peer_qp_num
+
+    @peer_qp_num.setter
+    def peer_qp_num(self, uint32_t value):
+        self.q.peer_qp_num = value
 
     @property
     def qp_num(self) -> int:

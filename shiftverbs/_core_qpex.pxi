@@ -84,16 +84,15 @@ cdef class WrBuilder:
         that is wrong; then nothing is posted. (What only the provider finds wrong leaves what is ahead of it posted.)
         """
         cdef int rc
-        if shared.attention:
-            run_driver_inline()
-        rc = self.post()
+        cdef bint plainly = shared.attention and run_driver_inline() == INHERITED
+        rc = self.post(plainly)
         self.wr_start()
         if shared.attention:
             run_driver_inline()
         if rc:
             raise PyverbsRDMAError('ibv_wr_complete failed.', rc)
 
-    cdef int post(self) noexcept nogil:
+    cdef int post(self, bint plainly) noexcept nogil:
         cdef QPState *q = &self.core.q
         cdef ibv_send_wr *bad = NULL
         cdef BuiltWR *b
@@ -124,6 +123,8 @@ cdef class WrBuilder:
             make_room(q.scq, q.send_pair)
             if q.tail - q.head + self.n_built > q.send_cap:
                 return ENOMEM
+        if plainly:
+            return post_send_plainly(q, &self.built[0].wr, &bad)
         return qp_post_send(q, &self.built[0].wr, &bad)
 
     # --- beginning a WR

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What happens to a WC between the hardware and the application, and what a post does.
 
-`dispatch` decides over one WC of one hardware CQ: it belongs to the application (wr_id and qp_num are put back), or
+`dispatch` decides over one WC of one hardware CQ: it belongs to the application (wr_id and QP numbers are put back), or
 it is ours, stale or withheld. The rules of RC completions it stands on (IBA 10.8, 11.5): a success of WR s completes
 all before it; an error completes unsignaled WRs too, and everything behind it is flushed in order; a receive WC
 retires exactly one receive, in the order of posting.
@@ -243,6 +243,8 @@ cdef inline int recv_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
         return 0
     wc.wr_id = rec.app_wr_id
     wc.qp_num = q.qp_num
+    if k and wc.src_qp:
+        wc.src_qp = q.peer_qp_num
     if seq == q.rhead:
         q.rhead = seq + 1
         while q.rhead < q.rwired and recv_rec(q, q.rhead).state & REC_DONE:
@@ -260,7 +262,7 @@ cdef inline int recv_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
 
 
 cdef inline int dispatch(CQState *c, int k, ibv_wc *wc) noexcept nogil:
-    """1: the application's, wr_id and qp_num put back in place. 0: not to be shown."""
+    """1: the application's, wr_id and QP numbers put back in place. 0: not to be shown."""
     cdef uint64_t key = (<uint64_t>k << 32) | wc.qp_num
     cdef uint64_t wr_id = wc.wr_id
     cdef MapSlot *slot

@@ -176,6 +176,7 @@ ctypedef struct QPState:
     Map seen_rkeys
     uint64_t last_rkey
     uint32_t qp_num
+    uint32_t peer_qp_num   # as the application gave it
     int guarded
     int ending             # nothing is handed over any more, and no error shown, until abort() gives the rest back
     int closed

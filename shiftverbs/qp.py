@@ -217,7 +217,7 @@ class QP(_base.QP):
         try:
             attr, init_attr = super().query(attr_mask)
         except PyverbsRDMAError:
-            if held is None or held.known_state() is None:
+            if held is None or held.is_inherited or held.known_state() is None:
                 raise
             # The default NIC is gone, and its traffic ran elsewhere, or has ended.
             attr, init_attr = _base.QPAttr(), _base.QPInitAttr()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import errno
 import functools
 import logging
@@ -21,6 +22,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from pyverbs.pyverbs_error import PyverbsRDMAError
 
 logger = logging.getLogger("shiftverbs.shadow")
 
@@ -561,11 +564,22 @@ class ShadowCQ(Shadow):
                 resize(cqe)
                 self.application_cqe = self._hardware_cqe = granted()
             else:
+                if cqe < self.application_cqe and self._waiting() > cqe:
+                    # The hardware's has room. An application's own would have to hold them.
+                    raise PyverbsRDMAError("Failed to resize CQ", errno.EINVAL)
                 needed = max(cqe, self._protected + self._others)
                 resize(needed)
                 self._hardware_cqe = granted()
                 self.application_cqe = cqe if needed > cqe else self._hardware_cqe
         self._grow()
+
+    def _waiting(self) -> int:
+        """How many completions the application has not taken, on whichever NIC they are."""
+        for k in range(1 + len(self.slots)):
+            if self.core.is_active(k):
+                with contextlib.suppress(PyverbsRDMAError):  # a NIC that is gone
+                    self.core.drain(k)
+        return int(self.core.buffered)
 
     def _grow(self) -> None:
         """Let the shadows follow."""

@@ -286,6 +286,7 @@ class ShadowQP(Shadow):
             if self.connection is not None:
                 self.connection.given.pop(0, None)
         elif state == RTR:
+            self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
             self._tell("qp_connected")
         elif state == RTS and before == RTR:
             self._tell("qp_ready")
