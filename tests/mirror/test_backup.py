@@ -169,6 +169,20 @@ def test_on_ethernet_there_is_one_partition() -> None:
     nic.close()
 
 
+def test_a_nic_that_keeps_keys_from_others_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page that they are kept with has a PD."""
+    verbs, left = Verbs(), [70]
+    given = iter([70, 71])
+    nic = Nic("a", Worker("a"), verbs)
+    assert nic.wait_open(30)
+    monkeypatch.setattr(verbs, "reg_mr", lambda *args: (key := next(given), key, key), raising=False)
+    monkeypatch.setattr(verbs, "dereg_mr", lambda handle: handle in left and left.remove(handle), raising=False)
+    nic.worker.call(nic.plugs.plug, lambda rkey: rkey == 70).result()
+    assert list(nic.plugs.keys) == [70] == left
+    nic.close()
+    assert not nic.plugs.keys and not left
+
+
 class Worker:
     """A NicWorker of the ordinary kind: one thread, jobs in order."""
 
