@@ -717,7 +717,7 @@ cdef class QPCore:
         """The peer has received `peer_rx` two-sided messages: what lies up to that one is executed (design 7.2, 6).
 
         Those WRs get their success WCs in turn and are not sent again; READs among them are (a response may be
-        lost), signaled. The next open_send starts there.
+        lost), signaled, unless their NIC has shown that they were complete. The next open_send starts there.
 
         Raises ValueError unless acked <= peer_rx <= wired: messages were lost, or the peer speaks of another QP.
         """
@@ -736,12 +736,17 @@ cdef class QPCore:
                 end = seq + 1
         if end < q.proven_end:
             end = q.proven_end
+        if end < q.shown_end:
+            end = q.shown_end
         first = end
         seq = end
         while seq > q.head:
             seq -= 1
             rec = send_rec(q, seq)
-            if fenced or not (rec.wr.opcode == IBV_WR_RDMA_READ or opcode_in(rec.wr.opcode, atomic_opcodes())):
+            if rec.state & REC_TWO_SIDED and rec.two_sided > peer_rx:
+                first = seq  # a NIC of the peer's acknowledged it, and died before it was received
+            elif (fenced or seq < q.shown_end
+                    or not (rec.wr.opcode == IBV_WR_RDMA_READ or opcode_in(rec.wr.opcode, atomic_opcodes()))):
                 rec.state |= REC_PROVEN
             else:
                 rec.state |= REC_HW_SIGNALED
@@ -811,7 +816,7 @@ cdef class QPCore:
                 cq_drain(q.scq, k)
                 if q.rcq != q.scq:
                     cq_drain(q.rcq, k)
-        q.head = q.wired = q.proven_end = q.tail
+        q.head = q.wired = q.proven_end = q.shown_end = q.tail
         q.rhead = q.rwired = q.rtail
         q.posted_ts = q.wired_ts = q.acked_ts = q.rx = 0
         q.last_signaled = q.tail

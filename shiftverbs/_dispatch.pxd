@@ -15,7 +15,8 @@ from shiftverbs._journal cimport (
     EV_RQ_FENCED, EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS,
     REC_DONE, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs,
     abort_sends, after_retire, cq_push, device_gone, emit, flush_proven, hand_over, post_refused, provider_errno,
-    pump_recv, pump_send, recv_append, recv_rec, retire_below, seq_mask, send_append, send_cut, send_rec,
+    pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut, send_rec, sends_shown,
+    seq_mask,
 )
 from shiftverbs._map cimport MapSlot, map_find
 from shiftverbs.libverbs cimport (
@@ -47,11 +48,15 @@ cdef inline void fenced(QPState *q, int k, bint recv) noexcept nogil:
 cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noexcept nogil:
     """Remember the error that says why: a flush only follows from one."""
     cdef Pair *pair = &q.pairs[k]
+    cdef int kind = <int>((wc.wr_id >> 60) & 7)
     if recv:
         pair.rq_error_seen = 1
     else:
-        if not pair.sq_error_seen and (wc.wr_id >> 60) & 7 == KIND_APP:
-            pair.failed_seq = (wc.wr_id & seq_mask()) + 1
+        if not pair.sq_error_seen:
+            if kind == KIND_APP:
+                pair.failed_seq = (wc.wr_id & seq_mask()) + 1
+            if kind != KIND_ARM and k == q.send_pair:
+                sends_shown(q, wc.wr_id & seq_mask())
         pair.sq_error_seen = 1
     if pair.first_status == 0 or (pair.first_status == IBV_WC_WR_FLUSH_ERR and wc.status != IBV_WC_WR_FLUSH_ERR):
         pair.first_status = wc.status

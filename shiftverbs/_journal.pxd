@@ -195,6 +195,7 @@ ctypedef struct QPState:
     uint64_t wired
     uint64_t tail
     uint64_t proven_end     # proven records lie below this number only
+    uint64_t shown_end      # all below it was complete when a NIC showed its first error, with a WC or without
     uint64_t posted_ts      # two-sided WRs appended
     uint64_t wired_ts       # handed to hardware
     uint64_t acked_ts       # completed
@@ -771,13 +772,34 @@ cdef inline void retire_below(QPState *q, uint64_t seq) noexcept nogil:
         q.head += 1
 
 
+cdef inline void sends_shown(QPState *q, uint64_t seq) noexcept nogil:
+    """The first error of a send queue is at `seq`. RC completes in order: all that it had before is complete.
+
+    Of a message the peer's NIC may have lost the receipt, and died: its counter says whether that is sent again.
+    """
+    cdef uint64_t at = q.head
+    cdef SendRec *rec
+    if seq > q.wired:
+        seq = q.wired
+    while at < seq:
+        rec = send_rec(q, at)
+        if not rec.state & REC_TWO_SIDED:
+            rec.state |= REC_PROVEN
+        at += 1
+    if q.shown_end < seq:
+        q.shown_end = seq
+
+
 cdef inline void abort_sends(QPState *q, uint64_t end, int status, uint32_t vendor_err) noexcept nogil:
-    """Error WCs for the records below `end`: the first gets `status`, the rest are flushed, unsignaled ones too."""
+    """Error WCs for the records below `end`: the first gets `status`, the rest are flushed, unsignaled ones too.
+
+    What was complete before the first has none, or a success.
+    """
     cdef SendRec *rec
     cdef bint failed = False
     while q.head < end:
         rec = send_rec(q, q.head)
-        if rec.state & REC_PROVEN and not failed:
+        if (rec.state & REC_PROVEN or q.head < q.shown_end) and not failed:
             if rec.state & REC_SIGNALED:
                 push_send_wc(q, rec, IBV_WC_SUCCESS, 0)
         else:  # RC shows no success behind an error, whatever was executed

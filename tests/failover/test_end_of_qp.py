@@ -373,6 +373,56 @@ def test_closed_means_that_no_nic_writes_any_more(network: Network, faults: Any)
     assert a("ep.text(0, 10)") == "mine again"
 
 
+def four_unsignaled(a: Host, b: Host) -> None:
+    """Three messages and a READ behind them, all of them complete, and none with a completion."""
+    b("[ep.recv(i) for i in range(3)]; ep.fill(5, 'there')")
+    a("[ep.post('SEND', slot=i, wr_id=i, signaled=False) for i in range(3)]")
+    a("ep.post('RDMA_READ', slot=6, remote_slot=5, length=5, wr_id=3, signaled=False)")
+    assert statuses(b("ep.poll(3)")) == [[i, "SUCCESS"] for i in range(3)]
+    wait_until(lambda: a("ep.text(6, 5)") == "there", what="the READ's response has come")
+
+
+@pytest.mark.parametrize("package", ["pyverbs", "shiftverbs"])
+def test_what_was_complete_gets_no_error(network: Network, faults: Any, package: str) -> None:
+    """The first error of a send queue says that all before it is complete (IBA 10.8.5): unsignaled, it has no WC."""
+    a, b = network.protected() if package == "shiftverbs" else network.pair(package)
+    four_unsignaled(a, b)
+    for rail in ("rail0", "rail1"):
+        faults.switch_down(rail)
+    a("[ep.post('SEND', wr_id=i, signaled=False) for i in (10, 11)]")
+    assert statuses(a("ep.poll(2, 20)")) == [[10, "RETRY_EXC_ERR"], [11, FLUSHED]]
+    assert a("ep.none()") == []
+
+
+@pytest.mark.parametrize("where", ["pyverbs", "home", "away"])
+def test_a_queue_that_is_complete_flushes_nothing(network: Network, faults: Any, where: str) -> None:
+    """ERR when all is complete: what a marker behind it shows is an empty queue."""
+    a, b = network.pair(where) if where == "pyverbs" else network.protected()
+    if where == "away":
+        away(faults, a, b)
+    four_unsignaled(a, b)
+    a("ep.recv(8)")
+    a(ERR)
+    assert statuses(a("ep.poll(1)")) == [[8, FLUSHED]]
+    assert a("ep.none()") == []
+    a("ep.post('SEND', wr_id=9, signaled=False)")
+    assert statuses(a("ep.poll(1)")) == [[9, FLUSHED]]
+
+
+def test_what_a_nic_shows_to_be_complete_is_not_replayed(network: Network, faults: Any) -> None:
+    """A WRITE from where a READ landed behind it: repeated, it would write something else, and nothing is."""
+    a, b = network.protected()
+    a("ep.fill(1, 'mine '); ep.post('RDMA_WRITE', slot=1, remote_slot=7, length=5, wr_id=1, signaled=False)")
+    b("ep.fill(5, 'there'); ep.recv(0)")
+    a("ep.post('RDMA_READ', slot=1, remote_slot=5, length=5, wr_id=2, signaled=False)")
+    wait_until(lambda: a("ep.text(1, 5)") == "there", what="the READ's response has come")
+    faults.switch_down("rail0")
+    a("ep.post('SEND', slot=2, wr_id=9)")
+    assert statuses(a("ep.poll(1, 20)")) == [[9, "SUCCESS"]], a("ep.shift()")
+    assert b("ep.text(7, 5)") == "mine "
+    assert a("ep.shift()['status']") == "PROTECTED"
+
+
 def close_all(a: Host, name: str) -> float:
     """Close a list of endpoints' QPs; returns how long that took, in seconds."""
     return float(a(f"t = time.monotonic(); [x.qp.close() for x in {name}]; time.monotonic() - t"))

@@ -41,6 +41,7 @@ def check(net: Network) -> None:
         ]
         messages_once_and_in_order(side, peer, executions)
         completions_once_and_in_order(side)
+        nothing_complete_fails(net, side)
         executed_no_more_than_allowed(net, side, executions)
         data_before_its_message(executions)
         nothing_acknowledged_is_lost(net, side, peer)
@@ -136,6 +137,15 @@ def completions_once_and_in_order(side: Side) -> None:
     receives = [wr_id for queue, wr_id, _ in side.app.wcs if queue == "recv"]
     if len(set(receives)) != len(receives):
         raise Violation("one completion each", f"{side.name}: receives {receives}")
+
+
+def nothing_complete_fails(net: Network, side: Side) -> None:
+    """As with plain verbs: what a NIC completed has no error, signaled or not. (A NIC may die before it tells.)"""
+    if {"kill", "hold_and_kill", "stall", "hung"} & set(net.faults) or any(nic.dead for nic in side.nics):
+        return
+    first = next((wr for queue, wr, status in side.app.wcs if queue == "send" and status != "SUCCESS"), None)
+    if first is not None and any(first in qp.completed for qp in side.qps):
+        raise Violation("no error for what is complete", f"{side.name}: {first}")
 
 
 def executed_no_more_than_allowed(net: Network, side: Side, executions: list[Any]) -> None:

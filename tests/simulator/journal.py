@@ -134,7 +134,7 @@ class Journal:
         self.deliver = deliver
         self.sends: deque[Record] = deque()
         self.head = self.wired = self.tail = 0
-        self.proven_end = 0
+        self.proven_end = self.shown_end = 0
         self.posted_ts = self.wired_ts = self.acked_ts = 0
         self.last_signaled = 0
         self.recvs: deque[RecvRecord] = deque()
@@ -328,10 +328,10 @@ class Journal:
             self.emit("ARM_WC", k, (recv, status == "SUCCESS"))
         if status != "SUCCESS":
             if pair.fencing:
-                self.note_error(pair, recv, status, None)
+                self.note_error(k, recv, status, kind, seq)
                 self.fenced(k, recv)
             elif kind == FENCE and self.guarded:
-                self.note_error(pair, recv, status, None)
+                self.note_error(k, recv, status, kind, seq)
                 self.raise_error(k, status)
         elif kind == FENCE and seq <= self.wired:
             self.retire_below(seq)
@@ -345,20 +345,28 @@ class Journal:
             self.pairs[k].error_raised = True
             self.emit("ERROR", k, status)
 
-    def note_error(self, pair: PairState, recv: bool, status: str, seq: int | None) -> None:
-        """seq: the application's send WR that it is of."""
+    def note_error(self, k: int, recv: bool, status: str, kind: str, seq: int) -> None:
+        pair = self.pairs[k]
         if recv:
             pair.rq_error_seen = True
         else:
-            if not pair.sq_error_seen and seq is not None:
+            if not pair.sq_error_seen and kind == APP:
                 pair.failed_wr = seq
+            if not pair.sq_error_seen and kind != ARM and k == self.send_pair:
+                self.sends_shown(min(seq, self.wired))
             pair.sq_error_seen = True
         if pair.first_status in (None, "WR_FLUSH_ERR"):
             pair.first_status = status
 
+    def sends_shown(self, end: int) -> None:
+        """A NIC's first error says that what it had before is complete. Messages: the peer may have lost receipts."""
+        for seq in range(self.head, end):
+            self.rec(seq).proven |= self.rec(seq).wr.opcode not in TWO_SIDED
+        self.shown_end = max(self.shown_end, end)
+
     def withhold(self, k: int, recv: bool, status: str, seq: int) -> bool:
         pair = self.pairs[k]
-        self.note_error(pair, recv, status, None if recv else seq)
+        self.note_error(k, recv, status, APP, seq)
         if pair.fencing or self.ending:
             self.fenced(k, recv)
             return True
@@ -521,12 +529,23 @@ class Journal:
 
     def unsafe_reason(self, cqes_lost: bool = False, receipts_lost: bool = False) -> str | None:
         """What hardware has, is not proven, and must not run twice. …_lost: by a dead NIC of ours, of the peer's."""
-        given = [rec for rec in list(self.sends)[: self.wired - self.head] if not rec.proven]
+        handed = list(enumerate(self.sends, self.head))[: self.wired - self.head]
+        given = [rec for _, rec in handed if not rec.proven]
         if any(rec.wr.opcode == "FADD" for rec in given):
             return "an atomic is outstanding"
-        # What was to show a completion and has not is not complete, unless the NIC took it along.
-        owes = [rec.hw_signaled and not cqes_lost for rec in given]
-        return self.overwritten(given, owes, receipts_lost) or self.behind_fence(given, owes, receipts_lost)
+        # A message that was complete is sent again where its receipt is lost: a READ behind it may have landed, too.
+        landed = [
+            rec
+            for seq, rec in handed
+            if not rec.proven or (receipts_lost and seq < self.shown_end and rec.wr.opcode == "READ")
+        ]
+        return self.overwritten(landed, self.owing(landed, cqes_lost), receipts_lost) or self.behind_fence(
+            given, self.owing(given, cqes_lost), receipts_lost
+        )
+
+    def owing(self, given: list[Record], cqes_lost: bool) -> list[bool]:
+        """What was to show a completion and has not is not complete, unless the NIC took it along."""
+        return [rec.hw_signaled and not cqes_lost for rec in given]
 
     def overwritten(self, given: list[Record], owes: list[bool], receipts_lost: bool) -> str | None:
         """The bytes of one WR lie where a later READ may have landed."""
@@ -578,13 +597,15 @@ class Journal:
                 break
             if rec.wr.opcode in TWO_SIDED:
                 end = self.head + i + 1
-        end = max(end, self.proven_end)
+        end = max(end, self.proven_end, self.shown_end)
         first = end
         # What carries FENCE and was executed had waited for the responses of all READs before it.
         fence = max((seq for seq in range(self.head, end) if self.rec(seq).wr.fence), default=-1)
         for seq in range(self.head, end):
             rec = self.rec(seq)
-            if self.is_proven(rec) or seq < fence:
+            if rec.wr.opcode in TWO_SIDED and rec.two_sided > peer_rx:
+                first = min(first, seq)  # acknowledged by a NIC that died before it was received
+            elif self.is_proven(rec) or seq < fence or seq < self.shown_end:
                 rec.proven = True
             else:
                 rec.hw_signaled = True
@@ -625,7 +646,7 @@ class Journal:
         while self.sends:
             rec = self.sends.popleft()
             self.head += 1
-            if rec.proven and not failed:  # no success behind an error: RC shows none
+            if (rec.proven or self.head <= self.shown_end) and not failed:  # no success behind an error: RC shows none
                 if rec.wr.signaled:
                     self.deliver(("send", rec.wr, "SUCCESS"))
             else:

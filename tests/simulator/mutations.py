@@ -400,6 +400,12 @@ def give_up_after_one_quick_round() -> Iterator[None]:
         yield
 
 
+@mutation("the first error of a send queue says that all before it is complete")
+def forget_what_a_nic_has_shown() -> Iterator[None]:
+    with mock.patch.object(Journal, "sends_shown", lambda journal, end: None):
+        yield
+
+
 @mutation("both sides learn of an ABORT")
 def abort_in_silence() -> Iterator[None]:
     original = PairProtocol._say

@@ -197,6 +197,7 @@ class HwQp:
         self.on_rnr: Callable[[], None] = lambda: None
         self.life = 0
         self.held: list[tuple[Any, ...]] = []
+        self.completed: list[Any] = []  # for judging only
         nic.qps[number] = self
         self.reset()
 
@@ -376,6 +377,7 @@ class HwQp:
     def _finish(self) -> None:
         wqe = self.unacked.popleft()
         self.retries = 0
+        self.completed.append(wqe.ref)
         if wqe.signaled:
             self._cqe(("send", wqe.wr_id, "SUCCESS"))
 

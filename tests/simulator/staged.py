@@ -58,7 +58,7 @@ def a_read_lands_where_a_write_came_from() -> Network:
     post(net.a, "WRITE", 3, signaled=True)
     lose_acks(net)
     go(net)
-    net.port("a", 0, False, None)
+    net.kill("a", 0)  # it tells nobody that it is complete
     return end(net, write, read)
 
 
@@ -69,7 +69,7 @@ def a_fence_in_between() -> Network:
     write = post(net.a, "WRITE", 1, signaled=True)
     lose_acks(net)
     go(net)
-    net.port("a", 0, False, None)
+    net.kill("a", 0)  # it tells nobody that it is complete
     return end(net, read, write)
 
 
