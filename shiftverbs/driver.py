@@ -56,6 +56,9 @@ SLICE = 256
 READ_AT_LEAST = SLICE // 4
 # So many messages are kept of one peer's QP, each about something else. More there are only from one who invents pairs.
 MOST_UNREAD = 128
+# After so long a run ends once what happened here is handled: it may be in a verb of the application's, which is to
+# return, and signals wait for it. Whoever floods us must not keep that thread; what is left is for another run.
+RUN_NS = 10 * MS
 # What a verb leaves to be done soon waits so long at most.
 SOON_NS = 1 * MS
 # While there is more to do than time, this part of it goes to what is due.
@@ -187,7 +190,11 @@ class Driver:
             self.waiter.wake_within(SOON_NS)
 
     def run(self) -> None:
-        """Handle everything that is there. Any thread; returns at once where another one is at it."""
+        """Handle what is there. Any thread; returns at once where another one is at it.
+
+        And after RUN_NS where others say always more: the control thread is told to go on, if nobody else does.
+        """
+        until = self.now_ns() + RUN_NS
         while not self.stopped:
             if not self._unbroken.enter_now():
                 return
@@ -212,6 +219,9 @@ class Driver:
             finally:
                 self._unbroken.leave()
             if not self._attention.value:
+                return
+            if not self._backlog and self.now_ns() >= until:
+                self.waiter.wake()
                 return
 
     def _give_back(self) -> None:

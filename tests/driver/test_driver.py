@@ -38,6 +38,7 @@ from shiftverbs.driver import (
     MOST_UNREAD,
     PINGS_UNTIL_DEAD,
     QUIET_PING_NS,
+    RUN_NS,
     SLICE,
     SOON_NS,
     WATCH_AT_ONCE,
@@ -529,6 +530,30 @@ def test_a_flood_is_read_in_pieces_and_to_the_end(driver: Driver, nic: Any) -> N
     assert happened == [2 * READ_AT_ONCE + 1]
     assert [each.arm for each in heard] == [n * READ_AT_ONCE - 1 for n in (1, 2, 3)] and port.inbox == []
     assert [each.message for each in peer.hears(*port.sent)] == [Ping(5, True)]
+
+
+def test_a_flood_that_never_ends_keeps_no_thread(
+    driver: Driver, nic: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage comes faster than it is refused. The thread may be in a poll: it goes, and has another run follow."""
+    port = with_port(driver.channel, nic)
+    woken: list[int] = []
+    monkeypatch.setattr(driver.waiter, "wake", lambda: woken.append(clock.now))
+
+    def recv(most: int) -> list[Any]:
+        clock.now += RUN_NS // 10
+        assert clock.now < began + 100 * RUN_NS, "the run ends"
+        return [(b"SV\x02" + bytes(64), 1, None)] * most
+
+    port.recv, port.more = recv, True  # type: ignore[method-assign]
+    for run in range(3):
+        began = clock.now
+        driver.run()
+        assert clock.now == began + RUN_NS and len(woken) == run + 1 and _core.attention()
+    assert driver.channel.unknown == 30 * READ_AT_ONCE
+    port.recv, port.more = lambda most: [], False  # type: ignore[method-assign, misc]
+    driver.run()
+    assert not _core.attention() and len(woken) == 3
 
 
 def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:

@@ -64,3 +64,54 @@ def test_a_flood_keeps_nobody_from_failing_over(network: Network, faults: Any, c
         assert h("ep.shift()['path']") == "soft1"
     assert b(RESIDENT_MB) < before_mb + 16
     assert b("ep.shift()['counters']['superseded']") > 1000
+
+
+#: On each of its control ports there is always more, and none of it is from anybody.
+ENDLESS = """
+import signal
+
+class Flooded:
+    more, refused = True, 0
+
+    def __init__(self, port):
+        self.port = port
+
+    def __getattr__(self, name):
+        return getattr(self.port, name)
+
+    def recv(self, most):
+        self.refused += 1
+        return self.port.recv(most) + [(b"SV\\x02" + bytes(900), 1, None)] * most
+
+driver = ep.qp._shadow.connection.driver
+with driver.locked():
+    for name, port in driver.channel._ports.items():
+        driver.channel._ports[name] = Flooded(port)
+rung = []
+signal.signal(signal.SIGALRM, lambda *args: rung.append(1))
+
+def longest_call(seconds):
+    longest, until = 0, time.monotonic() + seconds
+    signal.setitimer(signal.ITIMER_REAL, seconds / 2)
+    while time.monotonic() < until:
+        began = time.monotonic()
+        ep.cq.poll(1)
+        longest = max(longest, time.monotonic() - began)
+    return longest
+"""
+
+
+def test_garbage_without_end_keeps_no_call_of_the_application(network: Network, faults: Any) -> None:
+    """It comes faster than it can be refused: polls return, signals are heard, and the QP fails over."""
+    a, b = network.protected()
+    b(ENDLESS)
+    wait_until(lambda: b("min(p.refused for p in driver.channel._ports.values())") > 100, 60, "the flood has come")
+    assert b("longest_call(2)") < 0.5
+    assert b("rung") == [1]
+    faults.down("b/soft0")
+    a("ep.recv(1)")
+    began = time.monotonic()
+    b("ep.post('SEND', length=5, wr_id=7)")
+    assert [wc[:2] for wc in b("ep.poll(1, 20)")] == [[7, "SUCCESS"]], (a("ep.shift()"), b("ep.shift()"))
+    assert time.monotonic() - began < 5
+    assert a("ep.poll(1)")[0][:3] == [1, "SUCCESS", 5]
