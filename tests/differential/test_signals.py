@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from hosts import AWAY, HOME, Host, Network
+import pytest
+from hosts import AWAY, HOME, Host, HostError, Network
 
 PROGRAM = Path(__file__).with_name("alarms.py")
 LOAD = f"import runpy; Alarms = runpy.run_path({str(PROGRAM)!r})['Alarms']"
@@ -42,6 +43,7 @@ def check(hosts: tuple[Host, ...], count: int) -> None:
         assert "ignored" not in h.child.output and "Traceback" not in h.child.output, h.child.output[-3000:]
 
 
+@pytest.mark.slow
 def test_ten_thousand_alarms_while_cables_come_and_go(network: Network, faults: Any) -> None:
     """All of them reach the program, more than a hundred SWITCHes amid them; afterwards all is at home and in order."""
     seed, count = 20, 10_000
@@ -129,3 +131,64 @@ def poll_through():
     for h in (a, b):
         h(f"ep.wait({HOME!r})")
         assert h("ep.qp.shift.status") == "PROTECTED"
+
+
+INTERRUPTED = """
+import random, signal, threading
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+def soon(longest=0.003):
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, longest) if longest else 0)
+def interrupted(times, verb, over=lambda: False):
+    'Call verb again and again, until so many Ctrl-C came, or over() holds: how many came'
+    caught = 0
+    while caught < times and not over():
+        try:
+            soon()
+            while not over():
+                verb()
+            soon(0)
+        except KeyboardInterrupt:
+            caught += 1
+    return caught
+def change():
+    attr = qp.QPAttr()
+    attr.min_rnr_timer = random.randrange(1, 20)
+    ep.qp.modify(attr, e.IBV_QP_MIN_RNR_TIMER)
+over = []
+"""
+
+
+def test_ctrl_c_in_verbs(network: Network, faults: Any) -> None:
+    """In a blocked get_cq_event, while two threads poll through failovers, in modify, in a close that waits for a hung
+    NIC, and then the program ends: each verb is broken off where the program waits, and nothing else is."""
+    a, b = network.protected(setup="channel=True")
+    a(f"random = __import__('random'); random.seed(7)\n{INTERRUPTED}")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a("ep.cq.req_notify(); soon(0.1); ep.channel.get_cq_event(ep.cq)")
+    a("other = threading.Thread(target=lambda: [ep.cq.poll(4) for _ in iter(lambda: bool(over), True)])")
+    a("other.start()")
+    a("told = threading.Thread(target=lambda: (sys.stdin.readline(), over.append(1)))")
+    a.begin("told.start(); interrupted(1_000_000, lambda: ep.cq.poll(4), lambda: bool(over))")
+    for _ in range(2):
+        faults.down("a/soft0")
+        b(f"ep.wait({AWAY!r}, 20)")
+        faults.up("a/soft0")
+        b(f"ep.wait({HOME!r}, 20)")
+    a.child.send("over")
+    assert a.end(20) > 10
+    a("other.join(10); told.join(10)")
+    a(f"ep.wait({HOME!r}, 20)")
+    assert a("interrupted(100, change)") == 100
+    assert a("ep.qp.shift.status") == "PROTECTED", a("ep.shift()")
+    b("ep.recv(1)")
+    a("ep.post('SEND', wr_id=4)")
+    assert [wc[:2] for wc in a("ep.poll(1)") + b("ep.poll(1)")] == [[4, "SUCCESS"], [1, "SUCCESS"]]
+    faults.down("a/soft0")
+    a(f"ep.wait({AWAY!r}, 20)")
+    faults.hang("a/soft1")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a("signal.setitimer(signal.ITIMER_REAL, 0.3); ep.qp.close()")
+    faults.unhang("a/soft1")
+    a("ep.qp.close()")
+    a.child.send('"raise SystemExit"')
+    assert a.child.wait(20) == 0
