@@ -7,6 +7,7 @@ REM_OP_ERR).
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -268,3 +269,57 @@ def test_memory_comes_and_goes(hosts: Hosts, side: str, op: str) -> None:
         device.steady()
     assert min(seen.values()) >= 10, seen
     ends.check_usable()
+
+
+def test_files_may_not_grow(hosts: Hosts) -> None:
+    """A limit of the program's own on its files is none on what a NIC sends."""
+    hosts("c").open("soft0")  # what all hosts share is a file
+
+    def limited(host: str) -> Any:
+        process = hosts(host)
+        limit_files(process)
+        return process
+
+    ends = Ends(limited)
+    check_copies(ends)
+    take_away(ends.near, ends.mine, "second page unmapped"), take_away(ends.far, ends.theirs, "read only")
+    before = ends.far.peek(ends.theirs["addr"], 2 * PAGE)
+    for turn, (op, status, where) in enumerate([
+        ("SEND", "LOC_PROT_ERR", ends.local()),
+        ("RDMA_WRITE", "REM_ACCESS_ERR", ends.remote()),
+        ("ATOMIC_FETCH_AND_ADD", "REM_ACCESS_ERR", ends.remote()),
+    ]):  # fmt: skip
+        ends.right.recv(5, 8)
+        ends.left.send(op, turn, 8 if op.startswith("ATOMIC") else 2 * PAGE, **where)
+        assert statuses(ends.left.poll()) == [(turn, status)]
+        assert ends.far.peek(ends.theirs["addr"], 2 * PAGE) == before
+        ends.check_usable()
+
+
+def test_files_may_not_grow_any_more(hosts: Hosts) -> None:
+    """The limit came when the NIC was open already; as long as the program lives with such limits, the NIC does."""
+    ends = Ends(hosts)
+    for device in (ends.near, ends.far):
+        limit_files(device._host)
+    check_copies(ends)
+
+
+def limit_files(process: Any) -> None:
+    """No file of this process may grow from now on."""
+    resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def check_copies(ends: Ends) -> None:
+    """To the peer's memory and back; one packet and many, of one piece and several."""
+    ends.left.pattern(4, 5000)
+    ends.right.recv(9, 5000)
+    ends.left.send("SEND", 1, 5000, sges=[[0, 1001], [1001, 1], [1002, 3998]])
+    assert statuses(ends.left.poll()) == [(1, "SUCCESS")] and statuses(ends.right.poll()) == [(9, "SUCCESS")]
+    assert ends.right.matches(4, 5000)
+    ends.left.send("RDMA_WRITE", 2, 5000, **ends.remote(3))
+    ends.left.send("RDMA_READ", 3, 2 * PAGE, **ends.remote())
+    assert statuses(ends.left.poll(2)) == [(2, "SUCCESS"), (3, "SUCCESS")]
+    assert ends.left.get(3) == "aa" * 3 and ends.far.peek(ends.theirs["addr"] + 5003, 8) == "aa" * 8
+    ends.left.send("ATOMIC_FETCH_AND_ADD", 4, 8, compare_add=1, **ends.remote(PAGE + 1024))
+    assert statuses(ends.left.poll()) == [(4, "SUCCESS")]
+    assert ends.left.get(8) == "aa" * 8 and ends.far.peek(ends.theirs["addr"] + PAGE + 1024, 8) == "ab" + "aa" * 7

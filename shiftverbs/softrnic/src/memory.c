@@ -5,11 +5,16 @@
  * kernel copies, between a file in memory that packets lie in and the program's addresses, and tells where it could not.
  * That costs half of what process_vm_readv() on ourselves does, which looks up and holds each page. The calls are made
  * without the C library: there they are points where a thread may be cancelled, with our locks held, and that costs too.
+ *
+ * Where such a file cannot be had, or not be written (the program's files may have a greatest size), the dearer call does
+ * it.
  */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "softrnic.h"
@@ -31,30 +36,64 @@ _Static_assert(sizeof(long) == sizeof(off_t), "an offset is one argument of a sy
 /* All atomics of this process, on whatever NIC: a region may be registered with several. */
 static pthread_mutex_t atomics = PTHREAD_MUTEX_INITIALIZER;
 
-int srn_memory_open(struct srn_memory *memory, size_t packets) {
-    size_t size = packets + SRN_MEMORY_BOUNCE;
+static bool get_slowly(const struct iovec *from, int count, uint8_t *to, size_t len) {
+    struct iovec ours = {to, len};
+
+    return process_vm_readv(getpid(), &ours, 1, from, (unsigned long)count, 0) == (ssize_t)len;
+}
+
+static bool put_slowly(const struct iovec *to, int count, const uint8_t *from, size_t len) {
+    struct iovec ours = {(void *)from, len};
+
+    return process_vm_writev(getpid(), &ours, 1, to, (unsigned long)count, 0) == (ssize_t)len;
+}
+
+/* The file, mapped at base. 0 or errno. */
+static int open_file(struct srn_memory *memory) {
+    struct rlimit most;
     int rc = 0;
 
+    /* A file that is greater brings a signal that ends the program. */
+    if (!getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur != RLIM_INFINITY && most.rlim_cur < memory->size)
+        return EFBIG;
     memory->fd = memfd_create("softrnic-packets", MFD_CLOEXEC);
     if (memory->fd < 0)
         return errno;
-    if (ftruncate(memory->fd, (off_t)size))
+    if (ftruncate(memory->fd, (off_t)memory->size))
         rc = errno;
     if (!rc) {
-        memory->base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+        memory->base = mmap(NULL, memory->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
         if (memory->base == MAP_FAILED)
             rc = errno;
     }
     if (rc) {
-        memory->base = NULL;
         close(memory->fd);
         memory->fd = -1;
         return rc;
     }
-    memory->size = size;
     (void)fcntl(memory->fd, F_SETFL, O_NOATIME); /* nobody asks when it was read: a little faster */
+    return 0;
+}
+
+int srn_memory_open(struct srn_memory *memory, size_t packets) {
+    uint8_t here = 1, there = 0;
+    struct iovec one = {&here, 1};
+    int rc;
+
+    memory->size = packets + SRN_MEMORY_BOUNCE;
+    rc = open_file(memory);
+    if (rc) {
+        memory->base = NULL;
+        if (!get_slowly(&one, 1, &there, 1))
+            return rc;
+        memory->base = mmap(NULL, memory->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory->base == MAP_FAILED) {
+            memory->base = NULL;
+            return errno;
+        }
+    }
     /* A forked child is not to see our packets, let alone write them. */
-    (void)madvise(memory->base, size, MADV_DONTFORK);
+    (void)madvise(memory->base, memory->size, MADV_DONTFORK);
     return 0;
 }
 
@@ -94,14 +133,17 @@ bool srn_memory_get(struct srn_memory *memory, const struct iovec *from, int cou
     bool direct = offset >= 0;
     long n;
 
+    if (memory->fd < 0)
+        return get_slowly(from, count, to, len);
     if (!direct) {
         if (len > SRN_MEMORY_BOUNCE)
             return false;
         offset = bounce(memory);
     }
     n = COPY_IN(memory->fd, from, count, offset);
+    /* As a rule not all of the memory is there; or the limit on the size of files was lowered meanwhile. */
     if (n != (long)len)
-        return false;
+        return get_slowly(from, count, to, len);
     if (!direct)
         memcpy(to, memory->base + offset, len);
     return true;
@@ -112,6 +154,8 @@ bool srn_memory_put(struct srn_memory *memory, const struct iovec *to, int count
     off_t offset = offset_of(memory, from, len);
     long n;
 
+    if (memory->fd < 0)
+        return put_slowly(to, count, from, len);
     if (offset < 0) {
         if (len > SRN_MEMORY_BOUNCE)
             return false;

@@ -385,7 +385,7 @@ struct srn_qp {
 
 struct srn_memory {
     int fd;        /* of the file in memory that packets lie in; -1 = there is none */
-    uint8_t *base; /* that file; at its end SRN_MEMORY_BOUNCE bytes for what is not a packet's */
+    uint8_t *base; /* where packets lie; at its end SRN_MEMORY_BOUNCE bytes for what is not a packet's */
     size_t size;
 };
 
