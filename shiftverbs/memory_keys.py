@@ -144,7 +144,9 @@ class PeerKeys:
     def settled(self) -> int:
         """The last withdrawal since which no WR is on its way by what we were told before."""
         self._under_way = [
-            each for each in self._under_way if each[1] in self.users and each[1].core.oldest_wr < each[2]
+            (version, user, end)
+            for version, user, end in self._under_way
+            if user in self.users and user.core.oldest_wr < end and user.core.send_pair  # at home, keys are the owner's
         ]
         return min((version for version, _, _ in self._under_way), default=self.version)
 
@@ -155,10 +157,11 @@ class PeerKeys:
                 user.drain(user.send_pair)
 
     def _leave_behind(self, rkey: int | None, but: Connection | None = None) -> None:
-        """`rkey` (None: any) was withdrawn: WRs that hardware has go by it all the same."""
+        """`rkey` (None: any) is forgotten, so that no more goes by it; WRs that hardware has do all the same."""
         for user in list(self.users):
             end = user.core.last_use(rkey) if user is not but else 0
-            if end:
+            # What the same WRs hold back already they need not hold back again.
+            if end and not any(each is user and end <= until for _, each, until in self._under_way):
                 self._under_way.append((self.version, user, end))
 
     def heed(self, version: int, by: Connection | None = None) -> None:
@@ -167,22 +170,22 @@ class PeerKeys:
         by: the connection that is told so before it sends again, and has nothing on its way.
         """
         if version > self.version:
+            self.forget()  # first: the application posts meanwhile
             self._leave_behind(None, by)
-            self.forget()
             self.version = version
 
     def take(self, m: Keys) -> bool:
         """Withdrawals, and answers; False for one that is out of date by now."""
         if m.version > self.version:
             if self.version < m.since:
-                self._leave_behind(None)
                 self.forget()
+                self._leave_behind(None)
             for rkey in m.gone:
-                self._leave_behind(rkey)
                 if self._known.pop(rkey, None) is not None:
-                    self.remote.del_remote(rkey)
+                    self.remote.del_remote(rkey)  # before the WRs are looked for: the application posts meanwhile
                     for user in list(self.users):
                         user.core.forget_rkey(rkey)
+                self._leave_behind(rkey)
             self.version = m.version
         if m.version < self.version:
             return False

@@ -49,7 +49,7 @@ class User:
         self.forgot: list[int | None] = []
         self.uses: dict[int | None, int] = {}  # rkey -> number behind the last WR by it that is under way
         self.core = SimpleNamespace(
-            forget_rkey=self.forgot.append, oldest_wr=0, last_use=lambda rkey: self.uses.get(rkey, 0)
+            forget_rkey=self.forgot.append, oldest_wr=0, send_pair=1, last_use=lambda rkey: self.uses.get(rkey, 0)
         )
 
     @property
@@ -308,6 +308,28 @@ def test_what_is_on_its_way_is_said(domain: Any) -> None:
     assert (theirs.version, theirs.settled) == (9, 8), "the other one's is on its way"
     theirs.users.discard(other)  # type: ignore[arg-type]
     assert theirs.settled == 9
+
+
+def test_what_came_home_uses_no_key_of_a_backup() -> None:
+    """A WR that nobody signals, replayed at home: nothing tells of its end for as long as nothing else is posted."""
+    theirs, user = peer()
+    user.uses = {1: 4}
+    assert theirs.take(Keys(5, 0, (1,), push=True)) and theirs.settled == 0
+    user.core.send_pair = 0
+    assert theirs.settled == 5
+
+
+def test_a_wr_that_never_ends_is_remembered_once() -> None:
+    """Its rkey comes and goes for others' sake."""
+    theirs, user = peer()
+    user.uses = {1: 4}
+    for version in range(1, 200):
+        assert theirs.take(Keys(version, version - 1, (1,), push=True)) and theirs.settled == 0
+    assert len(theirs._under_way) == 1
+    user.uses = {1: 6}
+    assert theirs.take(Keys(200, 199, (1,), push=True))
+    user.core.oldest_wr = 4
+    assert theirs.settled == 199 and len(theirs._under_way) == 1
 
 
 def test_a_peer_that_never_settles_is_told_of_no_more_than_can_be_held(

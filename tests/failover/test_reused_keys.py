@@ -80,6 +80,30 @@ def test_a_key_that_a_wr_on_its_way_has(network: Network, faults: Any) -> None:
     assert ended == [[2, "REM_ACCESS_ERR"]]
 
 
+def test_a_wr_that_is_posted_while_the_withdrawal_is_heard(network: Network, faults: Any) -> None:
+    """The application's thread comes in between: the old key is not used any more, or its WR is known of."""
+    a, b, m = with_memory(network, "timeout=18")
+    go(faults, "away", a, b)
+    faults.delay("a/soft1", 0.7, direction="tx", opcode="write", count=1)
+    a(f"""
+from shiftverbs import memory_keys as mk
+leave_behind, posted = mk.PeerKeys._leave_behind, []
+def between(keys, rkey, but=None):
+    leave_behind(keys, rkey, but)
+    if not posted:
+        posted.append(rkey)
+        write(ep, {m}, 'WRONG', 2)
+mk.PeerKeys._leave_behind = between
+""")
+    b("m.close(); m = None")
+    wait_until(lambda: b("told().confirmed >= told().version"), what="the withdrawal was heard")
+    assert a("posted") == [m[0]]
+    b("plugs.append(plain_mr.MR(plain, SLOT, ACCESS)); n = more(); n._shadow.wait()")
+    ended = [w[:2] for w in a("ep.poll(1)")]
+    assert b("n.read(5, 0) == bytes(5)"), f"it is in other memory; the WR says {ended}"
+    assert ended[0][1] != "SUCCESS"
+
+
 def test_memory_that_goes_before_its_write_is_replayed(network: Network, faults: Any) -> None:
     """It was executed, which the owner saw, and is not proven: the acknowledgements were lost."""
     a, b, m = with_memory(network, "timeout=18")
