@@ -845,15 +845,17 @@ cdef class QPCore:
         Returns 'idle': nothing is outstanding, the gate is closed; 'posted': the last outstanding WR is signaled and
         is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us, or with
         force_signal=False only if the application signals it), EV_FENCE_POSTED tells, and the gate closes behind it.
+        What is withheld for a missing key stays so until the next pair has the sends: it is not waited for.
         """
         cdef QPState *q = &self.q
+        cdef uint64_t end = send_end(q)
         self.pair(0)
         q.fence_active = q.fence_wanted = 0
-        if q.tail == q.head:
+        if end == q.head:
             q.send_open = 0
             return 'idle'
-        if q.wired == q.tail and send_rec(q, q.tail - 1).state & REC_HW_SIGNALED:
-            start_fence(q, q.tail - 1)
+        if q.wired == end and send_rec(q, end - 1).state & REC_HW_SIGNALED:
+            start_fence(q, end - 1)
             return 'posted'
         q.fence_wanted = 1
         q.fence_force = force_signal
@@ -863,7 +865,7 @@ cdef class QPCore:
         """Our own fence: a signaled zero-length WRITE behind everything on the send pair; the gate closes.
 
         `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN
-        while WRs wait in the journal: no fence was posted then.
+        while WRs wait in the journal, not for a key: no fence was posted then.
         """
         cdef QPState *q = &self.q
         cdef ibv_send_wr wr
@@ -871,17 +873,17 @@ cdef class QPCore:
         cdef Pair *pair = self.ready(q.send_pair)
         cdef int rc
         self.pump()
-        if q.wired != q.tail:
+        if q.wired != send_end(q):
             return EAGAIN
         memset(&wr, 0, sizeof(wr))
-        wr.wr_id = make_id(False, KIND_FENCE, pair.generation, q.tail)
+        wr.wr_id = make_id(False, KIND_FENCE, pair.generation, q.wired)
         wr.opcode = <ibv_wr_opcode>IBV_WR_RDMA_WRITE
         wr.send_flags = IBV_SEND_SIGNALED
         wr.wr.rdma.remote_addr = remote_addr
         wr.wr.rdma.rkey = rkey
         rc = self.errno_of(ibv_post_send(pair.qp, &wr, &bad))
         if rc == 0:
-            start_fence(q, q.tail)
+            start_fence(q, q.wired)
         return rc
 
     def move_cancel(self) -> None:

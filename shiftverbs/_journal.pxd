@@ -692,6 +692,13 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
     return 0
 
 
+cdef inline uint64_t send_end(const QPState *q) noexcept nogil:
+    """Where a MOVE may cut: behind all that is posted, or where something is withheld that this pair cannot do yet."""
+    if q.wired < q.tail and (q.key_wait or (q.recv_withheld and q.wired >= q.send_limit)):
+        return q.wired
+    return q.tail
+
+
 cdef inline void pump_send(QPState *q) noexcept nogil:
     """Hand over what waits in the journal. A refusal is told when what is ahead has completed: each gets its own WC."""
     cdef int err = provider_errno(hand_over(q))

@@ -15,6 +15,7 @@ from fake import (
     SUCCESS,
     WRITE,
     World,
+    recv_wr,
     send_wr,
     seqs,
 )
@@ -123,6 +124,42 @@ def test_our_own_fence_write(guarded: World) -> None:
     w.hw[0].complete(3)
     assert w.poll() == [] and (_core.EV_FENCE_DONE, 0, 0, 0) in w.events()
     assert w.qp.outstanding == (1, 0) and w.qp.counters() == (0, 1, 1)
+
+
+@pytest.mark.parametrize("before", ["nothing", "signaled", "quiet"])
+@pytest.mark.parametrize("lacks", ["rkey", "receive"])
+def test_move_leaves_what_is_withheld_for_a_key(guarded: World, before: str, lacks: str) -> None:
+    """The next pair takes it, if it can; the key may never come where it waits."""
+    w = guarded
+    assert w.qp.open_recv(1) == 0
+    w.qp.open_send(1)
+    w.scq.set_active(1, True)
+    if before != "nothing":
+        w.send(0, flags=SIGNALED if before == "signaled" else 0)
+    if lacks == "receive":
+        w.qp.post_recv(recv_wr(1, [(0, 8, 57)]))
+        w.send(1)
+    else:
+        w.send(1, WRITE, sges=[(0, 8, 57)])
+    w.send(2)
+    w.events()
+    count = w.hw[1].count()
+    assert count == (before != "nothing") and w.qp.unwired[0] == 2
+    how = w.qp.move_begin()
+    assert how == {"nothing": "idle", "signaled": "posted", "quiet": "wanted"}[before]
+    if before == "quiet":
+        assert w.qp.post_fence_write(0, 0) == 0
+        count += 1
+    w.hw[1].complete(count)
+    assert w.poll() == ([(0, SUCCESS)] if before == "signaled" else [])
+    assert (_core.EV_FENCE_DONE in w.kinds()) == (count > 0) and not w.qp.send_is_open
+    assert w.qp.counters()[2] == (before != "nothing"), "what is withheld is not of this pair"
+    if lacks == "receive":
+        assert w.qp.move_recv(0) == 0
+    w.qp.open_send(0)
+    assert len(w.hw[0].posts()) == 2 and w.qp.unwired == (0, 0)
+    w.hw[0].complete(2)
+    assert w.poll() == [(1, SUCCESS), (2, SUCCESS)]
 
 
 def test_own_fence_write_refused(guarded: World) -> None:

@@ -50,6 +50,28 @@ def test_a_message_does_not_overtake_the_receive_it_tells_of(network: Network, f
         assert h("ep.shift()['status']") == "PROTECTED"
 
 
+def test_receives_are_withheld_on_both_sides(network: Network, faults: Any) -> None:
+    """Each side's sends wait for its own receive: home is well, and neither waits there for the other's."""
+    a, b = network.protected(attrs="rnr=0")
+    go(faults, "away", a, b)
+    for h in (a, b):
+        h("ep.recv(7)")
+    for name in ("a", "b"):
+        faults.hang(f"{name}/soft1")
+    for h in (a, b):
+        h(CREDIT)
+    faults.up("a/soft0")
+    for h in (a, b):
+        h(f"ep.wait({HOME!r}, 20)")
+    for h in (a, b):
+        assert h("ep.shift()['status']") == "PROTECTED", h("ep.shift()['why']")
+        assert sorted(wc[:2] for wc in h("ep.poll(2)")) == [[1, "SUCCESS"], [7, "SUCCESS"]]
+    for name in ("a", "b"):
+        faults.unhang(f"{name}/soft1")
+    a("ep.post('SEND', slot=2, wr_id=2)")
+    assert [wc[:2] for wc in b("ep.poll(1)")] == [[5, "SUCCESS"]]
+
+
 def test_the_path_fails_while_a_receive_is_withheld(network: Network, faults: Any) -> None:
     """Away on one backup, the next one has the memory: nothing is withheld there any more, and nothing lost."""
     a, b = network.protected("3", attrs="rnr=0")

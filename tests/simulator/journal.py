@@ -684,23 +684,29 @@ class Journal:
     def move_begin(self) -> str:
         self.fence_seq = None
         self.fence_wanted = False
-        if self.tail == self.head:
+        end = self.fence_end()
+        if end == self.head:
             self.send_open = False
             return "idle"
-        if self.wired == self.tail and self.rec(self.tail - 1).hw_signaled:
-            self.start_fence(self.tail - 1)
+        if self.wired == end and self.rec(end - 1).hw_signaled:
+            self.start_fence(end - 1)
             return "posted"
         self.fence_wanted = True
         return "wanted"
 
+    def fence_end(self) -> int:
+        """Where a MOVE may cut: what is withheld behind a receive is for the next pair."""
+        withheld = self.send_limit is not None and self.send_limit <= self.wired < self.tail
+        return self.wired if withheld else self.tail
+
     def post_fence_write(self) -> None:
         self.pump()
-        if self.wired != self.tail or self.fence_seq is not None or not self.fence_wanted:
+        if self.wired != self.fence_end() or self.fence_seq is not None or not self.fence_wanted:
             return
         k = self.send_pair
-        wqe = Wqe(self.hw_id(False, FENCE, k, self.tail), "WRITE", [0], -1, True, False, None)
+        wqe = Wqe(self.hw_id(False, FENCE, k, self.wired), "WRITE", [0], -1, True, False, None)
         if self.pairs[k].qp.post_send(wqe) == 0:
-            self.start_fence(self.tail)
+            self.start_fence(self.wired)
             self.emit("FENCE_POSTED", k, 0)
 
     def move_cancel(self) -> None:
