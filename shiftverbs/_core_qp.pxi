@@ -361,6 +361,11 @@ cdef class QPCore:
         return self.q.tail - self.q.wired, self.q.rtail - self.q.rwired
 
     @property
+    def completion_due(self) -> bool:
+        """Whether a send that the hardware has will tell of its end."""
+        return completion_due(&self.q)
+
+    @property
     def journal_bytes(self) -> int:
         """Memory of both rings."""
         return self.send_bytes + self.recv_bytes

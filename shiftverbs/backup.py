@@ -410,7 +410,7 @@ class Nic:
         pd, self.pd = self.pd, 0
         ctx, self.ctx = self.ctx, 0
         try:
-            self.plugs.release(lambda rkey: False)
+            self.plugs.close()
             if pd:
                 self.verbs.dealloc_pd(pd)
             if ctx:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-WC_LOC_QP_OP_ERR, WC_WR_FLUSH_ERR, WC_RETRY_EXC_ERR = 2, 5, 12
+WC_LOC_QP_OP_ERR, WC_WR_FLUSH_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR = 2, 5, 10, 12
 # REM_INV_REQ, REM_ACCESS, REM_OP: the peer's NIC has refused.
 WC_REFUSED = (9, 10, 11)
 QPS_RESET, QPS_ERR = 0, 6
@@ -528,13 +528,13 @@ class Connection:
         elif kind == core.EV_NEW_RKEY:
             self.keys.want([a])
         elif kind == core.EV_KEY_MISSING:
-            if self._keys_since_ns is None:
-                self._keys_since_ns = self.driver.now_ns()
+            self._await_keys()
             if b & KEY_UNSHADOWABLE:
                 what = "rkey" if b & KEY_REMOTE else "lkey"
                 self.keys_missing(f"the memory of {what} {a:#x} has no counterpart on {self.device(k)}")
                 return
-            if b & KEY_REMOTE:  # and not this one alone: each would take a question of its own
+            if b & KEY_REMOTE and not self.keys.is_answered(a):
+                # And not this one alone: each would take a question of its own.
                 self.keys.want({a} | self.core.missing_keys(self.core.send_pair, self.core.recv_pair)[1])
                 self.keys.hurry()
             self._schedule()
@@ -594,8 +594,13 @@ class Connection:
             self.feed(ev.FenceDone(self.core.counters()[2]))
         if self._rx_target is not None:
             self.core.set_rx_target(self._rx_target)
-        self._keys_since_ns = self._keys_since_ns or now
+        self._await_keys()
         self._schedule()
+
+    def _await_keys(self) -> None:
+        if self._keys_since_ns is None:
+            self._keys_since_ns = self.driver.now_ns()
+            self.keys.begin_wait()
 
     def keys_arrived(self) -> None:
         """More keys were resolved: go on posting."""
@@ -624,6 +629,8 @@ class Connection:
             if why is not None:
                 self._keys_since_ns = None
                 self.keys_missing(why)
+            elif self.core.send_is_open:
+                self._peer_refuses(self.keys.refused(since, now_ns))
 
     def keys_missing(self, why: str) -> None:
         """What was posted cannot be handed over where the traffic is, and never will be."""
@@ -631,6 +638,19 @@ class Connection:
             self.end(self._original or (WC_RETRY_EXC_ERR, 0))
         else:
             self.feed(ev.KeysMissing(why))
+
+    def _peer_refuses(self, why: str | None) -> None:
+        """All ahead of a WR has completed, and the peer has no memory for it: it fails as its NIC would have it."""
+        p = self.protocol
+        if why is None:
+            return
+        error = (WC_REM_ACCESS_ERR, 0)
+        if p is None or p.over:
+            self.end(error)
+        elif not p.switching:
+            self._keys_since_ns = None
+            self._original = error
+            self.feed(ev.WorkRefused(f"the application's own error: {self.driver.wc_name(error[0])}: {why}"))
 
     @property
     def awaits_keys(self) -> bool:
@@ -731,7 +751,7 @@ class Connection:
         """The answer to `action` after a try that ended with err; None where keys are awaited."""
         if err == errno.ENOKEY:
             self._posting = action
-            self._keys_since_ns = self._keys_since_ns or self.driver.now_ns()
+            self._await_keys()
             return None
         self._posting = None
         return ev.ReceivesPosted(action.number, f"a receive was refused: {os.strerror(err)}" if err else None)

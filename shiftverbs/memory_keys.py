@@ -269,6 +269,12 @@ class KeyBook:
         """The ShadowMR with this lkey on `nic`."""
         return self._by_lkey.get((nic, lkey))
 
+    def stand_in(self, domain: Any, lkey: int, k: int, there: int) -> None:
+        """On NIC k `there` stands for an lkey of no memory, until memory has that lkey."""
+        with self._changed:  # memory that comes meanwhile enters the book first
+            if self.local(domain.nic, lkey) is None and not self.is_changing(domain.nic, lkey=lkey):
+                domain.keymap.set_local(lkey, k, there)
+
     def await_confirmed(self, mr: ShadowMR, timeout_s: float) -> list[Connection]:
         """Wait until no peer that sends to a backup takes `mr`'s rkey for former memory of ours.
 
@@ -483,6 +489,14 @@ class ConnectionKeys:
         if self._fresh and not asked:
             c.driver.later(c, self._ask)  # together with what else comes now
 
+    def begin_wait(self) -> None:
+        """A WR waits for keys, and none did before: what an rkey was not then, it may be now."""
+        self._nowhere.clear()
+
+    def is_answered(self, rkey: int) -> bool:
+        """Whether the peer said, since a WR waits for this rkey, that it has no such memory."""
+        return rkey in self._nowhere
+
     def hurry(self) -> None:
         """A WR waits for a key that was asked for: it is asked again soon, over every path."""
         if self._ask_ns is not None:
@@ -573,7 +587,11 @@ class ConnectionKeys:
             if mr is None and self._book.is_changing(nic, lkey=lkey):
                 continue
             if mr is None:
-                return f"lkey {lkey:#x} is of no memory region"
+                if not self._stand_in(k, lkey):
+                    return f"lkey {lkey:#x} is of no memory region"
+                if c.nic(k).hangs(HANGS_S):
+                    return f"{c.device(k)} hangs: it cannot refuse lkey {lkey:#x}, which is of no memory region"
+                continue
             if mr.state(k) == "pending":
                 if c.nic(k).hangs(HANGS_S):
                     return f"{c.device(k)} hangs: the memory of lkey {lkey:#x} is not registered there"
@@ -581,12 +599,41 @@ class ConnectionKeys:
                 return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(k)}"
         for rkey in sorted(remote):
             if rkey in self._nowhere:
-                return f"the peer has no memory region of rkey {rkey:#x}"
+                continue  # see `refused`
             if (rkey, send_k) in self._hung:
                 return f"the peer's NIC hangs: the memory of rkey {rkey:#x} is not registered there"
             if now_ns - max(since_ns, self._answered_ns) > patience_ns:
                 return f"the peer does not tell what rkey {rkey:#x} is on {c.device(send_k)}"
         return None
+
+    def _stand_in(self, k: int, lkey: int) -> bool:
+        """Have NIC k itself refuse a WR, in its turn, for the memory that the application took away from it.
+
+        Returns False where it cannot.
+        """
+        c = self._connection
+        plugs = c.nic(k).plugs
+        if plugs.nobodys is None:
+            plugs.ask_nobodys()
+        elif plugs.nobodys:
+            self._book.stand_in(c.shadow.domain, lkey, k, plugs.nobodys)
+            c.driver.later(c, c.keys_arrived)
+        return plugs.nobodys != 0
+
+    def refused(self, since_ns: int, now_ns: int) -> str | None:
+        """Why the peer would refuse the WR that is to be handed over next, when all ahead of it has completed.
+
+        None where it would not, or where that is not known, or not yet its turn. since_ns: as in `hopeless`; what is
+        ahead and unsignaled says nothing: it is given the time that a peer is.
+        """
+        core, patience_ns = self._connection.core, self._connection.driver.protocol_config.peer_deadline_ns
+        local, remote = core.missing_keys(core.send_pair, 0)
+        # If others were missing as well, a WR that lacks one of those might be first.
+        if not remote or local or not remote <= self._nowhere:
+            return None
+        if core.outstanding[0] != core.unwired[0] and (core.completion_due or now_ns - since_ns <= patience_ns):
+            return None
+        return "the peer has no memory region of rkey " + ", ".join(f"{rkey:#x}" for rkey in sorted(remote))
 
     # ---- what the peer uses of ours ---------------------------------------------------------------------------------
 

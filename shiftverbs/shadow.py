@@ -317,6 +317,7 @@ class ShadowMR(Shadow):
         for slot, handle in zip(self.slots, former, strict=False):
             slot.handle = handle
         self.domain.runtime.mr_made(self)
+        self.domain.keymap.del_local(lkey)  # where it was memory that is gone, and WRs named it
         if unshadowable:
             for slot in self.slots:
                 slot.state, slot.reason = FAILED, unshadowable

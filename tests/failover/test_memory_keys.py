@@ -269,5 +269,5 @@ def test_an_rkey_of_no_memory_ends_at_once(network: Network, faults: Any) -> Non
     a(WRITE)
     go(faults, "away", a, b)
     a("write(ep, (0x7777, 0), 'x', 1)")
-    assert [wc[:2] for wc in a("ep.poll(1)")] == [[1, "RETRY_EXC_ERR"]]
+    assert [wc[:2] for wc in a("ep.poll(1)")] == [[1, "REM_ACCESS_ERR"]]
     assert "no memory region of rkey 0x7777" in a("ep.shift()['why']")

@@ -66,5 +66,5 @@ def test_memory_that_was_closed_is_none(network: Network, faults: Any) -> None:
     b("m.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, None, 0, 0, ACCESS); m.close()")
     wait_until(lambda: not a("ep.qp._shadow.connection.keys._theirs.knows(m[0], 1)"), what="a has heard of it")
     a("write(ep, m, 'wrong', 2)")
-    assert [w[:2] for w in a("ep.poll(1)")] == [[2, "RETRY_EXC_ERR"]]
+    assert [w[:2] for w in a("ep.poll(1)")] == [[2, "REM_ACCESS_ERR"]]
     assert "no memory region of rkey" in a("ep.shift()['why']")
