@@ -661,6 +661,7 @@ cdef class QPCore:
         cdef uint64_t seq
         cdef SendRec *rec
         cdef Seen seen
+        cdef bint behind = False
         cdef int i
         cdef int only = -1
         if k is not None:
@@ -668,7 +669,7 @@ cdef class QPCore:
             check_pair(only)
         for seq in range(self.q.head, self.q.wired):
             rec = send_rec(&self.q, seq)
-            if rec.state & REC_PROVEN:
+            if not _replay.may_go_again(&self.q, seq, receipts_lost, &behind):
                 continue
             if opcode_in(rec.wr.opcode, atomic_opcodes()):
                 return 'an atomic is outstanding'
@@ -723,11 +724,12 @@ cdef class QPCore:
 
         Those WRs get their success WCs in turn and are not sent again; READs among them are (a response may be
         lost), signaled, unless their NIC has shown that they were complete. The next open_send starts there.
+        Where the peer has lost receipts of what was complete, the WRITEs behind are sent again too, in order.
 
         Raises ValueError unless acked <= peer_rx <= wired: messages were lost, or the peer speaks of another QP.
         """
         cdef QPState *q = &self.q
-        cdef uint64_t seq, end, first
+        cdef uint64_t seq, end, first, lost
         cdef SendRec *rec
         cdef bint fenced = False
         if not q.acked_ts <= peer_rx <= q.wired_ts:
@@ -743,13 +745,23 @@ cdef class QPCore:
             end = q.proven_end
         if end < q.shown_end:
             end = q.shown_end
+        # From here on a NIC of the peer's acknowledged messages, and died before they were received.
+        lost = q.head
+        while lost < q.shown_end:
+            rec = send_rec(q, lost)
+            if rec.state & REC_TWO_SIDED and rec.two_sided > peer_rx:
+                break
+            lost += 1
         first = end
         seq = end
         while seq > q.head:
             seq -= 1
             rec = send_rec(q, seq)
             if rec.state & REC_TWO_SIDED and rec.two_sided > peer_rx:
-                first = seq  # a NIC of the peer's acknowledged it, and died before it was received
+                first = seq
+            elif lost <= seq < q.shown_end and rec.wr.opcode == IBV_WR_RDMA_WRITE:
+                rec.state &= ~REC_PROVEN  # what is sent again before it would cover its data
+                first = seq
             elif (fenced or seq < q.shown_end
                     or not (rec.wr.opcode == IBV_WR_RDMA_READ or opcode_in(rec.wr.opcode, atomic_opcodes()))):
                 rec.state |= REC_PROVEN
@@ -759,6 +771,8 @@ cdef class QPCore:
             # A fenced WR was sent only when the responses of all READs before it were there: those are proven too.
             fenced = fenced or rec.app_flags & IBV_SEND_FENCE != 0
         q.proven_end = end
+        if q.shown_end > lost:
+            q.shown_end = lost
         q.wired = first
         q.wired_ts = peer_rx
         q.acked_ts = peer_rx

@@ -16,7 +16,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
 
 from shiftverbs._journal cimport (
-    REC_HW_SIGNALED, REC_PROVEN, QPState, SendRec, has_payload, opcode_in, payload_out_opcodes, send_rec,
+    REC_HW_SIGNALED, REC_PROVEN, REC_TWO_SIDED, QPState, SendRec, has_payload, opcode_in, payload_out_opcodes, send_rec,
     two_sided_opcodes,
 )
 from shiftverbs.libverbs cimport (
@@ -100,6 +100,20 @@ cdef inline bint overlap(const SendRec *a, const SendRec *b) noexcept nogil:
     return False
 
 
+cdef inline bint may_go_again(const QPState *q, uint64_t seq, bint receipts_lost, bint *behind) noexcept nogil:
+    """Whether a WR that the hardware has counts in a replay. behind: whether a message before it may be sent again.
+
+    Of what a NIC has shown to be complete, a message is sent again where its receipt is lost, and what is behind it
+    with it: its data would cover that of a later WRITE.
+    """
+    cdef SendRec *rec = send_rec(q, seq)
+    if not rec.state & REC_PROVEN:
+        if receipts_lost and rec.state & REC_TWO_SIDED and seq < q.shown_end:
+            behind[0] = True
+        return True
+    return behind[0] and seq < q.shown_end
+
+
 cdef inline Seen overwritten(const QPState *q, bint cqes_lost, bint receipts_lost) noexcept nogil:
     """A WR that sends memory where a later READ, or a part of its response, may have landed.
 
@@ -114,14 +128,13 @@ cdef inline Seen overwritten(const QPState *q, bint cqes_lost, bint receipts_los
     cdef uint64_t since = q.head
     cdef uint64_t seq
     cdef SendRec *rec
+    cdef bint behind = False
     cdef int i
     seen.how = SEEN_NOT
     seen.first = seen.second = 0
     for seq in range(q.head, q.wired):
         rec = send_rec(q, seq)
-        # A message that was complete is sent again where its receipt is lost: a READ behind it may have landed, too.
-        if rec.state & REC_PROVEN and not (
-                receipts_lost and seq < q.shown_end and rec.wr.opcode == IBV_WR_RDMA_READ):
+        if not may_go_again(q, seq, receipts_lost, &behind):
             continue
         if rec.wr.opcode == IBV_WR_RDMA_READ:
             for i in range(rec.wr.num_sge):
@@ -150,9 +163,12 @@ cdef inline Seen overwritten(const QPState *q, bint cqes_lost, bint receipts_los
             break
     free(spans)
     if seen.how == SEEN_OVERWRITTEN:
+        behind = False
         for seq in range(since, seen.second):
             rec = send_rec(q, seq)
-            if not rec.state & REC_PROVEN and sends_memory(rec) and overlap(rec, send_rec(q, seen.second)):
+            if not may_go_again(q, seq, receipts_lost, &behind):
+                continue
+            if sends_memory(rec) and overlap(rec, send_rec(q, seen.second)):
                 seen.first = seq
                 break
     return seen

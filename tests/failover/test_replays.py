@@ -92,3 +92,51 @@ def test_a_read_behind_a_fence_is_not_repeated_for_a_nic_that_died(network: Netw
     gave_up(a, b)
     why = a("ep.shift()['why']")
     assert "wr_id 21" in why and "wr_id 23" in why, why
+
+
+#: What b's NIC 0 tells of receives is not heard of: it dies with that.
+KEEPS_RECEIPTS = """
+c = ep.qp._shadow.connection
+looks = c.driver.looks
+real_drain, real_look_at = c.drain, looks.look_at
+c.drain = lambda k, *args, **named: None if k == 0 else real_drain(k, *args, **named)
+looks.look_at = lambda user, queues: real_look_at(user, [queue for queue in queues if queue[1]])
+"""
+
+
+def test_what_is_sent_again_does_not_cover_what_came_later(network: Network, faults: Any) -> None:
+    """A message with data, a WRITE to the same place, both complete: the receipt is lost, the message comes again."""
+    a, b = network.protected()
+    b(KEEPS_RECEIPTS)
+    b("ep.recv(0); ep.fill(3, 'seen')")
+    a(
+        "ep.fill(1, 'older'); ep.fill(2, 'newer')\n"
+        "ep.post('RDMA_WRITE_WITH_IMM', slot=1, remote_slot=7, length=5, wr_id=11, signaled=False)\n"
+        "ep.post('RDMA_WRITE', slot=2, remote_slot=7, length=5, wr_id=12, signaled=False)\n"
+        "ep.post('RDMA_READ', slot=5, remote_slot=3, length=4, wr_id=13, signaled=False)"
+    )
+    wait_until(lambda: a("ep.text(5, 4)") == "seen", what="all three are complete")
+    faults.kill("b/soft0")
+    a("ep.post('SEND', slot=2, wr_id=14, length=5)")
+    b("ep.recv(1)")
+    assert [wc[:2] for wc in b("ep.poll(2)")] == [[0, "SUCCESS"], [1, "SUCCESS"]]
+    assert [wc[:2] for wc in a("ep.poll(1)")] == [[14, "SUCCESS"]]
+    assert b("ep.text(7, 5)") == "newer"
+
+
+def test_what_must_be_sent_again_and_cannot_is_an_error(network: Network, faults: Any) -> None:
+    """A message was complete, and its receipt is lost; no pair carries it now: its sender hears of that one first."""
+    a, b = network.protected()
+    b(KEEPS_RECEIPTS)
+    b("ep.recv(0); ep.fill(3, 'seen')")
+    a(
+        "ep.post('SEND', slot=1, length=5, wr_id=11, signaled=False)\n"
+        "ep.post('RDMA_READ', slot=5, remote_slot=3, length=4, wr_id=12, signaled=False)"
+    )
+    wait_until(lambda: a("ep.text(5, 4)") == "seen", what="both are complete")
+    faults.drop("b/soft1", direction="rx", opcode="RC_SEND_ONLY", count=0)
+    faults.kill("b/soft0")
+    a("ep.post('SEND', slot=2, wr_id=13, length=5)")
+    wcs = [wc[:2] for wc in a("ep.poll(3, 20)")]
+    assert wcs == [[11, "RETRY_EXC_ERR"], [12, "WR_FLUSH_ERR"], [13, "WR_FLUSH_ERR"]]
+    gave_up(a, b)

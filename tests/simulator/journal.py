@@ -531,17 +531,18 @@ class Journal:
         """What hardware has, is not proven, and must not run twice. …_lost: by a dead NIC of ours, of the peer's."""
         handed = list(enumerate(self.sends, self.head))[: self.wired - self.head]
         given = [rec for _, rec in handed if not rec.proven]
-        if any(rec.wr.opcode == "FADD" for rec in given):
+        # A message that was complete is sent again where its receipt is lost, and with it what is behind it.
+        again = [rec for seq, rec in handed if not rec.proven or (receipts_lost and self.is_behind_a_message(seq))]
+        if any(rec.wr.opcode == "FADD" for rec in again):
             return "an atomic is outstanding"
-        # A message that was complete is sent again where its receipt is lost: a READ behind it may have landed, too.
-        landed = [
-            rec
-            for seq, rec in handed
-            if not rec.proven or (receipts_lost and seq < self.shown_end and rec.wr.opcode == "READ")
-        ]
-        return self.overwritten(landed, self.owing(landed, cqes_lost), receipts_lost) or self.behind_fence(
+        return self.overwritten(again, self.owing(again, cqes_lost), receipts_lost) or self.behind_fence(
             given, self.owing(given, cqes_lost), receipts_lost
         )
+
+    def is_behind_a_message(self, seq: int) -> bool:
+        """Whether WR seq was complete, and a message before it, which no counter proves."""
+        before = (self.rec(i) for i in range(self.head, min(seq, self.shown_end)))
+        return seq < self.shown_end and any(rec.wr.opcode in TWO_SIDED and not rec.proven for rec in before)
 
     def owing(self, given: list[Record], cqes_lost: bool) -> list[bool]:
         """What was to show a completion and has not is not complete, unless the NIC took it along."""
@@ -601,22 +602,35 @@ class Journal:
         first = end
         # What carries FENCE and was executed had waited for the responses of all READs before it.
         fence = max((seq for seq in range(self.head, end) if self.rec(seq).wr.fence), default=-1)
+        lost = next((seq for seq in range(self.head, self.shown_end) if self.is_lost(self.rec(seq), peer_rx)), end)
         for seq in range(self.head, end):
             rec = self.rec(seq)
-            if rec.wr.opcode in TWO_SIDED and rec.two_sided > peer_rx:
-                first = min(first, seq)  # acknowledged by a NIC that died before it was received
+            if self.is_lost(rec, peer_rx):
+                first = min(first, seq)
+            elif self.is_covered(seq, lost):
+                rec.proven = False  # what is sent again before it would cover its data
+                first = min(first, seq)
             elif self.is_proven(rec) or seq < fence or seq < self.shown_end:
                 rec.proven = True
             else:
                 rec.hw_signaled = True
                 first = min(first, seq)
         self.proven_end = end
+        self.shown_end = min(self.shown_end, lost)
         self.wired = first
         self.wired_ts = self.acked_ts = peer_rx
         self.fence_seq = None
         self.fence_wanted = False
         self.blocked = False
         self.after_retire()
+
+    def is_lost(self, rec: Record, peer_rx: int) -> bool:
+        """Whether a message that was complete was acknowledged by a NIC that died before it was received."""
+        return rec.wr.opcode in TWO_SIDED and rec.two_sided > peer_rx
+
+    def is_covered(self, seq: int, lost: int) -> bool:
+        """Whether a message that is sent again might cover the data of a WRITE behind it."""
+        return lost < seq < self.shown_end and self.rec(seq).wr.opcode == "WRITE"
 
     def is_proven(self, rec: Record) -> bool:
         """The counter proves the request, not the response."""

@@ -406,6 +406,12 @@ def forget_what_a_nic_has_shown() -> Iterator[None]:
         yield
 
 
+@mutation("a message that is sent again is followed by the WRITEs that were behind it")
+def let_an_old_message_cover_a_write() -> Iterator[None]:
+    with mock.patch.object(Journal, "is_covered", lambda journal, seq, lost: False):
+        yield
+
+
 @mutation("both sides learn of an ABORT")
 def abort_in_silence() -> Iterator[None]:
     original = PairProtocol._say

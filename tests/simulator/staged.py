@@ -129,6 +129,18 @@ def rails_that_fail_in_turn() -> Network:
     return end(net)
 
 
+def a_message_comes_again_and_a_write_behind_it() -> Network:
+    net = protected()
+    net.hold_cqes("b", 0, True)
+    post(net.a, "WRITE_IMM", 1)
+    post(net.a, "WRITE", 1)
+    go(net)
+    net.kill("b", 0)
+    post(net.a, "SEND", signaled=True)
+    go(net)
+    return end(net)
+
+
 def a_message_tells_of_a_receive_in_new_memory() -> Network:
     """Away, b posts a receive into memory that its backup is still registering, and tells a, which answers at once."""
     net = Network(1, receives=0)
@@ -169,5 +181,6 @@ STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
 
 SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
     rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
+    a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
     a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
 }
