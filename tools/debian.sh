@@ -12,7 +12,7 @@ release=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 archive=${DEBIAN_ARCHIVE:-http://deb.debian.org/debian}
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/shiftverbs/debian
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/shiftverbs/debian
 bare=$cache/$release
 system=$cache/$release.set-up
 
@@ -22,6 +22,10 @@ if [[ ! $release =~ ^[a-z]+$ ]]; then
 fi
 if ((EUID != 0)); then
     echo "debian: a chroot needs root" >&2
+    exit 3
+fi
+if ! unshare --mount --propagation private true; then
+    echo "debian: this machine allows no mount namespace" >&2
     exit 3
 fi
 "$root/tools/apt_packages.sh" debootstrap || exit 3
