@@ -56,6 +56,7 @@ class Told:
         self.rkeys: set[int] = set()
         self._on: dict[int, set[tuple[Nic, int]]] = {}  # rkey -> the keys on our backups that it was told
         self.held: dict[tuple[Nic, int], tuple[int, int]] = {}  # -> number of the withdrawal, rkey
+        self.full_since = 0.0  # when HELD_MOST were reached, in seconds; 0: they are not
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
         self.users: set[Connection] = set()
 
@@ -79,6 +80,8 @@ class Told:
         self.settled = version
         for key in [key for key, (number, _) in self.held.items() if number <= version]:
             del self.held[key]
+        if len(self.held) < HELD_MOST:
+            self.full_since = 0.0
 
     def holds(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
         """Whether WRs may still come to `nic` by a key (rkey: this one) of memory that is gone, not as rkey `of`."""
@@ -366,7 +369,10 @@ class KeyBook:
                 return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
             return FoundKey(rkey, ())
         if len(told.held) >= HELD_MOST:
-            return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
+            # A WR of its own that never ends may hold them all: then those that wait here end, and do not wait for ever.
+            told.full_since = told.full_since or time.monotonic()
+            state = KeyState.HUNG if time.monotonic() - told.full_since > HANGS_S else KeyState.PENDING
+            return FoundKey(rkey, ((state, 0),) * backups)
         # Under the lock: a withdrawal from now on concerns that peer.
         on = tuple(key_on(mr, k) for k in range(1, backups + 1))
         told.tell(rkey, [(mr.domain.backups[k], key) for k, (state, key) in enumerate(on) if state is KeyState.READY])

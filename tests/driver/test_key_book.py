@@ -347,6 +347,11 @@ def test_a_peer_that_never_settles_is_told_of_no_more_than_can_be_held(
         if rkey < 99:
             book.remove(mr)
     assert len(told.held) == 20 and known(theirs, 99) == "?"
+    (answer,) = book.answers(told, WantKeys(theirs.version, (99,), False), 1)
+    assert answer.found[0].on[0] == (KeyState.PENDING, 0)
+    monkeypatch.setattr(memory_keys, "HANGS_S", 0.0)
+    (answer,) = book.answers(told, WantKeys(theirs.version, (99,), False), 1)
+    assert answer.found[0].on[0] == (KeyState.HUNG, 0)
     book.confirmed(told, told.version, told.version)
     theirs.take(*ask(book, told, theirs, 99))
     assert known(theirs, 99) == 1099 and not told.held
