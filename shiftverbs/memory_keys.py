@@ -369,7 +369,7 @@ class KeyBook:
                 return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
             return FoundKey(rkey, ())
         if len(told.held) >= HELD_MOST:
-            # A WR of its own that never ends may hold them all: then those that wait here end, and do not wait for ever.
+            # One WR of its own that never ends may hold them all: those that wait here end then, too.
             told.full_since = told.full_since or time.monotonic()
             state = KeyState.HUNG if time.monotonic() - told.full_since > HANGS_S else KeyState.PENDING
             return FoundKey(rkey, ((state, 0),) * backups)
