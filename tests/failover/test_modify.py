@@ -214,7 +214,10 @@ def test_a_fence_that_the_peer_refuses_is_our_affair(network: Network, faults: A
 
 
 def test_a_refused_fence_is_not_the_error_that_is_delivered(network: Network, faults: Any) -> None:
-    """The peer has an atomic outstanding, so both give up: with the errors of a broken path."""
+    """The peer has an atomic outstanding, so both give up: with the errors of a broken path, or flushed behind its end.
+
+    The message before the fence was complete when that was refused: unsignaled, it says nothing.
+    """
     a, b = network.protected(attrs="timeout=20")
     b("ep.recv(1)")
     faults.drop("b/soft0", direction="rx", opcode="atomic_ack", count=0)
@@ -222,7 +225,7 @@ def test_a_refused_fence_is_not_the_error_that_is_delivered(network: Network, fa
     late_news(a, b)
     a("ep.wait(\"s.state not in ('DEFAULT', 'WAIT_SIGNALED') or s.status == 'FAILED'\")")
     a("ep.post('SEND', wr_id=6)")
-    assert [wc[:2] for wc in a("ep.poll(2, 20)")] == [[1, "RETRY_EXC_ERR"], [6, "WR_FLUSH_ERR"]]
+    assert [wc[:2] for wc in a("ep.poll(1, 20)")] in ([[6, "RETRY_EXC_ERR"]], [[6, "WR_FLUSH_ERR"]])
     assert [wc[:2] for wc in b("ep.poll(2, 20)")] in (
         [[1, "SUCCESS"], [5, "RETRY_EXC_ERR"]],
         [[1, "SUCCESS"], [5, "WR_FLUSH_ERR"]],  # its own NIC broke the QP, having refused
