@@ -25,7 +25,7 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject
 from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -62,6 +62,7 @@ import math
 import os
 import threading
 from _signal import getsignal as _getsignal
+from functools import wraps as _wraps
 
 from pyverbs.cq import PollCqAttr as _PollCqAttr
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError

@@ -70,10 +70,13 @@ cdef extern from * nogil:
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
+    int Py_AddPendingCall(int (*call)(void *) noexcept, void *argument)
 
 
 cdef unsigned long main_thread = 0
+cdef object getsignal = _getsignal  # there at the interpreter's end too, when modules have been emptied
 cdef int put_off = 0    # how deep the main thread is in what no signal breaks off
+cdef int in_verbs = 0   # of these, how many are verbs, which may wait for long: they open to signals meanwhile
 # What the kernel raises for an instruction cannot be put off, KILL and STOP cannot be caught, glibc keeps 32 and 33.
 cdef tuple signal_numbers = tuple(
     number for number in range(1, 65)
@@ -94,7 +97,7 @@ cdef int signals_off() except -1:
         while True:
             taken = 0
             for number in signal_numbers:
-                if callable(_getsignal(number)):
+                if callable(getsignal(number)):
                     taken += sv_put_off(number)
             if not taken:
                 break
@@ -105,6 +108,44 @@ cdef int signals_off() except -1:
         raise
     put_off = 1
     return 1
+
+
+cdef int signals_off_again(int depth) except -1:
+    """After `signals_open`: off as before, whatever happens. Handlers that are due run now, and may raise."""
+    global put_off, in_verbs
+    if not depth:
+        return 0
+    in_verbs = depth
+    try:
+        signals_off()
+    except BaseException:
+        # None is put off now, and what came meanwhile is due: it raises where the verb ends.
+        for number in signal_numbers:
+            if callable(getsignal(number)):
+                sv_put_off(number)
+        put_off = depth
+        raise
+    put_off = depth
+    return 0
+
+
+cdef int signals_open() except -1:
+    """Have handlers run until `signals_off_again`; those due do now, and may raise: then they are off as before.
+
+    Returns how deep the thread was. 0, and nothing is done, in other threads, and where more than verbs put them off.
+    """
+    global put_off, in_verbs
+    cdef int depth = put_off
+    if PyThread_get_thread_ident() != main_thread or not depth or depth != in_verbs:
+        return 0
+    put_off = in_verbs = 0
+    sv_let_come()
+    try:
+        PyErr_CheckSignals()
+    except BaseException:
+        signals_off_again(depth)
+        raise
+    return depth
 
 
 cdef int signals_on() noexcept:
@@ -158,6 +199,7 @@ cdef class Unbroken:
                 signals_on()
                 raise
             signals_on()
+            signals_off_again(signals_open())
             PyErr_CheckSignals()
             if timeout_s >= 0 and now_ns() >= deadline:
                 return False
@@ -186,3 +228,118 @@ cdef class Unbroken:
                 self._give_back()
         finally:
             signals_on()
+
+
+# ---- verbs ----------------------------------------------------------------------------------------------------------
+
+cdef inline void **pointer_of(object obj, Py_ssize_t offset) noexcept:
+    return <void **>(<char *><PyObject *>obj + offset)
+
+
+cdef extern from "Python.h":
+    int PyObject_GC_IsFinalized(PyObject *)
+
+# Objects whose `__del__` is under way, by id.
+cdef set being_finalized = set()
+
+
+cdef list due = []  # what handlers raised in a `__del__`, where it would have been swallowed
+
+
+cdef int raise_due(void *nothing) noexcept:
+    """A pending call: raise what is due, where the interpreter looks for signals; not in another `__del__`."""
+    if being_finalized or not due:
+        return 0  # its end asks again
+    error = due.pop(0)
+    if due:
+        Py_AddPendingCall(raise_due, NULL)
+    PyErr_SetObject(type(error), error)
+    return -1
+
+
+cdef int signals_off_quietly(list raised) noexcept:
+    """As `signals_off`, but what handlers raise is put into the list. 0 too where they go on raising."""
+    for _ in range(8):
+        try:
+            return signals_off()
+        except BaseException as error:
+            raised.append(error)
+    return 0
+
+
+def interruptibly(wait, *args):
+    """Returns wait(*args), during which signals' handlers run although a verb puts them off. They may raise.
+
+    Not in the driver, nor in a `__del__`: then `wait` is just called. What is here must bear being called anew.
+    """
+    cdef int depth = signals_open()
+    try:
+        return wait(*args)
+    finally:
+        signals_off_again(depth)
+
+
+def whole(verb):
+    """Decorator: a control verb that no signal's handler breaks off; what handlers raise comes out where it ends.
+
+    Where it waits for long, it is to do so by `interruptibly`.
+    """
+    def call(*args, **kwargs):
+        global in_verbs
+        cdef int off = signals_off()
+        in_verbs += off
+        try:
+            return verb(*args, **kwargs)
+        finally:
+            if off:
+                in_verbs -= 1
+                signals_on()
+    return _wraps(verb)(call)
+
+
+def whole_close(Py_ssize_t offset):
+    """Decorator: as `whole`, of a `close()` that does nothing where the pointer at `offset` of the object is NULL.
+
+    No bytecode runs then: a handler's exception would be swallowed, being in a `__dealloc__`. Nor where the object's
+    attributes are gone already, as its `__del__` was broken off or overridden: with what stands on the resource still
+    there it cannot be destroyed, and is leaked.
+    """
+    def decorate(verb):
+        def close(self, *args, **kwargs):
+            global in_verbs
+            cdef void **pointer = pointer_of(self, offset)
+            cdef int off
+            if pointer[0] == NULL:
+                return None
+            if PyObject_GC_IsFinalized(<PyObject *>self) and id(self) not in being_finalized and self._node is None:
+                pointer[0] = NULL
+                return None
+            off = signals_off()
+            in_verbs += off
+            try:
+                return verb(self, *args, **kwargs)
+            finally:
+                if off:
+                    in_verbs -= 1
+                    signals_on()
+        return _wraps(verb)(close)
+    return decorate
+
+
+def whole_end(verb):
+    """Decorator: a `__del__`, which no signal's handler breaks off, and where none raises."""
+    def __del__(self):
+        cdef list raised = []
+        cdef int off = signals_off_quietly(raised)
+        address = id(self)
+        being_finalized.add(address)
+        try:
+            verb(self)
+        finally:
+            being_finalized.discard(address)
+            if off:
+                signals_on()
+            due.extend(raised)
+            if due and not being_finalized:
+                Py_AddPendingCall(raise_due, NULL)
+    return _wraps(verb)(__del__)

@@ -21,6 +21,7 @@ from typing import Any
 
 from shiftverbs.key_plugs import Plugs
 from shiftverbs.pyverbs_error import ShiftError
+from shiftverbs.waiting import in_slices
 
 logger = logging.getLogger("shiftverbs.backup")
 
@@ -220,7 +221,7 @@ class Nic:
     def wait_open(self, timeout_s: float | None = None) -> bool:
         """Wait, without the GIL, until the device is open. Returns whether it is."""
         # Not result(): a TimeoutError would be a signal's handler's, or the wait's.
-        if not concurrent.futures.wait([self._opened], timeout_s).done:
+        if not in_slices(lambda left: bool(concurrent.futures.wait([self._opened], left).done), timeout_s):
             return False
         error = concurrent.futures.CancelledError() if self._opened.cancelled() else self._opened.exception()
         if error is not None:

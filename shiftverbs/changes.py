@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from . import _nic
 from . import events as ev
 from .qp_attributes import ERR, INIT, RTR, RTS
+from .waiting import in_slices
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -123,7 +124,7 @@ class _Told:
             if nic.on_worker() or nic.hangs(timeout_s):
                 continue
             waited.append(k)
-            nic.worker.drain(c.shadow.handle(k), max(0.0, deadline - time.monotonic()))
+            in_slices(functools.partial(nic.worker.drain, c.shadow.handle(k)), max(0.0, deadline - time.monotonic()))
         c.driver.run()
         c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
 

@@ -11,6 +11,7 @@ import pyverbs.cq as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import async_events, extended_cq, lifetime, mirror, protection, pyverbs_objects, shadow
+from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.extended_cq import Cursor
 
 _poll = _base.CQ.poll
@@ -25,6 +26,7 @@ class CompChannel(_base.CompChannel):
     _core: Any = None
     _why = ""
 
+    @whole
     def __init__(self, context: Any) -> None:
         """As pyverbs' (context: Context): verb ibv_create_comp_channel. Raises PyverbsRDMAError as the verb does."""
         super().__init__(context)
@@ -69,6 +71,7 @@ class CompChannel(_base.CompChannel):
             raise PyverbsRDMAError("Received event on an unexpected CQ", errno.EINVAL)
         expected_cq._events += 1
 
+    @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_destroy_comp_channel, after closing the CQs that use it."""
         if not _is_open(self):
@@ -81,6 +84,7 @@ class CompChannel(_base.CompChannel):
         if self._node is not None:
             self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize) -> None:
         _finalize(self)
 
@@ -123,6 +127,7 @@ class _Shadowed:
         head, colon, number = text.rstrip("\n").rpartition(": ")
         return f"{head}{colon}{self._shadow.application_cqe:<{len(number)}}\n"
 
+    @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_destroy_cq, after closing the QPs that use it."""
         if not _is_open(self):
@@ -146,6 +151,7 @@ class _Shadowed:
         if self._node is not None:
             self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize) -> None:
         _finalize(self)
 
@@ -160,6 +166,7 @@ class CQ(_Shadowed, _base.CQ):
     _shadow: shadow.ShadowCQ | None = None
     _events = 0
 
+    @whole
     def __init__(
         self, context: Any, cqe: int, cq_context: Any = None, channel: Any = None, comp_vector: int = 0
     ) -> None:
@@ -200,6 +207,7 @@ class CQ(_Shadowed, _base.CQ):
         """The application's capacity in completions."""
         return super().cqe if self._shadow is None else self._shadow.application_cqe
 
+    @whole
     def resize(self, cqe: int) -> None:
         """Verb ibv_resize_cq; the hardware's CQ stays as deep as its protected QPs need.
 
@@ -230,6 +238,7 @@ class CQEX(Cursor, _Shadowed, _base.CQEX):
 
     _shadow: shadow.ShadowCQ | None = None
 
+    @whole
     def __init__(self, context: Any, init_attr: Any) -> None:
         """As pyverbs' (context: Context; init_attr: CqInitAttrEx or None): verb ibv_create_cq_ex.
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyverbs.device as _base
 
-from shiftverbs import async_events, lifetime, mirror, protection
+from shiftverbs import async_events, lifetime, mirror, protection, pyverbs_objects
+from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.mr import DMMR as DMMR
 
 
@@ -22,6 +23,7 @@ class Context(_base.Context):
     _domain: Any = None
     _domain_known = False
 
+    @whole
     def __init__(self, **kwargs: Any) -> None:
         """As pyverbs' (name=, cmd_fd=, attr=, cmid=): verb ibv_open_device, or ibv_import_device with cmd_fd=.
 
@@ -45,6 +47,7 @@ class Context(_base.Context):
         event: _base.AsyncEvent = domain.async_events.get()
         return event
 
+    @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_close_device, after closing everything made from this Context."""
         if not _is_open(self):
@@ -54,6 +57,7 @@ class Context(_base.Context):
         if self._node is not None:
             self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize) -> None:
         _finalize(self)
 

@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 from shiftverbs import pyverbs_objects
+from shiftverbs._core import whole_close, whole_end
 
 logger = logging.getLogger("shiftverbs.lifetime")
 
@@ -130,6 +131,7 @@ class Tracked:
 
     _node: Node | None = None
 
+    @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = is_open) -> None:
         """As pyverbs'; does nothing where it is closed."""
         if not _is_open(self):
@@ -138,5 +140,6 @@ class Tracked:
         if self._node is not None:
             self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = finalize) -> None:
         _finalize(self)

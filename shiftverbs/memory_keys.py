@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .messages import FoundKey, Keys, KeyState, Move, MoveStep, Phase, Sync, WantKeys
 from .pair_state import MS
+from .waiting import look_for_signals
 
 if TYPE_CHECKING:
     from .backup import Nic
@@ -286,13 +287,14 @@ class KeyBook:
         if not self._told:
             return []
         until = time.monotonic() + timeout_s
-        with self._changed:
-            while True:
+        while True:
+            with self._changed:
                 waiting = [told for told in list(self._told.values()) if self._awaits(told, mr)]
                 left = until - time.monotonic()
                 if not waiting or left <= 0:
                     return [user for told in waiting for user in told.away]
                 self._changed.wait(min(left, 0.05))  # a QP that comes home, or is closed, tells nobody
+            look_for_signals()
 
     @staticmethod
     def _awaits(told: Told, mr: ShadowMR) -> bool:

@@ -10,6 +10,7 @@ import pyverbs.mr as _base
 
 from shiftverbs import enums as e
 from shiftverbs import lifetime, mirror, pyverbs_objects, shadow
+from shiftverbs._core import whole, whole_close, whole_end
 
 
 class MR(_base.MR):
@@ -20,6 +21,7 @@ class MR(_base.MR):
     _pd: Any = None
     _unshadowable = ""
 
+    @whole
     def __init__(
         self,
         creator: Any,
@@ -75,6 +77,7 @@ class MR(_base.MR):
             )
             self._shadow.domain.runtime.await_peers(self._shadow)
 
+    @whole
     def rereg(self, flags: int, pd: Any = None, addr: int = 0, length: int = 0, access: int = 0) -> None:
         """Verb ibv_rereg_mr, on the backups too; it returns when they have let go of the memory before.
 
@@ -114,6 +117,7 @@ class MR(_base.MR):
             else:
                 old.take_back(former)  # the PD is one without shadows
 
+    @whole_close(pyverbs_objects.MR_POINTER)
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
         """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""
         if not _is_open(self):
@@ -125,7 +129,7 @@ class MR(_base.MR):
         try:
             super().close()
         except Exception:
-            if old is not None:
+            if old is not None and lifetime.is_open_mr(self):
                 address, length, iova, access = old.region
                 self._shade(address, length, access, iova)
             raise
@@ -133,6 +137,7 @@ class MR(_base.MR):
         if self._node is not None:
             self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mr) -> None:
         _finalize(self, _is_open)
 
@@ -140,6 +145,7 @@ class MR(_base.MR):
 class DMMR(MR, _base.DMMR):
     """A region of device memory: only its own NIC can reach that."""
 
+    @whole
     def __init__(self, pd: Any, length: int, access: int, dm: Any, offset: int) -> None:
         """As pyverbs': verb ibv_reg_dm_mr.
 
@@ -153,6 +159,7 @@ class DMMR(MR, _base.DMMR):
 class DmaBufMR(MR, _base.DmaBufMR):
     """A region of a dma-buf: not shadowed."""
 
+    @whole
     def __init__(
         self,
         pd: Any,
@@ -176,6 +183,7 @@ class DmaBufMR(MR, _base.DmaBufMR):
 class MW(lifetime.Tracked, _base.MW):
     """A memory window, as with pyverbs: not shadowed."""
 
+    @whole
     def __init__(self, pd: Any, mw_type: int) -> None:
         """As pyverbs' (pd: PD; mw_type: IBV_MW_TYPE_1 or _2): verb ibv_alloc_mw.
 
@@ -184,10 +192,12 @@ class MW(lifetime.Tracked, _base.MW):
         super().__init__(pd, mw_type)
         self._node = lifetime.Node(self, pd)
 
+    @whole_close(pyverbs_objects.MW_POINTER)
     def close(self, _is_open: Any = lifetime.is_open_mw) -> None:
         """Verb ibv_dealloc_mw. Raises PyverbsRDMAError as the verb does."""
         super().close(_is_open)
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mw) -> None:
         _finalize(self, _is_open)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyverbs.pd as _base
 
 from shiftverbs import lifetime, mirror, protection, pyverbs_objects, shadow
+from shiftverbs._core import whole, whole_close, whole_end
 
 
 class PD(_base.PD):
@@ -17,6 +18,7 @@ class PD(_base.PD):
     _shadow: shadow.ShadowPD | None = None
     _why = ""
 
+    @whole
     def __init__(self, creator: Any, **kwargs: Any) -> None:
         """As pyverbs' (creator: Context or CMID): verb ibv_alloc_pd, or ibv_import_pd with handle=.
 
@@ -32,16 +34,21 @@ class PD(_base.PD):
         if domain is not None and not self._why:
             self._shadow = shadow.ShadowPD(domain, pyverbs_objects.pointer(self))
 
+    @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_dealloc_pd, after closing everything made from this PD."""
         if not _is_open(self):
             return
-        super().close()
-        if self._shadow is not None:
-            self._shadow.close()
-        if self._node is not None:
-            self._node.closed()
+        try:
+            super().close()
+        finally:
+            if not _is_open(self):
+                if self._shadow is not None:
+                    self._shadow.close()
+                if self._node is not None:
+                    self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize) -> None:
         _finalize(self)
 
@@ -49,6 +56,7 @@ class PD(_base.PD):
 class ParentDomain(PD, _base.ParentDomain):
     """A parent domain: not shadowed, because its allocators and thread domains belong to one NIC."""
 
+    @whole
     def __init__(self, context: Any, attr: Any) -> None:
         """As pyverbs' (context: Context; attr: ParentDomainInitAttr): verb ibv_alloc_parent_domain.
 

@@ -21,10 +21,10 @@ import pyverbs.srq
 
 # Payload offsets, in bytes: after PyverbsObject (32), after PyverbsCM (40).
 _OBJECT = 32
-_CM = 40
+_CM = POINTER = 40
 _CQEX_CQ = 48
-_MW = 48
-_MR = 56
+_MW = MW_POINTER = 48
+_MR = MR_POINTER = 56
 
 _SIZES: list[tuple[type, int]] = [
     (pyverbs.mr.MR, 104),

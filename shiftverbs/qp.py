@@ -12,6 +12,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import enums as _e
 from shiftverbs import lifetime, mirror, protection, pyverbs_objects
+from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.extended_qp import SendOperations
 from shiftverbs.fence import GONE
 from shiftverbs.pyverbs_error import ShiftError
@@ -52,6 +53,7 @@ class QP(_base.QP):
     _why = ""
     _counted: list[Any] = []
 
+    @whole
     def __init__(self, creator: Any, init_attr: Any, qp_attr: Any = None) -> None:
         """As pyverbs': verb ibv_create_qp(_ex).
 
@@ -118,6 +120,7 @@ class QP(_base.QP):
         held, state = self._shadow, super().qp_state
         return state if held is None else held.seen_state(state)
 
+    @whole
     def to_init(self, qp_attr: Any) -> None:
         """As pyverbs': verb ibv_modify_qp to INIT.
 
@@ -126,6 +129,7 @@ class QP(_base.QP):
         super().to_init(qp_attr)
         self._remember(qp_attr, "INIT")
 
+    @whole
     def to_rtr(self, qp_attr: Any) -> None:
         """As pyverbs': verb ibv_modify_qp to RTR, from RESET through INIT. Never waits for the peer.
 
@@ -134,6 +138,7 @@ class QP(_base.QP):
         super().to_rtr(qp_attr)
         self._remember(qp_attr, "RTR")
 
+    @whole
     def to_rts(self, qp_attr: Any) -> None:
         """As pyverbs': verb ibv_modify_qp to RTS, from RESET through INIT and RTR. Never waits for the peer.
 
@@ -151,6 +156,7 @@ class QP(_base.QP):
         if self._shadow is not None:
             self._shadow.modified(pyverbs_objects.qp_attr(qp_attr), self._get_comp_mask(name))
 
+    @whole
     def modify(self, qp_attr: Any, comp_mask: int) -> None:
         """As pyverbs': verb ibv_modify_qp.
 
@@ -252,6 +258,7 @@ class QP(_base.QP):
         else:
             self._core.post_recv(wr, bad_wr)
 
+    @whole
     def bind_mw(self, mw: Any, mw_bind: Any) -> None:
         """Verb ibv_bind_mw. It posts past the journal, and a window cannot be moved: the QP's protection ends.
 
@@ -280,6 +287,7 @@ class QP(_base.QP):
         self._core = None
         protection.undo_shortcut(self, "post_send", "post_recv")
 
+    @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
         """Verb ibv_destroy_qp. First the failover machinery lets go of the QP."""
         if not _is_open(self):
@@ -307,6 +315,7 @@ class QP(_base.QP):
         if self._node is not None:
             self._node.closed()
 
+    @whole_end
     def __del__(self, _finalize: Any = lifetime.finalize) -> None:
         _finalize(self)
 

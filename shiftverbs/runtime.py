@@ -22,6 +22,7 @@ from .driver import Driver
 from .exchanger import open_exchanger
 from .exchanger.interface import new_instance_id
 from .pyverbs_error import ShiftError
+from .waiting import in_slices
 
 logger = logging.getLogger("shiftverbs.runtime")
 
@@ -264,7 +265,7 @@ class Runtime:
             return
         if ours and nic.is_given_up():
             return
-        if not nic.worker.drain(pointer, STOP_DMA_S) and nic.give_up():
+        if not in_slices(functools.partial(nic.worker.drain, pointer), STOP_DMA_S) and nic.give_up():
             said = "%s hangs: a QP on it could not be stopped; it is not waited for again while it carries out nothing"
             logger.error(said, nic.name)
 

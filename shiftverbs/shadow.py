@@ -25,6 +25,8 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
+from shiftverbs.waiting import in_slices
+
 logger = logging.getLogger("shiftverbs.shadow")
 
 PENDING, READY, FAILED = "pending", "ready", "failed"
@@ -464,7 +466,7 @@ class ShadowMR(Shadow):
     def _await(self, endings: list[Ending]) -> None:
         for nic, ended in endings:
             # A NIC that hangs already is not waited for again and again.
-            if not ended(0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
+            if not in_slices(ended, 0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
 
 

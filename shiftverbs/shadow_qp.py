@@ -6,6 +6,7 @@ Which attributes the application gave it is in qp_attributes.py.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
@@ -16,6 +17,7 @@ from shiftverbs.backup import Gid
 from shiftverbs.events import Status
 from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, QpAttributes, Transitions, masked_fields
 from shiftverbs.shadow import Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
+from shiftverbs.waiting import in_slices
 
 logger = logging.getLogger("shiftverbs.shadow")
 
@@ -267,7 +269,7 @@ class ShadowQP(Shadow):
         self.core.app_touched()
         self._tell("qp_touched", state)
         if not self.domain.nic.on_worker():
-            self.domain.nic.worker.drain(self.default, DRAIN_TIMEOUT_S)
+            in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
 
     def modified(self, attr: pyverbs_objects.Attr, mask: int) -> None:
         """After the application's modify succeeded."""

@@ -12,6 +12,7 @@ from pyverbs.base import PyverbsRDMAErrno
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import lifetime, mirror, pyverbs_objects
+from shiftverbs._core import whole
 
 
 class SrqInitAttrEx(_base.SrqInitAttrEx):
@@ -34,6 +35,7 @@ class SrqInitAttrEx(_base.SrqInitAttrEx):
 class SRQ(lifetime.Tracked, _base.SRQ):
     """A shared receive queue: as with pyverbs. QPs attached to one are not protected."""
 
+    @whole
     def __init__(self, creator: Any, attr: Any) -> None:
         """As pyverbs' (creator: PD with attr a SrqInitAttr, or Context with a SrqInitAttrEx): ibv_create_srq(_ex).
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .state_machine import SendState
+from .waiting import SLICE_S, look_for_signals
 
 _MOST_STATES = 1000
 
@@ -98,10 +99,11 @@ class Timeline:
                 left = None if deadline is None else deadline - time.monotonic()
                 if condition() or (left is not None and left <= 0) or hopeless():
                     return condition()
-                told.acquire(timeout=left if left is not None else 1.0)
+                told.acquire(timeout=SLICE_S if left is None else min(left, SLICE_S))
             finally:
                 with contextlib.suppress(ValueError):
                     self._waiting.remove(told)
+            look_for_signals()
 
     def tell(self) -> None:
         """Something changed: have everybody who waits look."""

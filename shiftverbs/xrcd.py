@@ -8,11 +8,13 @@ from typing import Any
 import pyverbs.xrcd as _base
 
 from shiftverbs import lifetime, mirror
+from shiftverbs._core import whole
 
 
 class XRCD(lifetime.Tracked, _base.XRCD):
     """An XRC domain, as with pyverbs."""
 
+    @whole
     def __init__(self, context: Any, init_attr: Any) -> None:
         """As pyverbs' (context: Context; init_attr: XRCDInitAttr): verb ibv_open_xrcd.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from typing import Any
 
@@ -30,7 +31,13 @@ class Alarms:
         self.completed = 0
         self.errors: list[str] = []
         self.was = ""
+        self.swallowed: dict[str, int] = {}  # where the interpreter did, and how often
         signal.signal(signal.SIGALRM, self._handler)
+        sys.unraisablehook = self._swallowed
+
+    def _swallowed(self, what: Any) -> None:
+        name = getattr(what.object, "__qualname__", repr(what.object))
+        self.swallowed[name] = self.swallowed.get(name, 0) + 1
 
     def _handler(self, number: int, frame: Any) -> None:
         self.fired += 1
@@ -68,6 +75,34 @@ class Alarms:
             self.completed += 1
             if wc.status:
                 self.errors.append(f"wr_id {wc.wr_id}: status {wc.status}")
+
+    def come_and_go(self, make: Any, connect: Any, count: int) -> dict[str, Any]:
+        """Make an endpoint, connect it to nobody, let go of it; again and again, until so many alarms came."""
+        peer = dict(self.endpoints[0].peer)
+        while self.fired < count:
+            ep = None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, self.random.uniform(0.0001, 0.01))
+                while True:
+                    ep = make()
+                    ep.connect(peer)
+                    ep.qp.close()
+                    ep.mr.close()
+                    ep.cq.close()
+                    ep.pd.close()
+                    if self.fired > self.caught + self.lost:
+                        self.lost += 1
+                        signal.setitimer(signal.ITIMER_REAL, self.random.uniform(0.0001, 0.01))
+            except Alarm:
+                self.caught += 1
+            except Exception as error:
+                self.errors.append(repr(error))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                self.lost += self.fired - self.caught - self.lost
+            for each in (ep and ep.qp, ep and ep.mr, ep and ep.cq, ep and ep.pd):
+                if each:
+                    each.close()
+        return {"fired": self.fired, "caught": self.caught, "lost": self.lost, "errors": self.errors[:5]}
 
     def tell(self) -> None:
         """Say where the traffic is, when that changed."""

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Long waits inside a control verb, which puts signals' handlers off (`_core.whole`): they run between two slices.
+
+Not in the middle of a wait: the standard library's own waits are Python, and what is raised there breaks their locks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from shiftverbs import _core
+
+SLICE_S = 0.05
+
+
+def look_for_signals() -> None:
+    """Have due handlers run, which may raise; does nothing in the driver and in a `__del__`, where none may."""
+    _core.interruptibly(int)
+
+
+def in_slices(wait: Callable[[float], bool], timeout_s: float | None) -> bool:
+    """Whether wait(seconds) comes true within timeout_s (None: whenever it does). Handlers may raise meanwhile."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = until - time.monotonic()
+        if wait(max(0.0, min(left, SLICE_S))):
+            return True
+        if left <= SLICE_S:
+            return False
+        look_for_signals()
