@@ -26,7 +26,7 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject
-from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -63,6 +63,7 @@ import os
 import threading
 from _signal import getsignal as _getsignal
 from functools import wraps as _wraps
+from time import sleep as _sleep
 
 from pyverbs.cq import PollCqAttr as _PollCqAttr
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
@@ -237,10 +238,10 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 def _after_fork_in_child() -> None:
     """The child has no driver and no NICs; the parent's wake-up descriptor is not its own."""
-    global driver, driver_busy, wake_fd, sleepers, forks, main_thread, put_off, inherited
+    global driver, driver_busy, wake_fd, sleepers, forks, main_thread, put_off, in_verbs, inherited
     inherited |= driver is not None
     main_thread = threading.main_thread().ident
-    put_off = 0
+    put_off = in_verbs = 0
     sv_let_come()
     forks += 1
     driver = None

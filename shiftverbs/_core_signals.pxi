@@ -13,12 +13,21 @@ cdef extern from * nogil:
     #include <unistd.h>
 
     #define SV_SIGNALS 65
-    static struct { struct sigaction before; int kept; } sv_signal[SV_SIGNALS];
+    static struct { struct sigaction before; volatile sig_atomic_t kept; } sv_signal[SV_SIGNALS];
     static volatile sig_atomic_t sv_signal_came[SV_SIGNALS]; /* the process it came to */
 
     static void sv_note_signal(int number)
     {
+        void (*before)(int);
+
         sv_signal_came[number] = (sig_atomic_t)getpid();
+        __sync_synchronize();
+        if (sv_signal[number].kept)
+            return;
+        /* Called by who saved us as the handler before theirs, or too late: nobody need look here again. */
+        before = sv_signal[number].before.sa_handler;
+        if (__sync_lock_test_and_set(&sv_signal_came[number], 0) && before != NULL)
+            before(number);
     }
 
     /* Have a signal noted from now on; 1 if it was not before. */
@@ -26,16 +35,22 @@ cdef extern from * nogil:
     {
         struct sigaction now, ours;
 
-        if (sigaction(number, NULL, &now) != 0 || now.sa_handler == sv_note_signal)
+        if (sigaction(number, NULL, &now) != 0)
             return 0;
+        if (now.sa_handler == sv_note_signal) {
+            if (sv_signal[number].kept)
+                return 0;
+            sv_signal[number].kept = 1; /* somebody put it back who found it while signals were off */
+            return 1;
+        }
         if (now.sa_flags & (SA_SIGINFO | SA_RESETHAND) || now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)
             return 0; /* not one of the interpreter's */
         ours = now;
         ours.sa_handler = sv_note_signal;
-        if (sigaction(number, &ours, NULL) != 0)
-            return 0;
         sv_signal[number].before = now;
         sv_signal[number].kept = 1;
+        if (sigaction(number, &ours, NULL) != 0)
+            return sv_signal[number].kept = 0;
         return 1;
     }
 
@@ -49,18 +64,20 @@ cdef extern from * nogil:
             if (!sv_signal[number].kept)
                 continue;
             sv_signal[number].kept = 0;
-            if (sigaction(number, NULL, &now) == 0 && now.sa_handler == sv_note_signal)
-                sigaction(number, &sv_signal[number].before, NULL);
+            if (sigaction(number, NULL, &now) == 0 && now.sa_handler == sv_note_signal) {
+                now.sa_handler = sv_signal[number].before.sa_handler; /* its flags may have been changed (siginterrupt) */
+                sigaction(number, &now, NULL);
+            }
         }
+        __sync_synchronize();
         for (number = 1; number < SV_SIGNALS; number++) {
             if (!sv_signal_came[number])
                 continue;
-            if (sv_signal_came[number] == (sig_atomic_t)getpid()) { /* not what came to our parent before a fork */
+            /* Not what came to our parent before a fork. */
+            if (__sync_lock_test_and_set(&sv_signal_came[number], 0) == (sig_atomic_t)getpid()) {
                 came++;
-                sv_signal_came[number] = 0;
                 sv_signal[number].before.sa_handler(number);
             }
-            sv_signal_came[number] = 0;
         }
         return came;
     }
@@ -84,6 +101,11 @@ cdef tuple signal_numbers = tuple(
 )
 
 
+# Objects whose `__del__` is under way, by id.
+cdef set being_finalized = set()
+cdef list due = []  # what handlers raised in a `__del__`, where it would have been swallowed
+
+
 cdef int signals_off() except -1:
     """Handlers that are due run now, and may raise; until `signals_on` none does. Nothing in any other thread."""
     global put_off
@@ -103,6 +125,8 @@ cdef int signals_off() except -1:
                 break
             # What came before: and its handlers may have set others.
             PyErr_CheckSignals()
+        if due and not being_finalized:
+            raise due.pop(0)  # here, and not where the interpreter next looks: that is in the middle of us
     except BaseException:
         sv_let_come()
         raise
@@ -115,7 +139,6 @@ cdef int signals_off_again(int depth) except -1:
     global put_off, in_verbs
     if not depth:
         return 0
-    in_verbs = depth
     try:
         signals_off()
     except BaseException:
@@ -123,9 +146,9 @@ cdef int signals_off_again(int depth) except -1:
         for number in signal_numbers:
             if callable(getsignal(number)):
                 sv_put_off(number)
-        put_off = depth
+        put_off = in_verbs = depth
         raise
-    put_off = depth
+    put_off = in_verbs = depth
     return 0
 
 
@@ -154,7 +177,11 @@ cdef int signals_on() noexcept:
     if not put_off or PyThread_get_thread_ident() != main_thread:
         return 0
     put_off -= 1
-    return 0 if put_off else sv_let_come() != 0
+    if put_off:
+        return 0
+    if due and not being_finalized:
+        Py_AddPendingCall(raise_due, NULL)
+    return sv_let_come() != 0
 
 
 def is_main_thread() -> bool:
@@ -239,16 +266,10 @@ cdef inline void **pointer_of(object obj, Py_ssize_t offset) noexcept:
 cdef extern from "Python.h":
     int PyObject_GC_IsFinalized(PyObject *)
 
-# Objects whose `__del__` is under way, by id.
-cdef set being_finalized = set()
-
-
-cdef list due = []  # what handlers raised in a `__del__`, where it would have been swallowed
-
 
 cdef int raise_due(void *nothing) noexcept:
-    """A pending call: raise what is due, where the interpreter looks for signals; not in another `__del__`."""
-    if being_finalized or not due:
+    """A pending call: raise what is due, where the interpreter looks for signals; not in what no signal breaks off."""
+    if put_off or being_finalized or not due:
         return 0  # its end asks again
     error = due.pop(0)
     if due:
@@ -297,13 +318,19 @@ def whole(verb):
     return _wraps(verb)(call)
 
 
-def whole_close(Py_ssize_t offset):
+def whole_close(Py_ssize_t offset, bint anew=False):
     """Decorator: as `whole`, of a `close()` that does nothing where the pointer at `offset` of the object is NULL.
 
     No bytecode runs then: a handler's exception would be swallowed, being in a `__dealloc__`. Nor where the object's
     attributes are gone already, as its `__del__` was broken off or overridden: with what stands on the resource still
     there it cannot be destroyed, and is leaked.
+
+    anew: it bears being called again while it waits. Another is not: pyverbs would destroy what is destroyed already.
+    Called by a signal's handler meanwhile it does nothing (what waits goes on after it), or raises EBUSY where it is
+    part of a parent's close; called by another thread it returns when that one has.
     """
+    cdef dict under_way = {}  # the objects that are being closed, by id: the thread that does
+
     def decorate(verb):
         def close(self, *args, **kwargs):
             global in_verbs
@@ -314,11 +341,30 @@ def whole_close(Py_ssize_t offset):
             if PyObject_GC_IsFinalized(<PyObject *>self) and id(self) not in being_finalized and self._node is None:
                 pointer[0] = NULL
                 return None
+            address = id(self)
+            me = PyThread_get_thread_ident()
+            while not anew:
+                closer = under_way.get(address)
+                if closer is None:
+                    break
+                if closer == me:
+                    if put_off and me == main_thread:
+                        raise PyverbsRDMAError(f"{type(self).__name__} is being closed, below a signal's handler", EBUSY)
+                    return None
+                _sleep(0.001)
+                if put_off and me == main_thread:
+                    signals_off_again(signals_open())
+            if pointer[0] == NULL:
+                return None
             off = signals_off()
             in_verbs += off
             try:
+                if not anew and (under_way.setdefault(address, me) != me or pointer[0] == NULL):
+                    return close(self, *args, **kwargs)
                 return verb(self, *args, **kwargs)
             finally:
+                if under_way.get(address) == me:
+                    del under_way[address]
                 if off:
                     in_verbs -= 1
                     signals_on()

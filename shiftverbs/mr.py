@@ -117,7 +117,7 @@ class MR(_base.MR):
             else:
                 old.take_back(former)  # the PD is one without shadows
 
-    @whole_close(pyverbs_objects.MR_POINTER)
+    @whole_close(pyverbs_objects.MR_POINTER, anew=True)
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
         """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""
         if not _is_open(self):
