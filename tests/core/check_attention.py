@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import functools
+import operator
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -343,3 +347,51 @@ def test_a_full_ring_says_so(guarded: World) -> None:
     assert len(events) == 4096 and events[0][3] == 10_000
     assert len(w.qp.seen_rkeys) == 4200
     _core.clear_attention()
+
+
+def test_what_came_in_an_end_is_not_raised_in_the_driver(world: World, alarm: None) -> None:
+    """The interpreter runs pending calls where it runs handlers: one may be due when the driver is entered."""
+
+    def handler(number: int, frame: object) -> None:
+        raise InterruptedError("now")
+
+    class Number(int):
+        @_core.whole_end
+        def __del__(self) -> None:
+            pass
+
+    swallowed: list[object] = []
+
+    def driver() -> None:
+        _core.clear_attention()
+
+    signal.signal(signal.SIGUSR1, handler)
+    _core.set_driver(driver)
+    before, sys.unraisablehook = sys.unraisablehook, swallowed.append
+    try:
+        # The signal comes, an object ends, and the driver runs, without a bytecode in between.
+        ends = map(ctypes.CDLL(None)["raise"], map(Number, [int(signal.SIGUSR1)]))
+        _core.raise_attention()
+        with pytest.raises(InterruptedError):
+            collections.deque(map(operator.call, [functools.partial(collections.deque, ends, 0), _core.run_driver]), 0)
+    finally:
+        sys.unraisablehook = before
+        _core.set_driver(None)
+    assert swallowed == []
+
+
+def test_who_saved_our_handler_may_put_it_back(world: World, alarm: None) -> None:
+    """As a library does that has a handler for a while: whatever comes by ours is passed on."""
+    got: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    sigaction = ctypes.CDLL(None).sigaction
+    saved = ctypes.create_string_buffer(256)  # struct sigaction
+    _core.whole(sigaction)(signal.SIGUSR1, None, saved)
+    sigaction(signal.SIGUSR1, saved, None)
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(got) == 1
+    during: list[int] = []
+    _core.whole(lambda: (signal.raise_signal(signal.SIGUSR1), during.append(len(got))))()
+    assert during == [1] and len(got) == 2
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(got) == 3
