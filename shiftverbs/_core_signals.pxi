@@ -65,7 +65,7 @@ cdef extern from * nogil:
                 continue;
             sv_signal[number].kept = 0;
             if (sigaction(number, NULL, &now) == 0 && now.sa_handler == sv_note_signal) {
-                now.sa_handler = sv_signal[number].before.sa_handler; /* its flags may have been changed (siginterrupt) */
+                now.sa_handler = sv_signal[number].before.sa_handler; /* flags may have changed (siginterrupt) */
                 sigaction(number, &now, NULL);
             }
         }
@@ -349,7 +349,7 @@ def whole_close(Py_ssize_t offset, bint anew=False):
                     break
                 if closer == me:
                     if put_off and me == main_thread:
-                        raise PyverbsRDMAError(f"{type(self).__name__} is being closed, below a signal's handler", EBUSY)
+                        raise PyverbsRDMAError(f"{type(self).__name__} is being closed below a handler", EBUSY)
                     return None
                 _sleep(0.001)
                 if put_off and me == main_thread:
