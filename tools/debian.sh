@@ -4,6 +4,7 @@
 # that all else is set up by the Makefile, as on a user's machine. The bare system is kept in
 # $XDG_CACHE_HOME/shiftverbs/debian; each run works on a copy of it (kept as RELEASE.set-up for the next, so packages
 # are fetched once; REFRESH=1 begins from the bare one).
+# DEBIAN_ARCHIVE=URL: another archive than debootstrap's own choice.
 # usage: debian.sh RELEASE COMMAND...       e.g. debian.sh trixie make demo
 # Exit status: the command's; 3 if the system could not be made here (not root, no debootstrap, no archive).
 set -euo pipefail
@@ -11,7 +12,6 @@ set -euo pipefail
 release=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
-archive=${DEBIAN_ARCHIVE:-http://deb.debian.org/debian}
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/shiftverbs/debian
 bare=$cache/$release
 system=$cache/$release.set-up
@@ -36,8 +36,8 @@ flock 9
 if [[ ! -e $bare/.ready ]]; then
     echo "debian: making a bare $release in $bare"
     rm -rf "$bare"
-    if ! debootstrap --variant=minbase --include=git,make,ca-certificates "$release" "$bare" "$archive" \
-        >"$cache/$release.log" 2>&1; then
+    if ! debootstrap --variant=minbase --include=git,make,ca-certificates \
+        "$release" "$bare" ${DEBIAN_ARCHIVE:+"$DEBIAN_ARCHIVE"} >"$cache/$release.log" 2>&1; then
         tail -n 20 "$cache/$release.log" >&2
         exit 3
     fi
