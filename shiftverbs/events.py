@@ -268,13 +268,9 @@ class OpenSend:
 
 @dataclass(frozen=True, slots=True)
 class DeliverErrors:
-    """The pairing is over: outstanding work gets its original errors, the QP is a plain one again.
-
-    fence: pairs to bring to ERR first, best effort.
-    """
+    """The pairing is over: outstanding work gets its original errors, the QP is a plain one again."""
 
     reason: str
-    fence: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

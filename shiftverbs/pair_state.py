@@ -286,8 +286,7 @@ class PairState:
                 case Step.SEND_MOVE:
                     self._send_move()
                 case Step.DELIVER_ERRORS:
-                    fence = tuple(k for k, p in enumerate(self.pairs) if p.used and not p.fenced)
-                    self._do(ev.DeliverErrors(reason, fence))
+                    self._do(ev.DeliverErrors(reason))
         if self.send_state is not before or Step.OPEN_SEND in steps:
             self._do(ev.StateChanged("send", self.send_state.value, pair))
 
