@@ -15,24 +15,15 @@
 #include <time.h>
 
 #include "ctl.h"
+#include "ends.h"
 
 #define SIZE 16384
 #define DEPTH 16
 #define MARK 0x5a
-#define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 
 enum traffic { WRITES, SENDS, READS, TRAFFICS };
 enum ending { TO_ERR, TO_RESET, DESTROY, DEREGISTER, ENDINGS };
 
-struct end {
-    struct ibv_mr *mr;
-    struct ibv_cq *cq;
-    struct ibv_qp *qp;
-    char *buffer;
-};
-
-static struct ibv_context *context;
-static struct ibv_pd *pd;
 static atomic_bool go, stop;
 static _Atomic enum traffic traffic;
 static struct end sender, victim;
@@ -40,80 +31,9 @@ static atomic_int sent;
 static _Atomic uint64_t target; /* the victim's memory; its MR may be gone */
 static atomic_uint target_key;
 
-#define MUST(condition)                                                                                      \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: not true: %s\n", __func__, __LINE__, #condition);                        \
-            exit(2);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-
-static void make_qp(struct end *e) {
-    struct ibv_qp_init_attr init = {
-        .qp_type = IBV_QPT_RC,
-        .send_cq = e->cq,
-        .recv_cq = e->cq,
-        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1}};
-
-    MUST(e->qp = ibv_create_qp(pd, &init));
-}
-
-static void open_end(struct end *e) {
-    MUST(e->buffer = aligned_alloc(4096, SIZE));
-    memset(e->buffer, 1, SIZE);
-    MUST(e->mr = ibv_reg_mr(pd, e->buffer, SIZE, ACCESS));
-    MUST(e->cq = ibv_create_cq(context, 8 * DEPTH, NULL, NULL, 0));
-    make_qp(e);
-}
-
-static void close_end(struct end *e) {
-    MUST(ibv_destroy_qp(e->qp) == 0);
-    MUST(ibv_destroy_cq(e->cq) == 0);
-    MUST(ibv_dereg_mr(e->mr) == 0);
-    free(e->buffer);
-}
-
-static void connect_end(struct end *e, const struct end *to) {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-
-    MUST(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE) == 0);
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS};
-    MUST(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) ==
-         0);
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR,
-                                .path_mtu = IBV_MTU_1024,
-                                .dest_qp_num = to->qp->qp_num,
-                                .rq_psn = 5,
-                                .max_dest_rd_atomic = DEPTH,
-                                .min_rnr_timer = 1,
-                                .ah_attr = {.is_global = 1, .port_num = 1}};
-    MUST(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
-    MUST(ibv_modify_qp(e->qp, &attr,
-                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS,
-                                .timeout = 14,
-                                .retry_cnt = 7,
-                                .rnr_retry = 7,
-                                .sq_psn = 5,
-                                .max_rd_atomic = DEPTH};
-    MUST(ibv_modify_qp(e->qp, &attr,
-                       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                           IBV_QP_MAX_QP_RD_ATOMIC) == 0);
-}
-
 /* One WR; false if the queue is full or the QP does not take it. */
 static bool post(struct end *e, enum ibv_wr_opcode opcode, uint64_t remote, uint32_t rkey) {
-    struct ibv_sge sge = {(uintptr_t)e->buffer, SIZE, e->mr->lkey};
-    struct ibv_send_wr wr = {.sg_list = &sge,
-                             .num_sge = 1,
-                             .opcode = opcode,
-                             .send_flags = IBV_SEND_SIGNALED},
-                       *bad;
-
-    wr.wr.rdma.remote_addr = remote;
-    wr.wr.rdma.rkey = rkey;
-    return ibv_post_send(e->qp, &wr, &bad) == 0;
+    return end_post(e, opcode, SIZE, remote, rkey);
 }
 
 static void receive(struct end *e) {
@@ -170,7 +90,7 @@ static bool one_round(enum ending ending) {
     int done = 0;
 
     memset(victim.buffer, 2, SIZE);
-    connect_end(&sender, &victim), connect_end(&victim, &sender);
+    end_connect(&sender, &victim, DEPTH, 14), end_connect(&victim, &sender, DEPTH, 14);
     drain(&sender), drain(&victim);
     target = (uintptr_t)victim.buffer;
     target_key = victim.mr->rkey;
@@ -200,25 +120,21 @@ static bool one_round(enum ending ending) {
     }
     atomic_store(&go, false);
     if (ending == DESTROY)
-        make_qp(&victim);
+        end_make_qp(&victim, DEPTH);
     if (ending == DEREGISTER)
-        MUST(victim.mr = ibv_reg_mr(pd, victim.buffer, SIZE, ACCESS));
+        MUST(victim.mr = ibv_reg_mr(victim.pd, victim.buffer, SIZE, ACCESS));
     return done > 0;
 }
 
 int main(int argc, char **argv) {
     double seconds = argc > 1 ? atof(argv[1]) : 1;
-    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = open_device();
     struct timespec now, start;
     int rounds[ENDINGS] = {0}, busy = 0;
     char err[200];
     pthread_t thread;
 
-    MUST(list && list[0]);
-    MUST(context = ibv_open_device(list[0]));
-    ibv_free_device_list(list);
-    MUST(pd = ibv_alloc_pd(context));
-    open_end(&sender), open_end(&victim);
+    end_open(&sender, context, SIZE, DEPTH), end_open(&victim, context, SIZE, DEPTH);
     pthread_create(&thread, NULL, send_always, NULL);
     clock_gettime(CLOCK_MONOTONIC, &start);
     for (int turn = 0;; turn++) {
@@ -246,8 +162,7 @@ int main(int argc, char **argv) {
     }
     atomic_store(&stop, true);
     pthread_join(thread, NULL);
-    close_end(&sender), close_end(&victim);
-    MUST(ibv_dealloc_pd(pd) == 0);
+    end_close(&sender), end_close(&victim);
     MUST(ibv_close_device(context) == 0);
     printf("err=%d reset=%d destroy=%d deregister=%d busy=%d\n", rounds[TO_ERR], rounds[TO_RESET],
            rounds[DESTROY], rounds[DEREGISTER], busy);

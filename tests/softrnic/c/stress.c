@@ -15,97 +15,17 @@
 #include <time.h>
 
 #include "ctl.h"
+#include "ends.h"
 
 #define SIZE 8192
 #define DEPTH 32
-
-struct end {
-    struct ibv_pd *pd;
-    struct ibv_mr *mr;
-    struct ibv_comp_channel *channel;
-    struct ibv_cq *cq;
-    struct ibv_qp *qp;
-    char *buffer;
-};
 
 static struct ibv_context *context;
 static atomic_bool stop;
 static atomic_long completions, lives, events, faults_given;
 
-#define MUST(condition)                                                                                      \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: not true: %s\n", __func__, __LINE__, #condition);                        \
-            exit(2);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-
-static void end_open(struct end *e) {
-    struct ibv_qp_init_attr init = {
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1}};
-
-    e->buffer = calloc(1, SIZE);
-    MUST(e->pd = ibv_alloc_pd(context));
-    MUST(e->mr = ibv_reg_mr(e->pd, e->buffer, SIZE,
-                            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ));
-    MUST(e->channel = ibv_create_comp_channel(context));
-    MUST(e->cq = ibv_create_cq(context, 4 * DEPTH, NULL, e->channel, 0));
-    init.send_cq = init.recv_cq = e->cq;
-    MUST(e->qp = ibv_create_qp(e->pd, &init));
-}
-
-static void end_close(struct end *e) {
-    MUST(ibv_destroy_qp(e->qp) == 0);
-    MUST(ibv_destroy_cq(e->cq) == 0);
-    MUST(ibv_destroy_comp_channel(e->channel) == 0);
-    MUST(ibv_dereg_mr(e->mr) == 0);
-    MUST(ibv_dealloc_pd(e->pd) == 0);
-    free(e->buffer);
-}
-
-static void end_connect(struct end *e, const struct end *to) {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-
-    MUST(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE) == 0);
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_INIT,
-                                .port_num = 1,
-                                .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
-    MUST(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) ==
-         0);
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR,
-                                .path_mtu = IBV_MTU_1024,
-                                .dest_qp_num = to->qp->qp_num,
-                                .rq_psn = 5,
-                                .max_dest_rd_atomic = 4,
-                                .min_rnr_timer = 1,
-                                .ah_attr = {.is_global = 1, .port_num = 1}};
-    MUST(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
-    MUST(ibv_modify_qp(e->qp, &attr,
-                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS,
-                                .timeout = 12,
-                                .retry_cnt = 7,
-                                .rnr_retry = 7,
-                                .sq_psn = 5,
-                                .max_rd_atomic = 4};
-    MUST(ibv_modify_qp(e->qp, &attr,
-                       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                           IBV_QP_MAX_QP_RD_ATOMIC) == 0);
-}
-
-static int post(struct end *e, const struct end *to, enum ibv_wr_opcode opcode) {
-    struct ibv_sge sge = {(uintptr_t)e->buffer, SIZE / 2, e->mr->lkey};
-    struct ibv_send_wr wr = {.sg_list = &sge,
-                             .num_sge = 1,
-                             .opcode = opcode,
-                             .send_flags = IBV_SEND_SIGNALED},
-                       *bad;
-
-    wr.wr.rdma.remote_addr = (uintptr_t)to->buffer + SIZE / 2;
-    wr.wr.rdma.rkey = to->mr->rkey;
-    return ibv_post_send(e->qp, &wr, &bad);
+static bool post(struct end *e, const struct end *to, enum ibv_wr_opcode opcode) {
+    return end_post(e, opcode, SIZE / 2, (uintptr_t)to->buffer + SIZE / 2, to->mr->rkey);
 }
 
 static int take(struct end *e) {
@@ -149,8 +69,8 @@ static void *churn(void *arg) {
     while (!stop) {
         struct end a, b;
 
-        end_open(&a), end_open(&b);
-        end_connect(&a, &b), end_connect(&b, &a);
+        end_open(&a, context, SIZE, DEPTH), end_open(&b, context, SIZE, DEPTH);
+        end_connect(&a, &b, 4, 12), end_connect(&b, &a, 4, 12);
         for (int i = 0; i < DEPTH / 2; i++)
             (void)post(&a, &b, i % 3 ? IBV_WR_RDMA_WRITE : IBV_WR_SEND);
         take(&a);
@@ -198,17 +118,14 @@ static void *disturb(void *arg) {
 int main(int argc, char **argv) {
     double seconds = argc > 1 ? atof(argv[1]) : 1;
     struct timespec run = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    struct ibv_device **list = ibv_get_device_list(NULL);
     struct end forth[2], back[2];
     pthread_t threads[4];
 
-    MUST(list && list[0]);
-    MUST(context = ibv_open_device(list[0]));
-    ibv_free_device_list(list);
+    context = open_device();
     for (int i = 0; i < 2; i++)
-        end_open(&forth[i]), end_open(&back[i]);
+        end_open(&forth[i], context, SIZE, DEPTH), end_open(&back[i], context, SIZE, DEPTH);
     for (int i = 0; i < 2; i++)
-        end_connect(&forth[i], &forth[1 - i]), end_connect(&back[i], &back[1 - i]);
+        end_connect(&forth[i], &forth[1 - i], 4, 12), end_connect(&back[i], &back[1 - i], 4, 12);
     pthread_create(&threads[0], NULL, traffic, forth);
     pthread_create(&threads[1], NULL, traffic, back);
     pthread_create(&threads[2], NULL, churn, NULL);
