@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import operator
@@ -86,7 +87,9 @@ def test_the_driver_is_not_entered_twice(world: World) -> None:
     assert len(depth) == 3, "what came up meanwhile is done in the same call"
 
 
-def test_another_thread_does_not_wait_for_the_driver(world: World) -> None:
+@contextlib.contextmanager
+def driven_by_another_thread(world: World) -> Iterator[None]:
+    """Another thread, in `poll`, is in the middle of the driver; it goes on at the end."""
     inside, go = threading.Event(), threading.Event()
 
     def driver() -> None:
@@ -99,11 +102,18 @@ def test_another_thread_does_not_wait_for_the_driver(world: World) -> None:
     thread = threading.Thread(target=world.scq.poll)
     thread.start()
     assert inside.wait(10)
-    _core.raise_attention()
-    world.send(1)
-    assert world.hw[0].count() == 1
-    go.set()
-    thread.join(10)
+    try:
+        yield
+    finally:
+        go.set()
+        thread.join(10)
+
+
+def test_another_thread_does_not_wait_for_the_driver(world: World) -> None:
+    with driven_by_another_thread(world):
+        _core.raise_attention()
+        world.send(1)
+        assert world.hw[0].count() == 1
     assert not _core.attention(), "the running driver looked again"
 
 
@@ -118,8 +128,6 @@ def test_a_driver_that_never_clears_attention_does_not_hang_the_application(worl
 
 
 def test_a_failing_driver_is_reported_and_hidden(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     reports = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: reports.append(args.exc_value))
 
@@ -215,22 +223,8 @@ def test_a_signal_that_came_before_is_handled_before(world: World, alarm: None) 
 
 def test_no_signal_breaks_off_the_driver_of_another_thread(world: World, alarm: None) -> None:
     """There none is handled anyway; the main thread handles it at once."""
-    inside, go = threading.Event(), threading.Event()
-
-    def driver() -> None:
-        _core.clear_attention()
-        inside.set()
-        assert go.wait(10)
-
-    _core.set_driver(driver)
-    _core.raise_attention()
-    thread = threading.Thread(target=world.scq.poll)
-    thread.start()
-    assert inside.wait(10)
-    with pytest.raises(TimeoutError):
+    with driven_by_another_thread(world), pytest.raises(TimeoutError):
         signal.raise_signal(signal.SIGUSR1)
-    go.set()
-    thread.join(10)
     _core.set_driver(None)
 
 

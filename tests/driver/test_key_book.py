@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,17 +61,45 @@ def domain() -> Any:
     return SimpleNamespace(nic=Nic(), backups=[Nic()])
 
 
-def book_of(domain: Any) -> tuple[KeyBook, Told, User]:
-    book, user = KeyBook(), User()
+@pytest.fixture
+def book() -> KeyBook:
+    return KeyBook()
+
+
+@pytest.fixture
+def user() -> User:
+    """Our connection with the peer."""
+    return User()
+
+
+@pytest.fixture
+def told(book: KeyBook, domain: Any, user: Any) -> Told:
+    """The peer, as our book knows it."""
     told = book.told("i", "g", domain.nic)
-    told.users.add(user)  # type: ignore[arg-type]
-    return book, told, user
+    told.users.add(user)
+    return told
 
 
-def peer() -> tuple[PeerKeys, User]:
-    theirs, user = PeerKeys(_core.RemoteKeys()), User()
-    theirs.users.add(user)  # type: ignore[arg-type]
-    return theirs, user
+@pytest.fixture
+def mr(book: KeyBook, domain: Any) -> Mr:
+    """Memory of ours: 1, on the backup 101."""
+    mr = Mr(domain, 1, 101)
+    book.add(mr)
+    return mr
+
+
+@pytest.fixture
+def their_user() -> User:
+    """The peer's connection with us."""
+    return User()
+
+
+@pytest.fixture
+def theirs(their_user: Any) -> PeerKeys:
+    """What the peer knows."""
+    theirs = PeerKeys(_core.RemoteKeys())
+    theirs.users.add(their_user)
+    return theirs
 
 
 def ask(book: KeyBook, told: Told, theirs: PeerKeys, *rkeys: int) -> list[Keys]:
@@ -90,9 +117,7 @@ def known(theirs: PeerKeys, rkey: int) -> Any:
         return "?"
 
 
-def test_what_is_asked_for_is_told(domain: Any) -> None:
-    book, told, _ = book_of(domain)
-    theirs, _ = peer()
+def test_what_is_asked_for_is_told(domain: Any, book: KeyBook, told: Told, theirs: PeerKeys) -> None:
     for rkey, there in ((1, 101), (2, None), (3, "failed")):
         book.add(Mr(domain, rkey, there))
     (answer,) = ask(book, told, theirs, 1, 2, 3, 4)
@@ -110,9 +135,7 @@ def test_what_is_asked_for_is_told(domain: Any) -> None:
     assert ask(book, told, theirs, 2)[0].found == (FoundKey(2, ((KeyState.HUNG, 0),)),)
 
 
-def test_many_are_told_in_several_messages(domain: Any) -> None:
-    book, told, _ = book_of(domain)
-    theirs, _ = peer()
+def test_many_are_told_in_several_messages(domain: Any, book: KeyBook, told: Told, theirs: PeerKeys) -> None:
     for rkey in range(60):
         book.add(Mr(domain, rkey, 1000 + rkey))
     answers = ask(book, told, theirs, *range(60))
@@ -121,10 +144,10 @@ def test_many_are_told_in_several_messages(domain: Any) -> None:
     assert all(known(theirs, rkey) == 1000 + rkey for rkey in range(60))
 
 
-def test_a_withdrawal_is_heard_of_with_the_next_answer(domain: Any) -> None:
+def test_a_withdrawal_is_heard_of_with_the_next_answer(
+    domain: Any, book: KeyBook, told: Told, theirs: PeerKeys, their_user: User
+) -> None:
     """Only what was withdrawn is forgotten, and it is new when it is seen again."""
-    book, told, _ = book_of(domain)
-    theirs, user = peer()
     mrs = [Mr(domain, rkey, 100 + rkey) for rkey in range(4)]
     for mr in mrs:
         book.add(mr)
@@ -137,15 +160,13 @@ def test_a_withdrawal_is_heard_of_with_the_next_answer(domain: Any) -> None:
     assert told.version == before + 1
     theirs.take(*ask(book, told, theirs, 3))
     assert [known(theirs, rkey) for rkey in range(3)] == [100, "?", 102]
-    assert user.forgot == [1] and theirs.version == told.version
+    assert their_user.forgot == [1] and theirs.version == told.version
     assert ask(book, told, theirs) == [], "nothing to say"
 
 
-def test_an_answer_that_a_withdrawal_overtook_is_not_used(domain: Any) -> None:
-    book, told, _ = book_of(domain)
-    theirs, _ = peer()
-    mr = Mr(domain, 1, 101)
-    book.add(mr)
+def test_an_answer_that_a_withdrawal_overtook_is_not_used(
+    book: KeyBook, told: Told, theirs: PeerKeys, mr: Mr
+) -> None:
     late = ask(book, told, theirs, 1)[0]
     book.remove(mr)
     assert theirs.take(*ask(book, told, theirs, 2))
@@ -153,9 +174,9 @@ def test_an_answer_that_a_withdrawal_overtook_is_not_used(domain: Any) -> None:
     assert known(theirs, 1) == "?"
 
 
-def test_who_heard_of_no_withdrawal_that_is_remembered_forgets_all(domain: Any) -> None:
-    book, told, _ = book_of(domain)
-    theirs, user = peer()
+def test_who_heard_of_no_withdrawal_that_is_remembered_forgets_all(
+    domain: Any, book: KeyBook, told: Told, theirs: PeerKeys, their_user: User
+) -> None:
     keep = Mr(domain, 9999, 1)
     book.add(keep)
     theirs.take(*ask(book, told, theirs, 9999))
@@ -168,14 +189,12 @@ def test_who_heard_of_no_withdrawal_that_is_remembered_forgets_all(domain: Any) 
     (answer,) = ask(book, told, theirs, 5)
     assert answer.since > theirs.version
     theirs.take(answer)
-    assert known(theirs, 9999) == "?" and user.forgot == [None]
+    assert known(theirs, 9999) == "?" and their_user.forgot == [None]
 
 
-def test_what_ready_says_makes_older_answers_worthless(domain: Any) -> None:
-    book, told, _ = book_of(domain)
-    theirs, _ = peer()
-    mr = Mr(domain, 1, 101)
-    book.add(mr)
+def test_what_ready_says_makes_older_answers_worthless(
+    book: KeyBook, told: Told, theirs: PeerKeys, mr: Mr
+) -> None:
     first = ask(book, told, theirs, 1)[0]
     theirs.take(first)
     theirs.heed(told.version)
@@ -187,12 +206,10 @@ def test_what_ready_says_makes_older_answers_worthless(domain: Any) -> None:
     assert theirs.version == told.version
 
 
-def test_one_that_is_told_anew_is_not_taken_for_who_knew_before(domain: Any) -> None:
+def test_one_that_is_told_anew_is_not_taken_for_who_knew_before(
+    domain: Any, book: KeyBook, told: Told, user: User, theirs: PeerKeys, mr: Mr
+) -> None:
     """All its QPs here were closed meanwhile; over there one was still left."""
-    book, told, user = book_of(domain)
-    theirs, _ = peer()
-    mr = Mr(domain, 1, 101)
-    book.add(mr)
     theirs.take(*ask(book, told, theirs, 1))
     book.leave(told, user)  # type: ignore[arg-type]
     book.remove(mr)
@@ -204,11 +221,9 @@ def test_one_that_is_told_anew_is_not_taken_for_who_knew_before(domain: Any) -> 
     assert known(theirs, 1) == 202
 
 
-def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(domain: Any) -> None:
-    book, told, user = book_of(domain)
-    theirs, _ = peer()
-    mr = Mr(domain, 1, 101)
-    book.add(mr)
+def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(
+    domain: Any, book: KeyBook, told: Told, user: User, theirs: PeerKeys, mr: Mr
+) -> None:
     theirs.take(*ask(book, told, theirs, 1))
     assert book.remove(mr) == [], "at home it learns of that when it leaves"
     new = Mr(domain, 1, 202)
@@ -232,113 +247,104 @@ def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(domain: Any) -> 
     assert done == [[]]
 
 
-def test_it_waits_for_nobody_who_came_home_or_left(domain: Any) -> None:
-    def stuck() -> tuple[KeyBook, Told, User, Mr]:
-        book, told, user = book_of(domain)
-        mr = Mr(domain, 1, 101)
-        book.add(mr)
-        told.rkeys.add(1)
-        user.receives_away = True
-        book.remove(mr)
-        book.add(mr)
-        assert book.await_confirmed(mr, 0.01) == [user]
-        return book, told, user, mr
-
-    leave: list[Callable[[KeyBook, Told, User], None]] = [
-        lambda book, told, user: setattr(user, "receives_away", False),
-        lambda book, told, user: book.leave(told, user),  # type: ignore[arg-type]
-    ]
-    for way in leave:
-        book, told, user, mr = stuck()
-        done: list[Any] = []
-        thread = threading.Thread(target=lambda b=book, m=mr, d=done: d.append(b.await_confirmed(m, 30)))
-        thread.start()
-        way(book, told, user)
-        wait_until(lambda d=done: d == [[]], what="it goes on")
-        thread.join()
+@pytest.mark.parametrize("way", ["came home", "left"])
+def test_it_waits_for_nobody_who_came_home_or_left(book: KeyBook, told: Told, user: User, mr: Mr, way: str) -> None:
+    told.rkeys.add(1)
+    user.receives_away = True
+    book.remove(mr)
+    book.add(mr)
+    assert book.await_confirmed(mr, 0.01) == [user]
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(book.await_confirmed(mr, 30)))
+    thread.start()
+    if way == "left":
+        book.leave(told, user)  # type: ignore[arg-type]
+    else:
+        user.receives_away = False
+    wait_until(lambda: done == [[]], what="it goes on")
+    thread.join()
 
 
-def test_a_key_is_held_until_no_peer_can_come_by_it(domain: Any) -> None:
+@pytest.mark.parametrize("end", ["settled", "left", "home"])
+def test_a_key_is_held_until_no_peer_can_come_by_it(
+    domain: Any, book: KeyBook, told: Told, user: User, theirs: PeerKeys, mr: Mr, end: str
+) -> None:
     """Of two peers that were told, one has confirmed; then the other has, and its WRs are through, or it is gone."""
     (nic,) = domain.backups
-    for end in ("settled", "left", "home"):
-        book, told, user = book_of(domain)
-        other, another = book.told("j", "g", domain.nic), User()
-        other.users.add(another)  # type: ignore[arg-type]
-        user.receives_away = another.receives_away = True
-        mr = Mr(domain, 1, 101)
-        book.add(mr)
-        for each in (told, other):
-            ask(book, each, peer()[0], 1)
-        assert not book.holds(nic, 2), "it is there"
-        book.remove(mr)
-        assert book.holds(nic, 2) and book.holds(nic, 2, 101) and not book.holds(nic, 2, 102)
-        assert not book.holds(nic, 1, 101), "by the same rkey it would come at home, too"
-        assert not book.holds(domain.nic, 2)
-        book.confirmed(told, told.version)
-        assert book.holds(nic, 2, 101), "the other one has not heard"
-        book.confirmed(other, other.version, other.settled)
-        assert book.holds(nic, 2, 101) and other.unheard, "a WR of its is on its way"
-        if end == "settled":
-            book.confirmed(other, other.version, other.version)
-            assert not other.unheard
-        elif end == "left":
-            book.leave(other, another)  # type: ignore[arg-type]
-        else:
-            another.receives_away = False
-        assert not book.holds(nic, 2) and not book.holds(nic, 2, 101)
+    other, another = book.told("j", "g", domain.nic), User()
+    other.users.add(another)  # type: ignore[arg-type]
+    user.receives_away = another.receives_away = True
+    for each in (told, other):
+        ask(book, each, theirs, 1)
+    assert not book.holds(nic, 2), "it is there"
+    book.remove(mr)
+    assert book.holds(nic, 2) and book.holds(nic, 2, 101) and not book.holds(nic, 2, 102)
+    assert not book.holds(nic, 1, 101), "by the same rkey it would come at home, too"
+    assert not book.holds(domain.nic, 2)
+    book.confirmed(told, told.version)
+    assert book.holds(nic, 2, 101), "the other one has not heard"
+    book.confirmed(other, other.version, other.settled)
+    assert book.holds(nic, 2, 101) and other.unheard, "a WR of its is on its way"
+    if end == "settled":
+        book.confirmed(other, other.version, other.version)
+        assert not other.unheard
+    elif end == "left":
+        book.leave(other, another)  # type: ignore[arg-type]
+    else:
+        another.receives_away = False
+    assert not book.holds(nic, 2) and not book.holds(nic, 2, 101)
 
 
-def test_what_is_on_its_way_is_said(domain: Any) -> None:
+def test_what_is_on_its_way_is_said(theirs: PeerKeys, their_user: User) -> None:
     """A withdrawal is heeded at once; that nothing comes by the old key any more is said when that is so."""
-    theirs, user = peer()
     other = User()
     theirs.users.add(other)  # type: ignore[arg-type]
     assert theirs.take(Keys(5, 0, (), (FoundKey(1, ((KeyState.READY, 101),)), FoundKey(2, ((KeyState.READY, 102),)))))
     assert (theirs.version, theirs.settled) == (5, 5)
-    user.uses, other.uses = {1: 4}, {2: 9, None: 9}
+    their_user.uses, other.uses = {1: 4}, {2: 9, None: 9}
     assert theirs.take(Keys(6, 5, (1,), push=True))
     assert (theirs.version, theirs.settled) == (6, 5)
     assert theirs.take(Keys(7, 6, (3,), push=True)) and theirs.settled == 5, "nobody uses that one"
-    user.core.oldest_wr = 4
+    their_user.core.oldest_wr = 4
     assert theirs.settled == 7
     theirs.heed(8, other)  # type: ignore[arg-type]
     assert theirs.settled == 8, "it is told before it sends anything again"
-    theirs.heed(9, user)  # type: ignore[arg-type]
+    theirs.heed(9, their_user)  # type: ignore[arg-type]
     assert (theirs.version, theirs.settled) == (9, 8), "the other one's is on its way"
     theirs.users.discard(other)  # type: ignore[arg-type]
     assert theirs.settled == 9
 
 
-def test_what_came_home_uses_no_key_of_a_backup() -> None:
+def test_what_came_home_uses_no_key_of_a_backup(theirs: PeerKeys, their_user: User) -> None:
     """A WR that nobody signals, replayed at home: nothing tells of its end for as long as nothing else is posted."""
-    theirs, user = peer()
-    user.uses = {1: 4}
+    their_user.uses = {1: 4}
     assert theirs.take(Keys(5, 0, (1,), push=True)) and theirs.settled == 0
-    user.core.send_pair = 0
+    their_user.core.send_pair = 0
     assert theirs.settled == 5
 
 
-def test_a_wr_that_never_ends_is_remembered_once() -> None:
+def test_a_wr_that_never_ends_is_remembered_once(theirs: PeerKeys, their_user: User) -> None:
     """Its rkey comes and goes for others' sake."""
-    theirs, user = peer()
-    user.uses = {1: 4}
+    their_user.uses = {1: 4}
     for version in range(1, 200):
         assert theirs.take(Keys(version, version - 1, (1,), push=True)) and theirs.settled == 0
     assert len(theirs._under_way) == 1
-    user.uses = {1: 6}
+    their_user.uses = {1: 6}
     assert theirs.take(Keys(200, 199, (1,), push=True))
-    user.core.oldest_wr = 4
+    their_user.core.oldest_wr = 4
     assert theirs.settled == 199 and len(theirs._under_way) == 1
 
 
 def test_a_peer_that_never_settles_is_told_of_no_more_than_can_be_held(
-    domain: Any, monkeypatch: pytest.MonkeyPatch
+    domain: Any,
+    book: KeyBook,
+    told: Told,
+    user: User,
+    theirs: PeerKeys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_keys, "HELD_MOST", 20)
-    book, told, user = book_of(domain)
     user.receives_away = True
-    theirs, _ = peer()
     for rkey in range(100):
         mr = Mr(domain, rkey, 1000 + rkey)
         book.add(mr)
@@ -357,11 +363,11 @@ def test_a_peer_that_never_settles_is_told_of_no_more_than_can_be_held(
     assert known(theirs, 99) == 1099 and not told.held
 
 
-def test_no_more_is_remembered_than_a_peer_can_use(domain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_remembered_than_a_peer_can_use(
+    domain: Any, book: KeyBook, told: Told, theirs: PeerKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program that registers for each transfer: both sides stay as they are."""
     monkeypatch.setattr(memory_keys, "KNOWN_MOST", 50)
-    book, told, _ = book_of(domain)
-    theirs, _ = peer()
     for rkey in range(500):
         mr = Mr(domain, rkey, rkey)
         book.add(mr)
@@ -374,11 +380,11 @@ def test_no_more_is_remembered_than_a_peer_can_use(domain: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_stale_key_is_used_whatever_is_lost_or_late(domain: Any, seed: int) -> None:
+def test_no_stale_key_is_used_whatever_is_lost_or_late(
+    domain: Any, book: KeyBook, told: Told, user: User, theirs: PeerKeys, seed: int
+) -> None:
     """READY and confirmations come through; all else may be lost, doubled, or very late."""
     rng = random.Random(seed)
-    book, told, user = book_of(domain)
-    theirs, _ = peer()
     mrs: dict[int, Mr] = {}
     late: list[Keys] = []
     there = 1000
@@ -412,9 +418,8 @@ def test_no_stale_key_is_used_whatever_is_lost_or_late(domain: Any, seed: int) -
             assert known(theirs, each) in ("?", mrs[each].there), seed
 
 
-def test_only_the_nic_that_a_wr_waits_for_can_make_it_hopeless(domain: Any) -> None:
+def test_only_the_nic_that_a_wr_waits_for_can_make_it_hopeless(domain: Any, theirs: PeerKeys) -> None:
     """Another backup hung, which carried nothing, and traffic ended where it would soon have gone on."""
-    theirs, _ = peer()
     nics = [domain.nic, Nic(), Nic()]
     lacks = {"send": {7}, "recv": {8}, "remote": {9}}
     core = SimpleNamespace(
