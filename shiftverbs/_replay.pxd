@@ -86,6 +86,16 @@ cdef inline bint sends_memory(const SendRec *rec) noexcept nogil:
     return opcode_in(rec.wr.opcode, payload_out_opcodes()) and not rec.app_flags & IBV_SEND_INLINE
 
 
+cdef inline bint owes_wc(const SendRec *rec, bint cqes_lost) noexcept nogil:
+    """Whether its WC would be here, had it been answered."""
+    return rec.state & REC_HW_SIGNALED and not cqes_lost
+
+
+cdef inline bint is_counted(const SendRec *rec, bint receipts_lost) noexcept nogil:
+    """Whether the peer's counter tells that it was executed."""
+    return opcode_in(rec.wr.opcode, two_sided_opcodes()) and not receipts_lost
+
+
 cdef inline bint overlap(const SendRec *a, const SendRec *b) noexcept nogil:
     """Whether they name the same bytes of ours, under whatever lkeys."""
     cdef const ibv_sge *x
@@ -144,7 +154,7 @@ cdef inline Seen overwritten(const QPState *q, bint cqes_lost, bint receipts_los
                     break
             if seen.how:
                 break
-        elif opcode_in(rec.wr.opcode, two_sided_opcodes()) and not receipts_lost:
+        elif is_counted(rec, receipts_lost):
             # Executed, it is counted, and what this set holds is proven; else the READs behind it were not answered.
             n = 0
             since = seq + 1
@@ -159,7 +169,7 @@ cdef inline Seen overwritten(const QPState *q, bint cqes_lost, bint receipts_los
             for i in range(rec.wr.num_sge):
                 if rec.wr.sg_list[i].length:
                     n = span_add(spans, n, &rec.wr.sg_list[i])
-        if rec.state & REC_HW_SIGNALED and not cqes_lost:
+        if owes_wc(rec, cqes_lost):
             break
     free(spans)
     if seen.how == SEEN_OVERWRITTEN:
@@ -201,12 +211,12 @@ cdef inline Seen behind_fence(const QPState *q, bint cqes_lost, bint receipts_lo
                 seen.first = read
             read_seen = False
         if rec.wr.opcode == IBV_WR_RDMA_READ:
-            if not answered or (rec.state & REC_HW_SIGNALED and not cqes_lost):
+            if not answered or owes_wc(rec, cqes_lost):
                 waited_for = True
             elif has_payload(rec) and not read_seen:
                 read_seen = True
                 read = seq
-        elif opcode_in(rec.wr.opcode, two_sided_opcodes()) and not receipts_lost:
+        elif is_counted(rec, receipts_lost):
             # Executed, it is counted, and the READs before the fence are proven; else nothing behind it was executed.
             fence_seen = False
         elif fence_seen and has_payload(rec) and (
@@ -214,7 +224,7 @@ cdef inline Seen behind_fence(const QPState *q, bint cqes_lost, bint receipts_lo
             seen.how = SEEN_BEHIND_FENCE
             seen.second = seq
             break
-        if rec.state & REC_HW_SIGNALED and not cqes_lost:
+        if owes_wc(rec, cqes_lost):
             answered = False
     return seen
 
