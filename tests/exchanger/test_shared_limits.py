@@ -24,6 +24,9 @@ from shiftverbs.exchanger.settings import store_identity
 from .conftest import GID_A, EtcdWorld, publish_qp, qp_record
 from .test_broker import wait_until
 
+# Starts BROKER with a setup; returns its process and its socket's path.
+ByHand = Callable[[str], tuple[Child, str]]
+
 # A broker started by hand, after SETUP in its process.
 BROKER = """
 import os, resource, runpy, sys
@@ -35,8 +38,8 @@ sys.exit(broker.main(["--socket", sys.argv[1]]))
 
 
 @pytest.fixture
-def by_hand(spawn: Spawn, etcd_world: EtcdWorld, softrnic_dir: Path) -> Callable[[str], tuple[Child, str]]:
-    """Start BROKER with a setup; gives its process and its socket's path."""
+def by_hand(spawn: Spawn, etcd_world: EtcdWorld, softrnic_dir: Path) -> ByHand:
+    """A broker is started with what the test does to it."""
 
     def start(setup: str) -> tuple[Child, str]:
         path = str(softrnic_dir / "hand.sock")
@@ -68,9 +71,7 @@ def first_frame(sock: socket.socket, job: str, world: EtcdWorld) -> dict[str, An
     return dict(json.loads(answer.split(b"\n")[0]))
 
 
-def test_who_finds_a_broker_out_of_descriptors_is_told_at_once(
-    etcd_world: EtcdWorld, by_hand: Callable[[str], tuple[Child, str]]
-) -> None:
+def test_who_finds_a_broker_out_of_descriptors_is_told_at_once(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
     broker, path = by_hand("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
     one = etcd_world.make(broker=path, lease_ttl_s=2)
     one.next(Connected)
@@ -97,14 +98,14 @@ def test_who_finds_a_broker_out_of_descriptors_is_told_at_once(
     refused.next(Connected)
 
 
-def test_a_broker_takes_as_many_descriptors_as_it_may(by_hand: Callable[[str], tuple[Child, str]]) -> None:
+def test_a_broker_takes_as_many_descriptors_as_it_may(by_hand: ByHand) -> None:
     broker, _ = by_hand("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 500))")
     limits = Path(f"/proc/{broker.pid}/limits").read_text()
     assert re.search(r"^Max open files +500 +500 ", limits, re.M)
 
 
 def test_descriptors_that_run_out_all_the_same_stop_accepting_for_a_while(
-    etcd_world: EtcdWorld, by_hand: Callable[[str], tuple[Child, str]]
+    etcd_world: EtcdWorld, by_hand: ByHand
 ) -> None:
     """Something else took them: the broker pauses, says so, and takes who waits when there are some again."""
     broker, path = by_hand(
@@ -140,9 +141,7 @@ def test_descriptors_that_run_out_all_the_same_stop_accepting_for_a_while(
     late.next(Connected, timeout_s=10)
 
 
-def test_what_is_no_record_is_refused_to_its_client_alone(
-    etcd_world: EtcdWorld, by_hand: Callable[[str], tuple[Child, str]]
-) -> None:
+def test_what_is_no_record_is_refused_to_its_client_alone(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
     _, path = by_hand("")
     one = etcd_world.make(broker=path)
     one.next(Connected)
@@ -172,9 +171,7 @@ def test_what_is_no_record_is_refused_to_its_client_alone(
     assert not [event for event in one.events if isinstance(event, Unavailable)]
 
 
-def test_a_mistake_in_the_link_to_etcd_ends_a_session_and_not_the_link(
-    etcd_world: EtcdWorld, by_hand: Callable[[str], tuple[Child, str]]
-) -> None:
+def test_a_mistake_in_the_link_to_etcd_ends_a_session_and_not_the_link(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
     broker, path = by_hand(
         "from shiftverbs.exchanger import etcd_link\n"
         "real = etcd_link.EtcdLink._read\n"
@@ -192,9 +189,7 @@ def test_a_mistake_in_the_link_to_etcd_ends_a_session_and_not_the_link(
     assert broker.output.count("Traceback") == 1
 
 
-def test_a_mistake_in_a_brokers_main_thread_ends_it(
-    etcd_world: EtcdWorld, by_hand: Callable[[str], tuple[Child, str]]
-) -> None:
+def test_a_mistake_in_a_brokers_main_thread_ends_it(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
     broker, path = by_hand(
         "def wrong(self, *_): raise TypeError('a mistake')\n"
         "broker.Broker._handle_key = wrong"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shiftverbs import messages as msg
 from shiftverbs.control import (
     MAX_DATAGRAM_BYTES,
     Entry,
@@ -21,20 +22,6 @@ from shiftverbs.control import (
     encode,
     name_of,
 )
-from shiftverbs.messages import (
-    Arm,
-    ArmStep,
-    FoundKey,
-    Keys,
-    KeyState,
-    Move,
-    MoveStep,
-    PairAddress,
-    Phase,
-    Prefer,
-    Sync,
-    WantKeys,
-)
 from shiftverbs.seal import TAG_BYTES, WINDOW, Seals, Window
 
 U64, U24, U8, U16 = (
@@ -43,30 +30,30 @@ U64, U24, U8, U16 = (
     st.integers(0, 255),
     st.integers(0, 65535),
 )
-ADDRESSES = st.builds(PairAddress, st.binary(min_size=16, max_size=16), U16, U24, U24, st.integers(1, 5))
+ADDRESSES = st.builds(msg.PairAddress, st.binary(min_size=16, max_size=16), U16, U24, U24, st.integers(1, 5))
 SYNCS = st.builds(
-    Sync,
-    *(U64, U8, st.sampled_from(Phase), U64, st.booleans(), ADDRESSES, U64, U64),
-    st.sampled_from([-1, *map(int, Phase)]),
+    msg.Sync,
+    *(U64, U8, st.sampled_from(msg.Phase), U64, st.booleans(), ADDRESSES, U64, U64),
+    st.sampled_from([-1, *map(int, msg.Phase)]),
     st.integers(-1, 2**63 - 1),
     st.booleans(),
     U64,
     st.booleans(),
 )
-ARMS = st.builds(Arm, st.sampled_from(ArmStep), U64, U8, U64, ADDRESSES, U64)
-MOVES = st.builds(Move, st.sampled_from(MoveStep), U64, U64, U8, U64, U64, U64)
-PREFERS = st.builds(Prefer, U64, U8, st.booleans())
+ARMS = st.builds(msg.Arm, st.sampled_from(msg.ArmStep), U64, U8, U64, ADDRESSES, U64)
+MOVES = st.builds(msg.Move, st.sampled_from(msg.MoveStep), U64, U64, U8, U64, U64, U64)
+PREFERS = st.builds(msg.Prefer, U64, U8, st.booleans())
 PINGS = st.builds(Ping, U64, st.booleans())
 U32 = st.integers(0, 2**32 - 1)
 WANTS = st.builds(
-    lambda versions, *rest: WantKeys(max(versions), *rest, min(versions)),
+    lambda versions, *rest: msg.WantKeys(max(versions), *rest, min(versions)),
     st.tuples(U64, U64),
     st.lists(U32, max_size=59).map(tuple),
     st.booleans(),
 )
-FOUND = st.builds(FoundKey, U32, st.lists(st.tuples(st.sampled_from(KeyState), U32), max_size=15).map(tuple))
+FOUND = st.builds(msg.FoundKey, U32, st.lists(st.tuples(st.sampled_from(msg.KeyState), U32), max_size=15).map(tuple))
 KEYS = st.builds(
-    lambda versions, *rest: Keys(max(versions), min(versions), *rest),
+    lambda versions, *rest: msg.Keys(max(versions), min(versions), *rest),
     st.tuples(U64, U64),
     st.lists(U32, max_size=40).map(tuple),
     st.lists(FOUND, max_size=3).map(tuple),
@@ -74,15 +61,17 @@ KEYS = st.builds(
 ).filter(lambda keys: keys.size <= 255)
 ENTRIES = st.builds(Entry, U64, U64, st.one_of(SYNCS, ARMS, MOVES, PREFERS, PINGS, WANTS, KEYS))
 
-ADDRESS = PairAddress(b"\xfe\x80" + bytes(13) + b"\x01", 7, 0x123456, 0xABCDEF, 5)
+ADDRESS = msg.PairAddress(b"\xfe\x80" + bytes(13) + b"\x01", 7, 0x123456, 0xABCDEF, 5)
 EXAMPLES = {
-    "sync": Sync(3, 1, Phase.READY, 9, True, ADDRESS, 1234, 2, 2, 9, True, True),
-    "arm": Arm(ArmStep.REP, 3, 1, 9, ADDRESS, 8),
-    "move": Move(MoveStep.MOVED, 3, 4, 0, 9, 77),
-    "prefer": Prefer(2, 1, True),
+    "sync": msg.Sync(3, 1, msg.Phase.READY, 9, True, ADDRESS, 1234, 2, 2, 9, True, True),
+    "arm": msg.Arm(msg.ArmStep.REP, 3, 1, 9, ADDRESS, 8),
+    "move": msg.Move(msg.MoveStep.MOVED, 3, 4, 0, 9, 77),
+    "prefer": msg.Prefer(2, 1, True),
     "ping": Ping(17, False),
-    "want_keys": WantKeys(7, (5, 1 << 31), True, 6),
-    "keys": Keys(9, 7, (3,), (FoundKey(5, ((KeyState.READY, 6), (KeyState.NEVER, 0))), FoundKey(8, ())), False),
+    "want_keys": msg.WantKeys(7, (5, 1 << 31), True, 6),
+    "keys": msg.Keys(
+        9, 7, (3,), (msg.FoundKey(5, ((msg.KeyState.READY, 6), (msg.KeyState.NEVER, 0))), msg.FoundKey(8, ())), False
+    ),
 }
 
 
@@ -251,7 +240,7 @@ def test_fields_that_do_not_fit_are_refused() -> None:
     cases = [("qpn", 1 << 24, "24 bits"), ("psn", 1 << 31, "24 bits"), ("mtu", 0, "MTU"), ("mtu", 6, "MTU")]
     for field, value, says in cases:
         parts = {"gid": bytes(16), "lid": 0, "qpn": 1, "psn": 1, "mtu": 1, field: value}
-        arm = Arm(ArmStep.REQ, 0, 0, 0, PairAddress(**parts))
+        arm = msg.Arm(msg.ArmStep.REQ, 0, 0, 0, msg.PairAddress(**parts))
         with pytest.raises(MalformedDatagram, match=says):
             read(one([Entry(1, 2, arm)]))
 
@@ -263,7 +252,7 @@ def test_what_is_no_message_is_not_encoded() -> None:
 
 # ---- who may say it -------------------------------------------------------------------------------------------------
 
-ABORT = [Entry(11, 22, Sync(9, 0, Phase.ABORT, 1, False, ADDRESS, 0))]
+ABORT = [Entry(11, 22, msg.Sync(9, 0, msg.Phase.ABORT, 1, False, ADDRESS, 0))]
 
 
 def test_what_an_older_release_says_is_refused_by_its_version() -> None:

@@ -169,16 +169,21 @@ def test_a_wr_that_waits_for_a_receive_survives_a_hundred_flaps(event_ns: int | 
         check(net)
 
 
+def the_third_pair_carries_it(net: Network) -> None:
+    """Both others lose WRITEs."""
+    hole(net, "a", "WRITE", 0, 1)
+    post(net, "a", ["WRITE", "SEND"])
+    net.clock.run(net.clock.now + 1000 * MS)
+    assert sends(net, "a") == ["SUCCESS", "SUCCESS"]
+    assert net.a.protocol.counts.switches == 2
+    check(net)
+
+
 def test_a_wr_that_failed_on_one_pair_is_carried_by_the_one_that_has_not() -> None:
     """Three pairs, two of which lose it: the third is tried before any is tried again."""
     for seed in range(SEEDS):
         net = network(seed, 3)
-        hole(net, "a", "WRITE", 0, 1)
-        post(net, "a", ["WRITE", "SEND"])
-        net.clock.run(net.clock.now + 1000 * MS)
-        assert sends(net, "a") == ["SUCCESS", "SUCCESS"]
-        assert net.a.protocol.counts.switches == 2
-        check(net)
+        the_third_pair_carries_it(net)
 
 
 def test_pairs_that_have_not_failed_it_are_tried_before_those_that_have() -> None:
@@ -189,12 +194,7 @@ def test_pairs_that_have_not_failed_it_are_tried_before_those_that_have() -> Non
             net.a.feed(ev.PreferPair(k))
             net.clock.run(net.clock.now + 50 * MS)
             assert net.a.protocol.send_pair == net.a.protocol.recv_pair == k
-        hole(net, "a", "WRITE", 0, 1)
-        post(net, "a", ["WRITE", "SEND"])
-        net.clock.run(net.clock.now + 1000 * MS)
-        assert sends(net, "a") == ["SUCCESS", "SUCCESS"]
-        assert net.a.protocol.counts.switches == 2
-        check(net)
+        the_third_pair_carries_it(net)
 
 
 def test_the_only_path_that_answers_loses_it() -> None:

@@ -93,6 +93,20 @@ class Posted:
     read: tuple[int, int] | None
 
 
+@dataclass(frozen=True)
+class Work:
+    """A send WR to be posted: memory of the lane's from `offset` on, `length` bytes; remote: an address, 0 = none."""
+
+    wr_id: int
+    opcode: int
+    offset: int
+    length: int
+    remote: int = 0
+    imm: int = 0
+    signaled: bool = True
+    inline: bool = False
+
+
 class Lane:
     """One RC QP with traffic in both directions. role: 0 on host a, 1 on host b; number: of the lane, on both.
 
@@ -276,7 +290,6 @@ class Lane:
         block: int | None = None,
     ) -> bool:
         """Post one WR; False where the queue of a lane that never signals is full. contents: None = a READ."""
-        e = self.verbs.e
         slot = self.posted % self.shape.depth
         if contents is None:
             offset, length = self.reading + slot * SIZE, SIZE
@@ -289,9 +302,8 @@ class Lane:
         signaled = every > 0 and (self.posted % every == every - 1 or said_last)
         inline = self.shape.inline and contents is not None
         wr_id, imm = self._id(self.posted), (message or 0) & 0xFFFFFFFF
-        flags = e.IBV_SEND_SIGNALED if signaled else 0
         try:
-            self._hand_over(wr_id, opcode, flags, inline, offset, length, remote, imm)
+            self._hand_over(Work(wr_id, opcode, offset, length, remote, imm, signaled, inline))
         except self.verbs.error.PyverbsRDMAError as error:
             if error.error_code != errno.ENOMEM or every:
                 self._break(f"post_send: {error}")
@@ -303,58 +315,40 @@ class Lane:
         self.posted += 1
         return True
 
-    def _hand_over(
-        self,
-        wr_id: int,
-        opcode: int,
-        flags: int,
-        inline: bool,
-        offset: int,
-        length: int,
-        remote: int,
-        imm: int,
-    ) -> None:
+    def _hand_over(self, work: Work) -> None:
         if self.shape.extended:
-            self._post_extended(wr_id, opcode, flags, inline, offset, length, remote, imm)
+            self._post_extended(work)
             return
-        wr = self._send_wr(offset, length)
-        wr.wr_id, wr.opcode, wr.imm_data = wr_id, opcode, imm
-        wr.send_flags = flags | (self.verbs.e.IBV_SEND_INLINE if inline else 0)
-        if remote:
-            wr.set_wr_rdma(self.peer["rkey"], remote)
+        e = self.verbs.e
+        wr = self._send_wr(work.offset, work.length)
+        wr.wr_id, wr.opcode, wr.imm_data = work.wr_id, work.opcode, work.imm
+        wr.send_flags = (e.IBV_SEND_SIGNALED if work.signaled else 0) | (e.IBV_SEND_INLINE if work.inline else 0)
+        if work.remote:
+            wr.set_wr_rdma(self.peer["rkey"], work.remote)
         self.qp.post_send(wr)
 
-    def _post_extended(
-        self,
-        wr_id: int,
-        opcode: int,
-        flags: int,
-        inline: bool,
-        offset: int,
-        length: int,
-        remote: int,
-        imm: int,
-    ) -> None:
+    def _post_extended(self, work: Work) -> None:
         """The same through ibv_wr_*, as a batch of one."""
         e, qp, rkey = self.verbs.e, self.qp, self.peer["rkey"]
         qp.wr_start()
-        qp.wr_id, qp.wr_flags = wr_id, flags
-        if opcode == e.IBV_WR_SEND:
+        qp.wr_id, qp.wr_flags = work.wr_id, e.IBV_SEND_SIGNALED if work.signaled else 0
+        if work.opcode == e.IBV_WR_SEND:
             qp.wr_send()
-        elif opcode == e.IBV_WR_SEND_WITH_IMM:
-            qp.wr_send_imm(imm)
-        elif opcode == e.IBV_WR_RDMA_WRITE:
-            qp.wr_rdma_write(rkey, remote)
-        elif opcode == e.IBV_WR_RDMA_WRITE_WITH_IMM:
-            qp.wr_rdma_write_imm(rkey, remote, imm)
+        elif work.opcode == e.IBV_WR_SEND_WITH_IMM:
+            qp.wr_send_imm(work.imm)
+        elif work.opcode == e.IBV_WR_RDMA_WRITE:
+            qp.wr_rdma_write(rkey, work.remote)
+        elif work.opcode == e.IBV_WR_RDMA_WRITE_WITH_IMM:
+            qp.wr_rdma_write_imm(rkey, work.remote, work.imm)
         else:
-            qp.wr_rdma_read(rkey, remote)
-        if inline:
-            qp.wr_set_inline_data(self.mr.buf + offset, length)
+            qp.wr_rdma_read(rkey, work.remote)
+        if work.inline:
+            qp.wr_set_inline_data(self.mr.buf + work.offset, work.length)
         else:
-            sge = self.sends.get((offset, length))
+            area = work.offset, work.length
+            sge = self.sends.get(area)
             if sge is None:
-                sge = self.sends[offset, length] = self.verbs.wr.SGE(self.mr.buf + offset, length, self.mr.lkey)
+                sge = self.sends[area] = self.verbs.wr.SGE(self.mr.buf + work.offset, work.length, self.mr.lkey)
             qp.wr_set_sge(sge)
         qp.wr_complete()
 
@@ -480,9 +474,8 @@ class Lane:
 
     def drain(self) -> None:
         """Behind everything in the send queue of a QP in ERR, so that its WC is the last: as ib_drain_qp does."""
-        e = self.verbs.e
         try:
-            self._hand_over(DRAIN, e.IBV_WR_SEND, e.IBV_SEND_SIGNALED, False, self.outgoing, 1, 0, 0)
+            self._hand_over(Work(DRAIN, self.verbs.e.IBV_WR_SEND, self.outgoing, 1))
         except self.verbs.error.PyverbsRDMAError as error:
             if error.error_code != errno.ENOMEM:
                 raise
@@ -516,7 +509,7 @@ class Lane:
         self.mr.write(b"tried", 5, self.outgoing)
         self.tried_with = None
         code, offset = (e.IBV_WR_RDMA_WRITE, self.outgoing) if write else (e.IBV_WR_RDMA_READ, self.reading)
-        self._hand_over(TRIAL, code, e.IBV_SEND_SIGNALED, False, offset, 5, self.peer["address"] + self.tried, 0)
+        self._hand_over(Work(TRIAL, code, offset, 5, self.peer["address"] + self.tried))
 
     # -- what the campaign asks
 
