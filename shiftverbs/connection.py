@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from . import _nic, changes, observe
+from . import changes, observe
 from . import events as ev
 from .control import Entry
 from .control_channel import Path
+from .ending import FLUSHED, Ending
 from .events import Action, Status
 from .exchanger.records import QpRecord
 from .fence import GONE, Fence
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-WC_LOC_QP_OP_ERR, WC_WR_FLUSH_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR = 2, 5, 10, 12
+WC_LOC_QP_OP_ERR, WC_REM_ACCESS_ERR = 2, 10
 # REM_INV_REQ, REM_ACCESS, REM_OP: the peer's NIC has refused.
 WC_REFUSED = (9, 10, 11)
-QPS_RESET, QPS_ERR = 0, 6
+QPS_ERR = 6
 ACCESS_REMOTE_WRITE = 2
 # How often keys that are missing are looked for again, beside the news that some came.
 KEYS_TICK_NS = 20_000_000
@@ -82,14 +83,13 @@ class Connection:
         self.pairing = Pairing(self)
         self.keys = ConnectionKeys(self)
         self.timeline = Timeline()
+        self.ending = Ending(self)
         self.closed = False
         self.timer_ns: int | None = None
         self.superseded = 0  # messages of the peer that a newer one took the place of, before they were read
         self._inbox: collections.deque[ev.Event] = collections.deque()
         self._feeding = False
         self._active: set[int] = {0}
-        # Backups that a pairing which is over left with work, until they are reset: their QPs may still be at it.
-        self._behind: set[int] = set()
         self._ports: dict[int, int] = {}
         self._last_polled = 0
         self._looked_for: tuple[int, bool] | None = None
@@ -107,13 +107,10 @@ class Connection:
         self.keys.close()
         self.fence: Fence | None = None  # a SWITCH's, or that of the end
         self.rebuild = Rebuild(self)
+        self.ending.forget()
         self._rx_target: int | None = None
-        # The error that comes first of what is left, status and vendor_err: given when all pairs have stopped.
-        self._ending: tuple[int, int] | None = None
-        self._default_works = False  # and must not take what is posted from now on
         self._keys_since_ns: int | None = None
         self._posting: ev.PostReceives | ev.MoveReceives | None = None  # not all receives are where it wants them
-        self._original: tuple[int, int] | None = None  # status and vendor_err of the error that started a SWITCH
         self.timeline.begin()
         self._aging = False
         self._stuck_wr: int | None = None  # the send WR that failed last, until it has completed
@@ -347,7 +344,7 @@ class Connection:
 
     def _schedule(self) -> None:
         p = self.protocol
-        if self.closed or (p is None and self.fence is None and self._ending is None):
+        if self.closed or (p is None and self.fence is None and not self.ending.under_way):
             self._stop_looking()
             return
         self._look()
@@ -361,6 +358,10 @@ class Connection:
         due = [t for t in times if t is not None]
         if due:
             self.driver.schedule(self, min(due))
+
+    def await_nothing(self) -> None:
+        """The QP ends: no message, receive or key is waited for any more."""
+        self._rx_target = self._posting = self._keys_since_ns = None
 
     def wake_up(self) -> None:
         """Something is due earlier than before."""
@@ -384,7 +385,7 @@ class Connection:
         if self._rx_target is not None:
             wanted = (1 << self.recv_pair, True)
         elif self._busy():
-            pairs = max(self.n_pairs, max(self._behind, default=0) + 1)
+            pairs = max(self.n_pairs, max(self.ending.behind, default=0) + 1)
             wanted = ((1 << pairs) - 1, False)
         else:
             wanted = None
@@ -422,8 +423,8 @@ class Connection:
     ) -> None:
         """Evidence, or a hint, that pair k is broken. t_ns: when it was seen. wr: the send WR that failed there."""
         p = self.protocol
-        if self._left_alone_on(k) and not advisory:
-            self.end(self._original or (WC_RETRY_EXC_ERR, 0))
+        if self.ending.is_left_alone_on(k) and not advisory:
+            self.ending.begin()
             return
         if p is None or p.over or self.status is not Status.PROTECTED:
             return
@@ -460,19 +461,10 @@ class Connection:
             self.path_failed(k, f"post on {self.device(k)} failed: {said}", t_ns, wr=self._failed_wr(k))
         elif p is None or p.over:
             # Let go of meanwhile: nobody else will deliver it.
-            self.end(self.core.first_error(k) or (WC_LOC_QP_OP_ERR, err))
+            self.ending.begin(self.core.first_error(k) or (WC_LOC_QP_OP_ERR, err))
         elif not p.switching:
-            self._original = (WC_LOC_QP_OP_ERR, err)
+            self.ending.original = (WC_LOC_QP_OP_ERR, err)
             self.feed(ev.WorkRefused(f"the application's own error: {self.device(k)} refuses what was posted: {said}"))
-
-    def _left_alone_on(self, k: int) -> bool:
-        """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
-
-        So it is just after the BYE was heard, and as long as it is away from home: nobody but us will end it.
-        """
-        over = self.protocol is not None and self.protocol.over
-        alone = over and self.status is Status.UNPROTECTED and not self.closed and self.core.guarded
-        return alone and k in (self.core.send_pair, self.core.recv_pair)
 
     def _unsafe_soon(self) -> str | None:
         """What could not be replayed, now or when more of what is outstanding has completed: for a question."""
@@ -504,8 +496,8 @@ class Connection:
                 # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
                 # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
                 self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
-            elif k == self.core.send_pair and self._original is None:
-                self._original = (a, b)
+            elif k == self.core.send_pair and self.ending.original is None:
+                self.ending.original = (a, b)
             reason = f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}"
             self.path_failed(k, reason, t_ns, wr=self._failed_wr(k))
         elif kind == core.EV_POST_FAILED:
@@ -524,7 +516,7 @@ class Connection:
             self.feed(ev.RxReached())
         elif kind == core.EV_LATE_POST:
             if self.fence is None:
-                self._ended()
+                self.ending.deliver()
         elif kind == core.EV_NEW_RKEY:
             self.keys.want([a])
         elif kind == core.EV_KEY_MISSING:
@@ -558,7 +550,7 @@ class Connection:
                 self.feed(ev.Quit(why))
                 self.set_status(Status.UNPROTECTED, why)
             if self.core.ending:
-                self.end((WC_WR_FLUSH_ERR, 0))
+                self.ending.begin(FLUSHED)
 
     def look_again(self) -> None:
         """Events of the data path were lost, there being too many: find out what they may have said."""
@@ -566,8 +558,8 @@ class Connection:
         self.keys.want(self.core.seen_rkeys)
         if self.fence is not None:
             self.fence.look_again()
-        elif self._ending is not None:
-            self._ended()
+        elif self.ending.under_way:
+            self.ending.deliver()
         elif self.core.ending:
             self.core_event(core.EV_APP_ERROR, 0, 0, 0, self.driver.now_ns())
         if p is None or p.over or self.closed:
@@ -634,8 +626,8 @@ class Connection:
 
     def keys_missing(self, why: str) -> None:
         """What was posted cannot be handed over where the traffic is, and never will be."""
-        if self._left_alone_on(self.core.send_pair) or self._left_alone_on(self.core.recv_pair):
-            self.end(self._original or (WC_RETRY_EXC_ERR, 0))
+        if self.ending.is_left_alone_on(self.core.send_pair):
+            self.ending.begin()
         else:
             self.feed(ev.KeysMissing(why))
 
@@ -646,10 +638,10 @@ class Connection:
             return
         error = (WC_REM_ACCESS_ERR, 0)
         if p is None or p.over:
-            self.end(error)
+            self.ending.begin(error)
         elif not p.switching:
             self._keys_since_ns = None
-            self._original = error
+            self.ending.original = error
             self.feed(ev.WorkRefused(f"the application's own error: {self.driver.wc_name(error[0])}: {why}"))
 
     @property
@@ -666,7 +658,7 @@ class Connection:
     @property
     def reached_away(self) -> bool:
         """Whether something of the peer's may come by a backup of ours, perhaps the last of what it sent there."""
-        return self.receives_away or bool(self._behind) or self.core.recv_pair != 0
+        return self.receives_away or bool(self.ending.behind) or self.core.recv_pair != 0
 
     # ---- actions out ------------------------------------------------------------------------------------------------
 
@@ -760,7 +752,7 @@ class Connection:
         self.core.trim(action.peer_rx)
 
     def _open_send(self, action: ev.OpenSend) -> None:
-        self._original = None
+        self.ending.original = None
         self._activate(action.pair)
         self.core.open_send(action.pair)
 
@@ -771,69 +763,7 @@ class Connection:
             self.device(0),
             action.reason,
         )
-        # Where our own fence made the flush, the application never saw a first error: it gets the usual one.
-        self.end(self._original or (WC_RETRY_EXC_ERR, 0))
-
-    def _used_backups(self) -> set[int]:
-        """The backup pairs whose QPs may still reach the application's memory, or hold what came for it."""
-        pairs = self.protocol.pairs if self.protocol is not None else []
-        return self._behind | {k for k, p in enumerate(pairs) if k and p.used and not p.fenced}
-
-    def end(self, first: tuple[int, int]) -> None:
-        """The QP has failed for good: its pairs are stopped and emptied, and then the application gets the rest.
-
-        Until the last of them has stopped, not one WR is flushed: its memory is not the application's yet.
-        first: status and vendor_err of the first send that is left; all else is flushed.
-        """
-        if self.closed or self._ending is not None:
-            return
-        self._ending = first
-        self._behind = self._used_backups()
-        self._rx_target = self._posting = self._keys_since_ns = None
-        self.core.begin_end()
-        self.core.guarded = True
-        deadline_ns = self.driver.now_ns() + self.driver.protocol_config.fence_deadline_ns
-        p = self.protocol
-        pairs = set(self._behind)
-        if p is None or (p.pairs[0].used and not p.pairs[0].fenced):
-            pairs.add(0)
-        elif not self.nic(0).dead:
-            # Nothing of the application's is there; but what it posts later must fail.
-            self._default_works = True
-            self.rebuild.call_off(0)
-            self.driver.command(self, 0, _nic.ModifySteps().add(state=QPS_ERR), self._default_is_err)
-        self.fence = Fence(self, pairs, deadline_ns, self._ended, self._does_not_end)
-        self.fence.begin()
-        self._schedule()
-
-    def _default_is_err(self, _err: int, _step: int) -> None:
-        self._default_works = False
-        if self.fence is None:
-            self._ended()
-
-    def _does_not_end(self, reason: str) -> None:
-        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait."""
-        if self.fence is not None:
-            if not self.fence.is_patient:
-                name = self.device(0)
-                logger.error("QP %#x on %s: %s: its errors wait for that", self.shadow.qp_num, name, reason)
-            self.fence.be_patient()
-
-    def _ended(self) -> None:
-        """Nothing moves any more: the application gets the errors of all that is left, and its default QP back."""
-        self.fence = None
-        self._behind = set()
-        if self._ending is None:
-            return
-        # A NIC that is dead would take what is posted, and never flush it.
-        we_flush = self._default_works or self.nic(0).dead
-        if self.core.outstanding != (0, 0) or not we_flush:
-            self.core.abort(*self._ending, still_ending=we_flush)
-            self._ending = (WC_WR_FLUSH_ERR, 0)
-        if not we_flush:
-            self._ending = None
-            self.driver.looks.settle(self)
-        self._schedule()
+        self.ending.begin()
 
     def _let_go(self, _: ev.LetGo) -> None:
         self.core.guarded = not self.core.is_plain
@@ -1054,79 +984,20 @@ class Connection:
                 p = self.protocol
                 if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
                     self.timeline.seen(t_ns)
-                if self._left_alone_on(k):
-                    self.end(self._original or (WC_RETRY_EXC_ERR, 0))
+                if self.ending.is_left_alone_on(k):
+                    self.ending.begin()
                 self.feed(ev.NicDead(k))
         if self.fence is not None:
             self.fence.tick(t_ns)
-
-    def touched(self, reason: str, for_good: bool = False) -> None:
-        """The application moves its QP to a state where nothing is protected; a later RTR begins anew.
-
-        for_good: from there it can go on without RTR, unprotected: the peer has let go of it.
-        `stop_backups` or `ended_by_application` is to follow.
-        """
-        self._behind = self._used_backups()
-        self.disconnect(reason)
-        if for_good:
-            self.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
-        else:
-            self.set_status(Status.PAIRING, reason)
-
-    def stop_backups(self, reset: bool) -> list[int]:
-        """After `touched`: have the QPs that carried work on backups stopped: in RESET, or in ERR.
-
-        Returns their pairs; `let_go` is to follow when the commands have ended.
-        """
-        stopping = sorted(self._behind)
-        for k in stopping:
-            self.drain(k)
-            if not self.nic(k).dead:
-                steps = _nic.ModifySteps().add(state=QPS_RESET if reset else QPS_ERR)
-                self.driver.command(self, k, steps, _nothing)
-        return stopping
-
-    def let_go(self, stopped: list[int]) -> None:
-        """After `stop_backups`, when nothing can arrive there any more: the QP is the default one again."""
-        if self.closed:
-            return
-        for k in stopped:
-            self.drain(k)
-        self._behind.difference_update(stopped)
-        self.driver.looks.settle(self)
-
-    def ended_by_application(self, without_nic: bool) -> None:
-        """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.
-
-        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush.
-        """
-        if self.closed:
-            return
-        core = self.core
-        flushed_by_nic = core.is_plain and not without_nic and core.first_error(0) is None
-        if self._behind or core.ending or not flushed_by_nic:
-            self.end((WC_WR_FLUSH_ERR, 0))
 
     def give_up(self, reason: str) -> None:
         """Something of ours failed: what is outstanding gets its original error, the QP is a plain one again."""
         if self.closed:
             return
-        self._behind = self._used_backups()
+        self.ending.leave_behind()
         p, self.protocol = self.protocol, None
         self._stop_looking()
-        core = self.core
-        moving = p is not None and p.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
-        if moving and core.send_pair == core.recv_pair == 0 and core.recv_is_open and not core.ending:
-            core.move_cancel()  # nobody would open the gate behind its fence
-        withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
-        if core.ending or (p is not None and (p.switching or withheld or not core.is_plain)):
-            first, self._ending, self.fence = self._ending, None, None
-            first = first or self._original or (WC_RETRY_EXC_ERR, 0)
-            try:
-                self.end(first)
-            except Exception:
-                logger.exception("QP %#x: its end failed too; its errors come at once", self.shadow.qp_num)
-                core.abort(*first)
+        self.ending.without_protocol(p)
         self.set_status(Status.FAILED, reason)
 
     def quit(self, reason: str) -> None:
@@ -1140,20 +1011,16 @@ class Connection:
         Returns the backup pairs whose QPs may still reach the application's memory: the verb has them stopped.
         """
         if not self.closed:
-            self._behind = self._used_backups()
+            self.ending.leave_behind()
             self._take_leave("the QP is closed")
             self.driver.drop_backlog(self)
             self._stop_looking()
             self.closed = True
             self.status, self.why = Status.UNPROTECTED, "it is closed"
-        return sorted(self._behind)
+        return sorted(self.ending.behind)
 
     def clear_away(self) -> None:
         """What is left to be done for a closed QP; its verb need not wait for that."""
         self.driver.looks.settle(self)
         self._forget_peer()
         self.timeline.tell()
-
-
-def _nothing(_err: int, _step: int) -> None:
-    """What nobody waits for has ended."""

@@ -236,8 +236,8 @@ class Runtime:
             return
         with self.driver.locked():
             name = _STATES.get(state, state)
-            connection.touched(f"the application moved the QP to {name}", for_good=state in (_SQD, _SQE))
-            used = [] if state == _ERR else connection.stop_backups(reset=state == _RESET)
+            connection.ending.touched(f"the application moved the QP to {name}", for_good=state in (_SQD, _SQE))
+            used = [] if state == _ERR else connection.ending.stop_backups(reset=state == _RESET)
         if state == _ERR:
             return
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
@@ -246,10 +246,10 @@ class Runtime:
                 self._await_stop(connection.nic(k), shadow.handle(k))
         except BaseException:  # Ctrl-C: the verb is not carried out, and the QP has left all the same
             with self.driver.locked():
-                connection.ended_by_application(False)
+                connection.ending.by_application(False)
             raise
         with self.driver.locked():
-            connection.let_go(used)
+            connection.ending.let_go(used)
 
     def _await_stop(self, nic: Nic, pointer: int, ours: bool = True) -> None:
         """Wait until a NIC has carried out what was commanded on one QP: it may write into memory until then.
@@ -274,7 +274,7 @@ class Runtime:
         connection = shadow.connection
         if connection is not None:
             with self.driver.locked():
-                connection.ended_by_application(without_nic)
+                connection.ending.by_application(without_nic)
 
     def qp_closing(self, shadow: Any) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.

@@ -1395,7 +1395,7 @@ def test_giving_up_opens_the_gates(
         setattr(core, closed, closed == "ending")
     domain = SimpleNamespace(nic=nic, backups=[])
     connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=domain))
-    connection.end = lambda first: done.append("end")  # type: ignore[method-assign]
+    connection.ending.begin = lambda first: done.append("end")  # type: ignore[method-assign]
     connection.protocol = SimpleNamespace(switching=False, send_state=state, pairs=[])  # type: ignore[assignment]
     connection.give_up("a bug")
     assert done == [expected] and connection.status.value == "FAILED"
@@ -1854,4 +1854,4 @@ def test_a_refused_post_that_nobody_was_told_of_is_found(driver: Driver, nic: An
     protocol.switching = False
     connection.look_again()
     assert [type(event) for event in told] == [ev.WorkRefused] and "Invalid argument" in told[0].reason
-    assert connection._original == (2, errno.EINVAL)
+    assert connection.ending.original == (2, errno.EINVAL)
