@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A driver whose clock, NIC and exchanger the test holds."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from driver.doubles import make_nic
+
+from shiftverbs import _core, _nic
+from shiftverbs.config import Config
+from shiftverbs.driver import Driver
+from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    time = SimpleNamespace(now=10**9)
+    monkeypatch.setattr(Driver, "now_ns", staticmethod(lambda: time.now))
+    return time
+
+
+@pytest.fixture
+def nic() -> Any:
+    return make_nic()
+
+
+@pytest.fixture
+def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setattr(_nic, "async_fd", lambda ctx: 99)
+    monkeypatch.setattr(_nic, "get_async_event", lambda ctx: None)
+    waiter = SimpleNamespace(
+        add=lambda fd: None,
+        remove=lambda fd: None,
+        wake=lambda: None,
+        set_deadline=lambda at: None,
+        wake_within=lambda ns: None,
+    )
+    exchanger = MemoryExchanger(MemoryStore())
+    made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic])
+    made.run()
+    yield made
+    exchanger.close()
+    _core.clear_attention()
+
+
+@pytest.fixture
+def alarm() -> Iterator[Any]:
+    """A call in the middle of which the application's signal handler raises TimeoutError."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("the application's")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda *args: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""NICs, connections, ports and peers that only remember what they were told."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from shiftverbs import control
+from shiftverbs.control import Entry
+from shiftverbs.control_channel import ControlChannel
+from shiftverbs.driver import Driver
+from shiftverbs.exchanger.records import ControlEndpoint
+from shiftverbs.seal import Seals
+
+GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+PEER_SECRET = "5e" * 16  # of the control port of a peer
+
+
+class Worker:
+    """A NIC's thread that does what it is told when `work` is called."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+        self.submitted: list[Any] = []
+        self.finished: list[tuple[Any, int, int, int]] = []
+        self.under_way = 0
+
+    def call(self, fn: Any, *args: Any) -> None:
+        self.jobs.append((fn, args))
+
+    def work(self) -> None:
+        jobs, self.jobs = self.jobs, []
+        for fn, args in jobs:
+            fn(*args)
+
+    def submit(self, tag: Any, qp: int, steps: Any) -> None:
+        self.submitted.append(tag)
+
+    def pending(self, qp: int) -> int:
+        return self.under_way
+
+    def results(self) -> list[tuple[Any, int, int, int]]:
+        found, self.finished = self.finished, []
+        return found
+
+
+def make_nic(name: str = "nic0") -> Any:
+    return SimpleNamespace(
+        name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(),
+        look_again=lambda then: None,
+    )  # fmt: skip
+
+
+class Connection:
+    """Remembers what it was told; raises where `bug` is set."""
+
+    def __init__(self, nic: Any, bug: bool = False, port: int = 1) -> None:
+        self.shadow = SimpleNamespace(qp_num=1, handle=lambda k: 1)
+        self.protocol: object = object()
+        self.closed = self.wants_pings = False
+        self.n_pairs = 1
+        self.paths: list[Any] = []
+        self.superseded = 0
+        self.bug = bug
+        self.why = None
+        self.told: list[str] = []
+        self._nic = nic
+        self._port = port
+
+    def port(self, k: int) -> int:
+        return self._port
+
+    def nic(self, k: int) -> Any:
+        return self._nic
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*args: Any) -> None:
+            self.told.append(name)
+            if self.bug and name != "give_up":
+                raise RuntimeError("a bug")
+
+        return tell
+
+
+def add(driver: Driver, connection: Connection) -> Connection:
+    driver.connections[connection] = connection  # type: ignore[assignment]
+    return connection
+
+
+class Queue:
+    """A CQCore: counts the looks at it."""
+
+    def __init__(self, dead: bool = False) -> None:
+        self.looks: list[int] = []
+        self.dead = dead
+
+    def drain(self, k: int) -> int:
+        self.looks.append(k)
+        if self.dead:
+            raise PyverbsRDMAError("Failed to poll CQ", errno.EIO)
+        return 0
+
+
+class Peer:
+    """The process at the other end of our control ports: what it says, and what it makes of what we say."""
+
+    def __init__(self, driver: Driver, nic: Any, secret: str = PEER_SECRET) -> None:
+        self.seals = Seals(bytes.fromhex(secret), driver.channel.secret(nic))
+
+    def says(self, *entries: Entry) -> list[Any]:
+        """What arrives at our port."""
+        return arrived(*control.encode(entries, self.seals, 4096))
+
+    def hears(self, *datagrams: bytes) -> list[Entry]:
+        """What we said."""
+        return [entry for data in datagrams for entry in control.decode(data, self.seals)]
+
+
+def arrived(*datagrams: bytes) -> list[Any]:
+    """Datagrams as a port gives them."""
+    return [(data, 7, bytes.fromhex(GID.replace(":", ""))) for data in datagrams]
+
+
+def heard_of(driver: Driver, nic: Any) -> tuple[Any, list[Any], Callable[..., None]]:
+    """A connection (its life is 11) with a peer (22): it, what it hears, and arrive(sender, *messages)."""
+    port = with_port(driver.channel, nic)
+    path = driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9, PEER_SECRET), lambda path: None)
+    nic.worker.work()
+    driver.run()
+    heard: list[Any] = []
+    one: Any = add(driver, Connection(nic))
+    one.peer = SimpleNamespace(life=f"{22:016x}")
+    one.paths = [path]
+    one.handle_message = heard.append
+    driver.by_life[11] = one
+    peer = Peer(driver, nic)
+
+    def arrive(sender: int, *messages: Any) -> None:
+        port.inbox = peer.says(*(Entry(11, sender, message) for message in messages))
+
+    return one, heard, arrive
+
+
+class Port:
+    """A control port: `ah` is what the next create_ah gives, 0 an error."""
+
+    state, max_message, fd, qpn, qkey = "ready", 4096, 5, 7, 9
+
+    def __init__(self) -> None:
+        self.ah = 1
+        self.sent: list[bytes] = []
+        self.inbox: list[Any] = []
+        self.gone: list[int] = []
+        self.more = False
+
+    def create_ah(self, **attrs: Any) -> int:
+        if not self.ah:
+            raise OSError(errno.ETIMEDOUT, "no neighbour")
+        return self.ah
+
+    def destroy_ah(self, ah: int) -> None:
+        self.gone.append(ah)
+
+    def send(self, ah: int, qpn: int, qkey: int, message: bytes) -> bool:
+        self.sent.append(message)
+        return True
+
+    def recv(self, most: int) -> list[Any]:
+        found, self.inbox = self.inbox[:most], self.inbox[most:]
+        self.more = bool(self.inbox)
+        return found
+
+
+def with_port(channel: ControlChannel, nic: Any) -> Port:
+    port = channel._ports[nic.name] = Port()
+    return port
+
+
+class Shadow(SimpleNamespace):
+    """A ShadowMR: hashable."""
+
+    __hash__ = object.__hash__
+
+
+def as_the_collector(driver: Driver) -> Any:
+    """What a finalizer that closes a QP does, wherever its thread is: takes the driver's lock. And if it began."""
+    began = threading.Event()
+
+    def collect() -> None:
+        began.set()
+        with driver.locked():
+            pass
+
+    return collect, began
+
+
+def ends(call: Any) -> bool:
+    """Whether a call returns in another thread."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(5)
+    return not thread.is_alive()
