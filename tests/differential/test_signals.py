@@ -108,16 +108,20 @@ def interrupted(self, actions):
             signal.raise_signal(signal.SIGINT)
         execute(self, [action])
 connection.Connection.execute = interrupted
+def there():
+    ep.cq.poll(1)
+    return eval(where, {'s': ep.qp.shift})
 def poll_through():
     caught = 0
     end = time.monotonic() + 20
     while time.monotonic() < end:
         try:
-            ep.cq.poll(1)
-            if eval(where, {'s': ep.qp.shift}):
-                break
+            arrived = there()
         except KeyboardInterrupt:
+            arrived = False
             caught += 1
+        if arrived:
+            break
     return caught
 ''')
     faults.down("a/soft0")
@@ -137,16 +141,19 @@ INTERRUPTED = """
 import random, signal, threading
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 def soon(longest=0.003):
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, longest) if longest else 0)
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, longest))
+def until_interrupted(verb, over):
+    soon()
+    while not over():
+        verb()
+    while True:
+        time.sleep(0.01)  # it comes yet
 def interrupted(times, verb, over=lambda: False):
     'Call verb again and again, until so many Ctrl-C came, or over() holds: how many came'
     caught = 0
     while caught < times and not over():
         try:
-            soon()
-            while not over():
-                verb()
-            soon(0)
+            until_interrupted(verb, over)
         except KeyboardInterrupt:
             caught += 1
     return caught
