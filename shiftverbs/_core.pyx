@@ -63,6 +63,8 @@ import os
 import threading
 from _signal import getsignal as _getsignal
 from functools import wraps as _wraps
+from logging import getLogger as _getLogger
+from sys import is_finalizing as _is_finalizing
 from time import sleep as _sleep
 
 from pyverbs.cq import PollCqAttr as _PollCqAttr

@@ -103,6 +103,8 @@ cdef tuple signal_numbers = tuple(
 
 # Objects whose `__del__` is under way, by id.
 cdef set being_finalized = set()
+cdef object is_finalizing = _is_finalizing
+cdef object logger = _getLogger("shiftverbs.lifetime")
 cdef list due = []  # what handlers raised in a `__del__`, where it would have been swallowed
 
 
@@ -265,6 +267,7 @@ cdef inline void **pointer_of(object obj, Py_ssize_t offset) noexcept:
 
 cdef extern from "Python.h":
     int PyObject_GC_IsFinalized(PyObject *)
+    Py_ssize_t Py_REFCNT(PyObject *)
 
 
 cdef int raise_due(void *nothing) noexcept:
@@ -285,6 +288,14 @@ cdef int signals_off_quietly(list raised) noexcept:
             return signals_off()
         except BaseException as error:
             raised.append(error)
+    return 0
+
+
+cdef int raise_later(list raised) except -1:
+    """What handlers raised where it would be swallowed is raised after that."""
+    due.extend(raised)
+    if due and not being_finalized:
+        Py_AddPendingCall(raise_due, NULL)
     return 0
 
 
@@ -318,12 +329,31 @@ def whole(verb):
     return _wraps(verb)(call)
 
 
+cdef int tell_of_leak(object cls) except -1:
+    """Log that an object of this class was leaked. It is in its `__dealloc__`, where nothing may raise."""
+    cdef list raised = []
+    cdef int off
+    if is_finalizing():
+        return 0
+    off = signals_off_quietly(raised)
+    try:
+        logger.warning(
+            "a %s.%s was dropped unclosed and is leaked: it ended without the __del__ of its base class",
+            cls.__module__, cls.__qualname__,
+        )
+    finally:
+        if off:
+            signals_on()
+        raise_later(raised)
+    return 0
+
+
 def whole_close(Py_ssize_t offset, bint anew=False):
     """Decorator: as `whole`, of a `close()` that does nothing where the pointer at `offset` of the object is NULL.
 
-    No bytecode runs then: a handler's exception would be swallowed, being in a `__dealloc__`. Nor where the object's
-    attributes are gone already, as its `__del__` was broken off or overridden: with what stands on the resource still
-    there it cannot be destroyed, and is leaked.
+    No bytecode runs then: a handler's exception would be swallowed, being in a `__dealloc__`. Nor is anything destroyed
+    where the object's attributes are gone already, as our `__del__` did not run: with what stands on the resource still
+    there it cannot be, and is leaked.
 
     anew: it bears being called again while it waits. Another is not: pyverbs would destroy what is destroyed already.
     Called by a signal's handler meanwhile it does nothing (what waits goes on after it), or raises EBUSY where it is
@@ -340,6 +370,7 @@ def whole_close(Py_ssize_t offset, bint anew=False):
                 return None
             if PyObject_GC_IsFinalized(<PyObject *>self) and id(self) not in being_finalized and self._node is None:
                 pointer[0] = NULL
+                tell_of_leak(type(self))
                 return None
             address = id(self)
             me = PyThread_get_thread_ident()
@@ -385,7 +416,27 @@ def whole_end(verb):
             being_finalized.discard(address)
             if off:
                 signals_on()
-            due.extend(raised)
-            if due and not being_finalized:
-                Py_AddPendingCall(raise_due, NULL)
-    return _wraps(verb)(__del__)
+            raise_later(raised)
+    __del__ = _wraps(verb)(__del__)
+    __del__.our_end = __del__
+    return __del__
+
+
+def and_end(theirs, end):
+    """Returns a `__del__` that runs `theirs`, a program's own, and then `end`, of `whole_end`, whatever comes of it.
+
+    Handlers run in theirs as ever; no bytecode is between the two. An object that theirs keeps goes on living: the
+    interpreter will not call its `__del__` again.
+    """
+    def __del__(self):
+        cdef Py_ssize_t references = Py_REFCNT(<PyObject *>self)
+        cdef bint kept = False
+        try:
+            theirs(self)
+            kept = Py_REFCNT(<PyObject *>self) > references
+        finally:
+            if not kept:
+                end(self)
+    __del__ = _wraps(theirs)(__del__)
+    __del__.our_end = end
+    return __del__

@@ -18,7 +18,7 @@ _poll = _base.CQ.poll
 _req_notify = _base.CQ.req_notify
 
 
-class CompChannel(_base.CompChannel):
+class CompChannel(lifetime.Ended, _base.CompChannel):
     """A completion channel that wakes for completions of whichever NIC carries the traffic."""
 
     _node: lifetime.Node | None = None
@@ -89,7 +89,7 @@ class CompChannel(_base.CompChannel):
         _finalize(self)
 
 
-class _Shadowed:
+class _Shadowed(lifetime.Ended):
     """What CQ and CQEX have in common: the shadows, and letting go of them."""
 
     _node: lifetime.Node | None = None

@@ -12,7 +12,7 @@ from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.mr import DMMR as DMMR
 
 
-class Context(_base.Context):
+class Context(lifetime.Ended, _base.Context):
     """An open device: the application's default NIC.
 
     Its first PD, CompChannel or CQ makes it a domain: the NICs that back it up get opened, each on its own

@@ -10,7 +10,8 @@ Hence the rules that every subclass here follows:
 - the first thing `close()` looks at is the C pointer, and nothing else if that is NULL;
 - `__del__` runs `finalize()`, which closes while the object is whole. A parent with live children is kept until
   the last of them is closed; an object that cannot be destroyed is leaked, as pyverbs does. When the interpreter
-  ends, nothing is closed any more.
+  ends, nothing is closed any more;
+- it is `Ended`: a program's subclass with a `__del__` of its own, which has no reason to call ours, has both run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 from typing import Any
 
 from shiftverbs import pyverbs_objects
-from shiftverbs._core import whole_close, whole_end
+from shiftverbs._core import and_end, whole_close, whole_end
 
 logger = logging.getLogger("shiftverbs.lifetime")
 
@@ -110,9 +111,10 @@ def finalize(
         return
     node = node_of(obj)
     if node is not None and node.children and node.open:
-        # Kept at exit too: `__del__` runs only once.
-        _keep(obj)
-        _waiting[id(obj)] = obj
+        if id(obj) not in _waiting:
+            # Kept at exit too: `__del__` runs only once.
+            _keep(obj)
+            _waiting[id(obj)] = obj
         return
     _close_or_leak(obj, still_open)
 
@@ -126,7 +128,18 @@ def _close_or_leak(obj: Any, still_open: Any = is_open) -> None:
             pyverbs_objects.forget_pointer(obj)
 
 
-class Tracked:
+class Ended:
+    """First base of our classes. With a subclass's own `__del__`, ours is run after it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        theirs = cls.__del__  # type: ignore[attr-defined]  # each of ours has one
+        if callable(theirs) and not hasattr(theirs, "our_end"):
+            ends = (getattr(vars(base).get("__del__"), "our_end", None) for base in cls.__mro__)
+            cls.__del__ = and_end(theirs, next(filter(None, ends)))  # type: ignore[attr-defined]
+
+
+class Tracked(Ended):
     """First base of a class that is pyverbs' in all but this: it is closed in good order by the collector too."""
 
     _node: Node | None = None

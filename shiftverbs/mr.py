@@ -13,7 +13,7 @@ from shiftverbs import lifetime, mirror, pyverbs_objects, shadow
 from shiftverbs._core import whole, whole_close, whole_end
 
 
-class MR(_base.MR):
+class MR(lifetime.Ended, _base.MR):
     """A memory region, and the same memory registered on each backup NIC."""
 
     _node: lifetime.Node | None = None

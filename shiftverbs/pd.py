@@ -11,7 +11,7 @@ from shiftverbs import lifetime, mirror, protection, pyverbs_objects, shadow
 from shiftverbs._core import whole, whole_close, whole_end
 
 
-class PD(_base.PD):
+class PD(lifetime.Ended, _base.PD):
     """A protection domain, and one on each backup NIC."""
 
     _node: lifetime.Node | None = None

@@ -40,7 +40,7 @@ _FIRST_TRANSITION = {
 }
 
 
-class QP(_base.QP):
+class QP(lifetime.Ended, _base.QP):
     """A queue pair, and, if it can be protected (RC, plain CQs, no SRQ), one on each backup NIC.
 
     `shift` tells its protection. Control verbs go to the default NIC and are remembered; `qp_state` and `query`

@@ -516,6 +516,101 @@ def nonblocking_channel(v: Verbs) -> None:
     ctx.close()
 
 
+@scenario
+def ends_of_its_own(v: Verbs) -> None:
+    """Classes of the program's with a `__del__` that leaves the rest to whoever made their base."""
+    ended: list[str] = []
+    kept: list[Any] = []
+
+    class Named:
+        def __del__(self) -> None:
+            ended.append(type(self).__name__)
+
+    class Context(v.device.Context):  # type: ignore[name-defined,misc]
+        __del__ = Named.__del__
+
+    class PD(Named, v.pd.PD):  # type: ignore[name-defined,misc]
+        pass
+
+    class Channel(v.cq.CompChannel):  # type: ignore[name-defined,misc]
+        __del__ = Named.__del__
+
+    class CQ(v.cq.CQ):  # type: ignore[name-defined,misc]
+        __del__ = Named.__del__
+
+    class MR(v.mr.MR):  # type: ignore[name-defined,misc]
+        __del__ = Named.__del__
+
+    class SRQ(v.srq.SRQ):  # type: ignore[name-defined,misc]
+        __del__ = Named.__del__
+
+    class QP(v.qp.QP):  # type: ignore[name-defined,misc]
+        def __del__(self) -> None:
+            ended.append(f"QP in {self.qp_state}")
+
+    class Inheriting(QP):
+        pass
+
+    class Overriding(QP):
+        def __del__(self) -> None:
+            ended.append("Overriding")
+
+    class Calling(QP):
+        def __del__(self) -> None:
+            getattr(super(), "__del__", int)()
+            ended.append("Calling")
+
+    class Failing(QP):
+        def __del__(self) -> None:
+            getattr(super(), "__del__", int)()
+            raise ValueError("in Failing")
+
+    class Closing(QP):
+        def __del__(self) -> None:
+            self.close()
+            ended.append("Closing")
+
+    class Reviving(QP):
+        def __del__(self) -> None:
+            kept.append(self)
+
+    def told() -> None:
+        print(ended)
+        ended.clear()
+
+    sys.unraisablehook = lambda what: print("ignored:", what.exc_value, what.object.__qualname__)
+    for cycles in (False, True):
+        ctx = Context(name="soft0")
+        pd, channel = PD(ctx), Channel(ctx)
+        cq, own = v.cq.CQ(ctx, 50, None, channel), CQ(ctx, 50, None, channel)
+        mr, srq = MR(pd, 4096, 1), SRQ(pd, v.srq.SrqInitAttr(v.srq.SrqAttr()))
+        for cls in (QP, Inheriting, Overriding, Calling, Failing, Closing, Reviving):
+            made = cls(pd, v.rc(cq))
+            made.to_init(v.qp.QPAttr(port_num=1))
+            if cycles:
+                made.me = made
+            del made
+            gc.collect()
+            told()
+        revived = kept.pop()
+        v.receive(revived, mr, 1)
+        print(revived.qp_state)
+        revived.close()
+        del revived
+        if cycles:
+            mr.me = srq.me = own.me = mr
+        del mr, srq, own
+        gc.collect()
+        told()
+        # Nothing that stands on them is left.
+        attempt("PD", pd.close)
+        attempt("CQ", cq.close)
+        attempt("channel", channel.close)
+        attempt("context", ctx.close)
+        del pd, cq, channel, ctx
+        told()
+
+
 def main() -> None:
     faulthandler.enable()
     package, name = sys.argv[1:3]

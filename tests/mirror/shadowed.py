@@ -888,6 +888,60 @@ def a_cq_that_cannot_be_destroyed_works_on(v: Verbs) -> None:
 
 
 @check
+def ends_of_its_own(v: Verbs) -> None:
+    """A program's `__del__` that is broken off does not keep ours from being run; where it is not, that is told."""
+    ctx = v.context()
+    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
+    ignored: list[str] = []
+    sys.unraisablehook = lambda what: ignored.append(f"{what.object.__qualname__}: {what.exc_value}")
+
+    def handler(number: int, frame: Any) -> None:
+        raise InterruptedError("now")
+
+    signal.signal(signal.SIGUSR1, handler)
+
+    class Interrupted(v.qp.QP):  # type: ignore[name-defined,misc]
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    class Twice(v.pd.PD):  # type: ignore[name-defined,misc]
+        def __del__(self) -> None:
+            super().__del__()
+            raise ValueError("twice")
+
+    class Revived(v.qp.QP):  # type: ignore[name-defined,misc]
+        def __del__(self) -> None:
+            revived.append(self)
+
+    class Late(v.qp.QP):  # type: ignore[name-defined,misc]
+        pass
+
+    settled(Interrupted(pd, v.rc(cq)))
+    assert ignored.pop().endswith("Interrupted.__del__: now") and not ignored
+    # A parent that the collector finds before its child waits for that, and once.
+    parent = Twice(ctx)
+    parent.child = v.mr.MR(parent, 4096, 1)
+    del parent
+    gc.collect()
+    assert ignored.pop().endswith("Twice.__del__: twice") and not ignored
+    assert not shiftverbs.lifetime._waiting and not [one for one in gc.get_objects() if type(one) is Twice]
+    pd.close()  # nothing is left on it
+    pd = v.pd.PD(ctx)
+    revived: list[Any] = []
+    Late.__del__ = lambda self: None  # type: ignore[method-assign]
+    for cls, name in ((Late, "Late"), (Revived, "Revived")):
+        cls(pd, v.rc(cq))
+        assert [qp.qp_state for qp in revived] == ([v.e.IBV_QPS_RESET] if cls is Revived else [])
+        revived.clear()
+        assert len(LOGGED) == 1 and f"{name} was dropped" in LOGGED.pop(), LOGGED
+    assert not ignored
+    try:
+        pd.close()
+    except PyverbsRDMAError as error:
+        assert error.error_code == errno.EBUSY
+
+
+@check
 def required(v: Verbs) -> None:
     """SHIFTVERBS_REQUIRE=1: a QP that is not protected is an error before it exists."""
     ctx = v.context()

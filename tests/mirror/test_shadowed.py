@@ -36,6 +36,7 @@ PLAIN = [
     "an_interrupted_dereg_waits_when_it_is_repeated",
     "a_destroyed_cq_is_not_polled",
     "a_cq_that_cannot_be_destroyed_works_on",
+    "ends_of_its_own",
 ]
 
 
