@@ -97,6 +97,11 @@ class Directory:
                             connection.set_why(now)
             self._told.popleft()  # only now: nothing is told twice
 
+    def explained(self, why: str | None) -> str | None:
+        """A connection's `why`; before etcd's first answer, with what is waited for."""
+        progress = self._exchanger.progress if why == NOT_YET else ""
+        return f"{why}: {progress}" if progress else why
+
     @property
     def is_behind(self) -> bool:
         """Whether `take` was interrupted."""

@@ -351,7 +351,7 @@ def _write_and_read(config: Any) -> tuple[str | None, float]:
 
     exchanger = open_exchanger(config)
     assert exchanger is not None
-    problem = f"no answer within {ETCD_S:g} s"
+    problem = ""
     started = time.monotonic()
     with exchanger:
         route = Route(DISCARD_GID, 0, secrets.randbits(24))
@@ -367,10 +367,11 @@ def _write_and_read(config: Any) -> tuple[str | None, float]:
                         return None, (time.monotonic() - started) * 1e3
                     case Rejected() | Unavailable():
                         problem = event.reason
-            if problem.startswith("no answer"):
-                continue
-            if time.monotonic() - started > ETCD_S / 3:
+            if problem and time.monotonic() - started > ETCD_S / 3:
                 break  # it is tried again all the time; a passing failure at the start is none
+        if not problem:
+            progress = exchanger.progress
+            problem = f"no answer within {ETCD_S:g} s" + (f": {progress}" if progress else "")
     return problem, (time.monotonic() - started) * 1e3
 
 

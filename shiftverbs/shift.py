@@ -27,7 +27,8 @@ class ShiftStatus:
     @property
     def why(self) -> str | None:
         """Why the QP is not protected (yet), or why failover gave up; None when it is protected."""
-        return self._connection.why if self._connection is not None else self._why
+        connection = self._connection
+        return connection.driver.directory.explained(connection.why) if connection is not None else self._why
 
     @property
     def state(self) -> str:

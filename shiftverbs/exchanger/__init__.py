@@ -9,6 +9,7 @@ start.py        how it gets a broker; socket_path.py, settings.py: what both end
 kept.py         descriptors that a forked child must not keep
 wire.py         what the two say to each other
 broker.py       the broker's process; key_table.py: who wants which keys
+coming_link.py  what is asked of the link to etcd before gRPC and etcd3 are loaded
 etcd_link.py    the broker towards etcd: leases and transactions; etcd_watch.py: watches; link_events.py: their news
 """
 

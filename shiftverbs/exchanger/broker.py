@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from ..announce import Seldom
 from ..config import Config, ConfigError
 from . import link_events, records, wire
+from .coming_link import ComingLink
 from .key_table import KeyTable
 from .settings import config_of, store_identity
 from .socket_path import bind_socket, identity, remove_socket
@@ -97,9 +98,6 @@ class Broker:
     """The main thread: sockets on one side, the link to etcd and the table of wanted keys on the other."""
 
     def __init__(self, config: Config, listener: socket.socket | None, path: str | None, idle_exit_s: float | None):
-        # Here and not above: the import may fail, and the application has to be told why.
-        from .etcd_link import EtcdLink
-
         self._config = config
         self._identity = store_identity(config)
         self._listener = listener
@@ -117,11 +115,12 @@ class Broker:
         self._accept_at: float | None = None
         self._full_told = False
         self._stopping = False
-        self._link: EtcdLink = EtcdLink(config, self.post)
-        self._table = KeyTable(config, self._link.get, self._tell_change)
+        self._failed = False
+        self._link: EtcdLink | ComingLink = ComingLink(config, self.post)
+        self._table = KeyTable(config, lambda keys: self._link.get(keys), self._tell_change)
         self._seldom = Seldom(logger)
         # What to tell a client that comes now about the link to etcd.
-        self._status: dict[str, Any] | None = None
+        self._status: dict[str, Any] = {"ev": "starting", "phase": "the broker loads gRPC and etcd3"}
         # Clients whose keys etcd has no room for, and why.
         self._held: dict[int, str] = {}
 
@@ -130,8 +129,8 @@ class Broker:
         self._inbox.put(event)
         os.eventfd_write(self._bell, 1)
 
-    def run(self) -> None:
-        """Serve until there is nobody left to serve."""
+    def run(self) -> bool:
+        """Serve until there is nobody left to serve. Returns False where nobody can be: the link was not to be had."""
         self._selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
         if self._listener is not None:
             self._listener.setblocking(False)
@@ -148,10 +147,10 @@ class Broker:
             if not self._clients and not shared:
                 end = end or time.monotonic() + LAST_WORDS_S
                 if not self._dropping or time.monotonic() >= end:
-                    return
+                    return not self._failed
             if shared and self._idle_exit_s is not None and not self._clients and not self._dropping:
                 if time.monotonic() - idle_since >= self._idle_exit_s:
-                    return
+                    return True
             timeout = self._table.next_due_s(time.monotonic())
             if self._accept_at is not None:
                 timeout = min(ACCEPT_PAUSE_S if timeout is None else timeout, ACCEPT_PAUSE_S)
@@ -274,8 +273,7 @@ class Broker:
             return
         client.greeted = True
         client.tell({"ev": "hello", "pid": os.getpid(), "pid_namespace": wire.pid_namespace()})
-        if self._status is not None:
-            client.tell(self._status)
+        client.tell(self._status)
 
     def _handle_key(self, client: Client, operation: str, key: str, frame: dict[str, Any]) -> None:
         try:
@@ -367,6 +365,14 @@ class Broker:
                 return
             if event == "stop":
                 self._stop()
+            elif isinstance(event, link_events.Loaded):
+                assert isinstance(self._link, ComingLink)
+                self._link.hand_over(event.link)
+                self._link = event.link
+                self._set_status({"ev": "starting", "phase": "the broker has asked etcd"})
+                self._link.start()
+            elif isinstance(event, link_events.NotLoaded):
+                self._fail(event.reason)
             elif isinstance(event, link_events.Dropped):
                 self._dropping.discard(event.owner)
                 client = self._clients.get(event.owner)
@@ -406,7 +412,7 @@ class Broker:
 
     def _set_status(self, status: dict[str, Any]) -> None:
         now_ns = time.monotonic_ns()
-        if status["ev"] == "down" and (self._status is None or self._status["ev"] == "up"):
+        if status["ev"] == "down" and self._status["ev"] != "down":
             self._seldom.warning(now_ns, "no etcd for now: %s", status["reason"])
         elif status["ev"] == "up":
             self._seldom.info(now_ns, "etcd answers")
@@ -415,6 +421,19 @@ class Broker:
             for client in self._clients.values():
                 if client.greeted and not client.leaving:
                     client.tell(status)
+
+    def _fail(self, reason: str) -> None:
+        """Nobody can be served: those who are there, or knock, are told why."""
+        self._failed = True
+        logger.error("%s", reason)
+        for client in list(self._clients.values()):
+            self._refuse(client, reason)
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            with contextlib.suppress(OSError):
+                while True:
+                    self._turn_away(self._listener.accept()[0], reason)
+        self._stop()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -518,7 +537,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: broker.post("stop"))
     status = 0
     try:
-        broker.run()
+        status = 0 if broker.run() else 1
     except Exception:
         # Its clients start another one: better than one that looks alive.
         logger.exception("the broker failed")

@@ -62,6 +62,8 @@ class EtcdExchanger(Exchanger):
         self._connected_at = 0.0
         self._failures = 0
         self._state: ExchangerEvent | None = None
+        # What is waited for while there is no state yet, and since when.
+        self._phase = ("a broker is being started", time.monotonic())
         self._warned_at: float | None = None
         self._outage_told = False
         self._closed = threading.Event()
@@ -146,6 +148,13 @@ class EtcdExchanger(Exchanger):
             self._lock.release()
 
     @property
+    def progress(self) -> str:
+        if self._state is not None:
+            return ""
+        phase, since = self._phase
+        return f"{phase}, for {time.monotonic() - since:.1f} s"
+
+    @property
     def broker_pid(self) -> int | None:
         """The process id of the broker, None while there is none. For messages and tests."""
         connection = self._connection
@@ -224,7 +233,7 @@ class EtcdExchanger(Exchanger):
         while not self._closed.wait(pause_s):
             connection = None
             try:
-                connection = open_connection(config)
+                connection = open_connection(config, self._enter)
             except (BrokerError, OSError) as error:
                 reason = str(error)
             except Exception as error:
@@ -241,6 +250,10 @@ class EtcdExchanger(Exchanger):
                 self._set_state(Unavailable(reason))
                 pause_s = self._pause_s()
         self._carry_out()
+
+    def _enter(self, phase: str) -> None:
+        """For who asks why there is no news of etcd yet."""
+        self._phase = (phase, time.monotonic())
 
     def _pause_s(self) -> float:
         config = self._config
@@ -339,6 +352,8 @@ class EtcdExchanger(Exchanger):
             self._set_state(Connected())
         elif event == "down":
             self._set_state(Unavailable(str(frame.get("reason"))))
+        elif event == "starting":
+            self._enter(str(frame.get("phase"))[:200])
         elif event == "found":
             value = frame.get("value")
             self._answer(wire.text_of(frame, "key"), None if value is None else wire.text_of(frame, "value"))

@@ -94,6 +94,11 @@ class Exchanger(abc.ABC):
     def poll_events(self) -> list[ExchangerEvent]:
         """What has happened, oldest first; empty when nothing has. Never waits."""
 
+    @property
+    def progress(self) -> str:
+        """Until the first Connected or Unavailable: what is waited for, and for how long. Empty from then on."""
+        return ""
+
     @abc.abstractmethod
     def close(self, after_fork: bool = False) -> None:
         """Withdraw everything, waiting a bounded time for the store, and free all resources. May be repeated.

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .etcd_link import EtcdLink
 
 
 class Watches(Protocol):
@@ -21,6 +24,20 @@ class Watches(Protocol):
 
     def successor(self) -> Watches:
         """A fresh stream in the same session."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """There is a link to etcd; it was not started yet."""
+
+    link: EtcdLink
+
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """There will be no link to etcd, and why."""
+
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ..config import Config
 from . import kept, socket_path, wire
 from .settings import settings_of, store_identity
 
-# A broker imports gRPC and etcd3 first; on a busy host with cold caches that takes its time.
+# Python and this package are loaded before the hello; on a busy host with cold caches even that takes its time.
 START_TIMEOUT_S = 30.0
 _SHELL = "/bin/sh"
 # What is meant for the application alone: a preloaded RNIC, a debugger's or a test's settings.
@@ -59,28 +60,60 @@ class Connection:
             os.close(pidfd)
 
 
-def open_connection(config: Config) -> Connection:
+@dataclass
+class _Spawned:
+    """A broker that was started, until it has said hello.
+
+    diagnostics: a descriptor of what it writes on its standard error.
+    """
+
+    pid: int | None
+    diagnostics: int
+
+    def last_words(self) -> str:
+        """What it wrote on its standard error before it died, the last line of it."""
+        text = os.pread(self.diagnostics, 1 << 16, 0).decode("utf-8", "replace").strip()
+        return f" ({text.splitlines()[-1][:300]})" if text else ""
+
+    def looks(self) -> str:
+        """What can be seen of it from outside: whether it is stuck, or hardly ever had its turn."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            used_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            load = os.getloadavg()[0]
+        except (OSError, ValueError, IndexError):
+            return ""
+        return f"; process {self.pid} (state {fields[0]}) has had {used_s:.1f} s of a processor, the load is {load:.1f}"
+
+    def close(self) -> None:
+        """It has said hello, or is given up."""
+        os.close(self.diagnostics)
+
+
+def open_connection(config: Config, progress: Callable[[str], None] = lambda phase: None) -> Connection:
     """Get a broker, start it if need be, and exchange hellos. May take seconds.
 
-    Raises BrokerError or OSError.
+    progress: is told what is waited for. Raises BrokerError or OSError.
     """
-    diagnostics = None
+    spawned = None
     try:
+        progress("a broker is being started")
         if config.broker is None:
-            sock, diagnostics = _start_own(config)
+            sock, spawned = _start_own(config)
         else:
-            sock, diagnostics = _join_shared(config, config.broker)
+            sock, spawned = _join_shared(config, config.broker)
+        progress(f"the broker{'' if spawned is None else f', process {spawned.pid},'} has not said hello")
         try:
-            return _greet(sock, config, diagnostics)
+            return _greet(sock, config, spawned)
         except BaseException:
             sock.close()
             raise
     finally:
-        if diagnostics is not None:
-            os.close(diagnostics)
+        if spawned is not None:
+            spawned.close()
 
 
-def _start_own(config: Config) -> tuple[socket.socket, int]:
+def _start_own(config: Config) -> tuple[socket.socket, _Spawned]:
     with kept.making:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         kept.keep(ours, theirs)
@@ -104,7 +137,7 @@ def _start_own(config: Config) -> tuple[socket.socket, int]:
                 os.close(pidfd)
 
 
-def _join_shared(config: Config, path: str) -> tuple[socket.socket, int | None]:
+def _join_shared(config: Config, path: str) -> tuple[socket.socket, _Spawned | None]:
     sock, connected = socket_path.connect_or_bind(path)
     if connected:
         return sock, None
@@ -112,16 +145,16 @@ def _join_shared(config: Config, path: str) -> tuple[socket.socket, int | None]:
     with contextlib.ExitStack() as stack:
         stack.callback(kept.let_go, sock)
         listener = stack.enter_context(sock)
-        diagnostics = _spawn(config, ["--listen-fd", str(listener.fileno())], [listener.fileno()])
+        spawned = _spawn(config, ["--listen-fd", str(listener.fileno())], [listener.fileno()])
         try:
-            return socket_path.connect(path), diagnostics
+            return socket_path.connect(path), spawned
         except BaseException:
-            os.close(diagnostics)
+            spawned.close()
             raise
 
 
-def _spawn(config: Config, arguments: list[str], passed: list[int]) -> int:
-    """Start a broker in the background. Returns a descriptor under which its standard error can be read."""
+def _spawn(config: Config, arguments: list[str], passed: list[int]) -> _Spawned:
+    """Start a broker in the background."""
     if not sys.executable:
         raise BrokerError("cannot start a broker: this Python does not know its own executable")
     command = [
@@ -130,28 +163,34 @@ def _spawn(config: Config, arguments: list[str], passed: list[int]) -> int:
     ]  # fmt: skip
     diagnostics = os.memfd_create("shiftverbs-broker-stderr", os.MFD_CLOEXEC)
     try:
+        # No pipe: a child that is forked at this moment would have its other end too.
+        number = os.memfd_create("shiftverbs-broker-pid", os.MFD_CLOEXEC)
         try:
-            shell = subprocess.Popen(
-                [_SHELL, "-c", f"{shlex.join(command)} &"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=diagnostics,
-                env=_environment(),
-                pass_fds=passed,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise BrokerError(f"cannot start a broker: {error}") from None
-        try:
-            shell.wait(10)
-        except subprocess.TimeoutExpired:
-            shell.kill()
-            shell.wait()
-            raise BrokerError(f"cannot start a broker: {_SHELL} hangs") from None
+            try:
+                shell = subprocess.Popen(
+                    [_SHELL, "-c", f"{shlex.join(command)} >{os.devnull} & echo $!"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=number,
+                    stderr=diagnostics,
+                    env=_environment(),
+                    pass_fds=passed,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BrokerError(f"cannot start a broker: {error}") from None
+            try:
+                shell.wait(10)
+            except subprocess.TimeoutExpired:
+                shell.kill()
+                shell.wait()
+                raise BrokerError(f"cannot start a broker: {_SHELL} hangs") from None
+            text = os.pread(number, 32, 0).strip()
+        finally:
+            os.close(number)
     except BaseException:
         os.close(diagnostics)
         raise
-    return diagnostics
+    return _Spawned(int(text) if text.isdigit() else None, diagnostics)
 
 
 def _environment() -> dict[str, str]:
@@ -165,11 +204,15 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _greet(sock: socket.socket, config: Config, diagnostics: int | None) -> Connection:
+def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None) -> Connection:
     sock.settimeout(START_TIMEOUT_S)
     reader = wire.FrameReader()
     hello = {"op": "hello", "protocol": wire.PROTOCOL, "job": config.job, "store": store_identity(config)}
     frames: list[dict[str, Any]] = []
+
+    def last_words() -> str:
+        return "" if spawned is None else spawned.last_words()
+
     try:
         # A broker that turned us away has closed its end; why stands there to be read all the same.
         with contextlib.suppress(ConnectionError):
@@ -177,12 +220,13 @@ def _greet(sock: socket.socket, config: Config, diagnostics: int | None) -> Conn
         while not frames:
             data = sock.recv(1 << 16)
             if not data:
-                raise BrokerError(f"the broker ended before it said hello{_last_words(diagnostics)}")
+                raise BrokerError(f"the broker ended before it said hello{last_words()}")
             frames = reader.feed(data)
     except TimeoutError:
-        raise BrokerError(f"the broker does not say hello{_last_words(diagnostics)}") from None
+        looks = "" if spawned is None else spawned.looks()
+        raise BrokerError(f"the broker does not say hello in {START_TIMEOUT_S:g} s{last_words()}{looks}") from None
     except (ConnectionError, wire.WireError) as error:
-        raise BrokerError(f"no hello from the broker: {error}{_last_words(diagnostics)}") from None
+        raise BrokerError(f"no hello from the broker: {error}{last_words()}") from None
     first = frames[0]
     if first.get("ev") == "fatal":
         raise BrokerError(str(first.get("reason")))
@@ -194,11 +238,3 @@ def _greet(sock: socket.socket, config: Config, diagnostics: int | None) -> Conn
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or it is gone: then the socket tells
             pidfd = os.pidfd_open(first["pid"])
     return Connection(sock, first["pid"], reader, frames[1:], pidfd)
-
-
-def _last_words(diagnostics: int | None) -> str:
-    """What the broker wrote on its standard error before it died, the last line of it."""
-    if diagnostics is None:
-        return ""
-    text = os.pread(diagnostics, 1 << 16, 0).decode("utf-8", "replace").strip()
-    return f" ({text.splitlines()[-1][:300]})" if text else ""

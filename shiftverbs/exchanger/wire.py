@@ -14,6 +14,7 @@ From the application:
 From the broker:
 
     {"ev": "hello", "pid": ..., "pid_namespace": ...}    it serves this application
+    {"ev": "starting", "phase": ...}         nobody knows yet whether etcd answers
     {"ev": "up"}                             etcd answers
     {"ev": "down", "reason": ...}            it does not
     {"ev": "found", "key": ..., "value": text or null}

@@ -34,6 +34,7 @@ from shiftverbs.exchanger import (
     qp_key,
     wire,
 )
+from shiftverbs.exchanger import start as start_module
 from shiftverbs.exchanger.etcd import EtcdExchanger
 from shiftverbs.exchanger.settings import store_identity
 
@@ -263,6 +264,103 @@ def test_a_broker_that_dies_of_its_python_says_why(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     one = etcd_world.make()
     assert "broken python" in one.next(Unavailable).reason
+
+
+# Run in every broker that a test starts: holds up the import of a module until a file says how it shall go on.
+GATE = """
+import os, sys, time
+class Gate:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            while not os.path.exists({file!r}) and os.path.exists({directory!r}):
+                time.sleep(0.01)
+            if os.path.exists({file!r}) and os.stat({file!r}).st_size:
+                raise ImportError(open({file!r}).read())
+if "shiftverbs.exchanger.broker" in sys.orig_argv:
+    sys.meta_path.insert(0, Gate())
+"""
+
+
+@pytest.fixture
+def gate(softrnic_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[str], object]]:
+    """Shut a module's import in brokers. The result opens it again, or has it fail: for the reason it is given."""
+
+    def shut(module: str) -> Callable[[str], object]:
+        file = softrnic_dir / "go-on"
+        text = GATE.format(module=module, file=str(file), directory=str(softrnic_dir))
+        (softrnic_dir / "sitecustomize.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", str(softrnic_dir))
+
+        def open_(reason: str = "") -> None:
+            (softrnic_dir / "go-on.new").write_text(reason)
+            (softrnic_dir / "go-on.new").rename(file)
+
+        return open_
+
+    return shut
+
+
+def test_a_broker_says_hello_before_it_loads_what_takes_long(etcd_world: EtcdWorld, gate) -> None:
+    go_on = gate("grpc")
+    one = etcd_world.make()
+    key = publish_qp(one, etcd_world.job, 1)
+    withdrawn = publish_qp(one, etcd_world.job, 2)
+    one.exchanger.want(key)
+    wait_until(lambda: one.poll() or one.exchanger.broker_pid, what="hello")  # type: ignore[attr-defined]
+    one.exchanger.withdraw(withdrawn)
+    wait_until(lambda: one.poll() or "loads gRPC and etcd3, for " in one.exchanger.progress, what="the phase is told")
+    assert one.events == []
+    # What was asked for meanwhile is done in one go.
+    go_on("")
+    one.next(Connected)
+    assert one.exchanger.progress == ""
+    one.until(lambda events: found_keys(events) == {key})
+    assert etcd_world.keys() == [key]
+
+
+def test_who_leaves_while_the_broker_loads_does_not_wait(etcd_world: EtcdWorld, gate) -> None:
+    gate("grpc")
+    one = etcd_world.make(exchanger_close_ms=60_000)
+    publish_qp(one, etcd_world.job, 1)
+    pid = wait_until_within(lambda: one.poll() or one.exchanger.broker_pid, 30)  # type: ignore[attr-defined]
+    started = time.monotonic()
+    one.exchanger.close()
+    assert time.monotonic() - started < 30
+    wait_until(lambda: not running(pid), what="it ends without having loaded anything")
+
+
+def test_all_that_a_shared_broker_cannot_serve_hear_why(etcd_world: EtcdWorld, shared_config: Config, gate) -> None:
+    go_on = gate("etcd3")
+    ones = [Watched(EtcdExchanger(shared_config)) for _ in range(3)]
+    try:
+        for one in ones:
+            wait_until(lambda one=one: one.poll() or one.exchanger.broker_pid, what="hello")
+        go_on("no etcd3 in this test")
+        for one in ones:
+            assert "the broker cannot start: ImportError: no etcd3 in this test" in one.next(Unavailable).reason
+        go_on("")
+        for one in ones:
+            one.next(Connected)
+    finally:
+        for one in ones:
+            one.exchanger.close()
+
+
+def test_a_broker_that_says_nothing_is_told_of(etcd_world: EtcdWorld, gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_module, "START_TIMEOUT_S", 1.0)
+    go_on = gate("shiftverbs")
+    one = etcd_world.make()
+    wait_until(lambda: re.fullmatch(r"the broker, process \d+, has not said hello, for .* s", one.exchanger.progress))
+    reason = one.next(Unavailable).reason
+    assert re.fullmatch(
+        r"the broker does not say hello in 1 s; process \d+ \(state [SRD]\) has had \d+\.\d s of a processor, "
+        r"the load is \d+\.\d",
+        reason,
+    ), reason
+    assert one.exchanger.progress == ""
+    monkeypatch.undo()  # the time limit, too
+    go_on("")
+    one.next(Connected)
 
 
 # etcd's death

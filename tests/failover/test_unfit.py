@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from harness import wait_until
@@ -47,6 +48,25 @@ def test_a_backup_in_another_partition_cannot_stand_in(network: Network, faults:
     for h in (a, b):
         h("ep.wait('ep.qp._shadow.connection.protocol.pairs[1].clean', 30)")
     assert said(b, "no P_Key") <= 2  # once for each QP, or for both
+
+
+def test_why_tells_how_far_etcds_first_answer_is(network: Network, softrnic_dir: Path) -> None:
+    go_on = softrnic_dir / "go-on"
+    (softrnic_dir / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "while 'shiftverbs.exchanger.broker' in sys.orig_argv and "
+        f"os.path.exists({str(softrnic_dir)!r}) and not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
+    )
+    network.env["PYTHONPATH"] = str(softrnic_dir)
+    a, b = network.pair()
+    said_of_hello = "etcd has not answered yet: the broker, process "
+    for h in (a, b):
+        wait_until(lambda h=h: h("ep.qp.shift.why").startswith(said_of_hello), 20, what="why says it")
+        assert "has not said hello, for " in h("ep.qp.shift.why")
+    go_on.touch()
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+        assert h("ep.qp.shift.why") is None
 
 
 def test_a_pair_that_never_arms_tells_why(network: Network, faults: Any) -> None:
