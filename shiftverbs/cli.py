@@ -42,10 +42,15 @@ def _parser() -> argparse.ArgumentParser:
 
     examination.add_arguments(doctor)
 
+    from shiftverbs import run
+
     commands.add_parser(
         "run",
         help="run an unmodified pyverbs program with its imports mapped to shiftverbs",
-        usage="shiftverbs run program.py [argument ...]\n       shiftverbs run -m module [argument ...]",
+        usage=run.USAGE,
+        description="Whoever imports pyverbs there gets shiftverbs, installed packages too. --except PACKAGE: "
+        "not this one; --only PACKAGE: the program's own file and this one alone. Both may be repeated, or name "
+        "several with commas.",
     )
     commands.add_parser("version", help="print the versions of shiftverbs and pyverbs")
     return parser

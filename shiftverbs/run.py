@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run an unmodified pyverbs program with its imports mapped: `python -m shiftverbs run prog.py args`.
 
-Only the *program's* imports are mapped: those of the script (or of the module, with `-m`) and of the modules
-that it imports from its own directory. Aliasing `sys.modules["pyverbs"]` would not do: pyverbs' own modules
-import each other by that name and must go on getting the originals.
-
-The mapping rewrites the syntax tree of each such file before it is compiled:
-
-    import pyverbs                     ->  import shiftverbs as pyverbs
-    import pyverbs.qp as q             ->  import shiftverbs.qp as q
-    import pyverbs.qp                  ->  pyverbs = __import__("shiftverbs.qp")
-    from pyverbs.qp import QP          ->  from shiftverbs.qp import QP
-    importlib.import_module(name), __import__(name)      the same with the name mapped at run time
+Whoever imports pyverbs in that process gets shiftverbs: the script (or the module, with `-m`), modules beside it,
+packages that are installed; only pyverbs itself goes on importing pyverbs (mapping.py). `--except PACKAGE` leaves a
+package as it is, `--only PACKAGE` maps the program's own file and that package alone.
 
 Everything else (line numbers, tracebacks, sys.argv, sys.path[0], `__main__`, the exit status) is as with
-`python prog.py args`. Not reached: source run by exec(), child interpreters that the program starts itself
-(start those under `python -m shiftverbs run` too; multiprocessing's "fork" is no problem), and files that
-another import hook compiles (pytest: use `--assert=plain`).
+`python prog.py args`. Not reached: child interpreters that the program starts itself (start those under
+`python -m shiftverbs run` too; multiprocessing's "fork" is no problem), and what mapping.py says.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.machinery
 import io
 import os
 import runpy
@@ -31,145 +20,11 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["MappingFinder", "MappingLoader", "map_source", "mapped_name", "run"]
+from shiftverbs import mapping
 
-SOURCE = "pyverbs"
-TARGET = "shiftverbs"
-# What these hold was installed, so it is not the program's own.
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+__all__ = ["USAGE", "run"]
 
-
-def mapped_name(name: object) -> object:
-    """Return the mapped module name: "pyverbs.qp" gives "shiftverbs.qp"; all else comes back unchanged."""
-    if isinstance(name, str) and (name == SOURCE or name.startswith(SOURCE + ".")):
-        return TARGET + name[len(SOURCE) :]
-    return name
-
-
-def _mapped(name: str) -> str:
-    return str(mapped_name(name))
-
-
-def _is_source(name: str | None) -> bool:
-    return name is not None and _mapped(name) != name
-
-
-class _Rewriter(ast.NodeTransformer):
-    """Maps the imports of one module. New nodes take the old one's place in the source."""
-
-    def visit_Import(self, node: ast.Import) -> ast.stmt | list[ast.stmt]:
-        """`import pyverbs…`, alone or among others; the order of execution stays."""
-        if not any(_is_source(alias.name) for alias in node.names):
-            return node
-        statements: list[ast.stmt] = []
-        for alias in node.names:
-            statement: ast.stmt
-            if not _is_source(alias.name):
-                statement = ast.Import([alias])
-            elif alias.asname is not None or "." not in alias.name:
-                statement = ast.Import([ast.alias(_mapped(alias.name), alias.asname or SOURCE)])
-            else:
-                # Binds the package under the name that the program uses, and nothing else.
-                call = ast.Call(ast.Name("__import__", ast.Load()), [ast.Constant(_mapped(alias.name))], [])
-                statement = ast.Assign([ast.Name(SOURCE, ast.Store())], call)
-            statements.append(ast.fix_missing_locations(ast.copy_location(statement, node)))
-        return statements
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt:
-        """`from pyverbs… import …`; a relative import is the program's own affair."""
-        if node.level == 0 and _is_source(node.module):
-            assert node.module is not None
-            node.module = _mapped(node.module)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        """`importlib.import_module(name)`, `import_module(name)` and `__import__(name)`."""
-        self.generic_visit(node)
-        function = node.func
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
-        if name not in ("import_module", "__import__"):
-            return node
-        if node.args and not isinstance(node.args[0], ast.Starred):
-            node.args[0] = self._wrap(node.args[0])
-        for keyword in node.keywords:
-            if keyword.arg == "name":
-                keyword.value = self._wrap(keyword.value)
-        return node
-
-    @staticmethod
-    def _wrap(argument: ast.expr) -> ast.expr:
-        if isinstance(argument, ast.Constant):
-            if isinstance(argument.value, str):
-                argument.value = _mapped(argument.value)
-            return argument
-        wrapped = ast.parse(f"__import__('{__name__}', fromlist=['']).mapped_name(0)", mode="eval").body
-        assert isinstance(wrapped, ast.Call)
-        for part in ast.walk(wrapped):
-            if isinstance(part, ast.expr):
-                ast.copy_location(part, argument)
-        wrapped.args = [argument]
-        return wrapped
-
-
-def map_source(source: bytes | str, filename: str) -> types.CodeType:
-    """Compile one module's source with its pyverbs imports mapped.
-
-    Raises what compile() raises (SyntaxError with the file's own lines).
-    """
-    tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-    tree = ast.fix_missing_locations(_Rewriter().visit(tree))
-    code = compile(tree, filename, "exec", dont_inherit=True)
-    assert isinstance(code, types.CodeType)
-    return code
-
-
-class MappingLoader(importlib.machinery.SourceFileLoader):
-    """Loads one of the program's own files with its imports mapped.
-
-    The byte code cache is left alone: it belongs to the unmapped program.
-    """
-
-    def get_code(self, fullname: str) -> types.CodeType | None:
-        """Compile the file; from the ordinary cache where it never names pyverbs."""
-        path = self.get_filename(fullname)
-        source = self.get_data(path)
-        if SOURCE.encode() not in source:
-            return super().get_code(fullname)
-        return map_source(source, path)
-
-
-class MappingFinder:
-    """First on sys.meta_path: the program's own source files get the mapping loader, no others."""
-
-    def __init__(self) -> None:
-        self.roots: list[Path] = []
-
-    def add_root(self, directory: str | Path) -> None:
-        """Count the files below this directory as the program's own."""
-        self.roots.append(Path(directory).resolve())
-
-    def is_programs_own(self, fullname: str, origin: str | None) -> bool:
-        """Whether module fullname, found at origin, belongs to the program."""
-        if origin is None or fullname.partition(".")[0] in (SOURCE, TARGET):
-            return False
-        path = Path(origin).resolve()
-        for root in self.roots:
-            if path.is_relative_to(root) and not _INSTALLED.intersection(path.relative_to(root).parts):
-                return True
-        return False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Meta path protocol: None leaves the module to the finders after this one."""
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
-            return None
-        if not self.is_programs_own(fullname, spec.origin):
-            return None
-        assert spec.origin is not None
-        spec.loader = MappingLoader(fullname, spec.origin)
-        return spec
+USAGE = "shiftverbs run [--only PACKAGE] [--except PACKAGE] (program.py | -m module) [argument ...]"
 
 
 def _fresh_main(filename: str | None) -> types.ModuleType:
@@ -194,7 +49,7 @@ def _set_path0(directory: str) -> None:
 
 def _report(error: BaseException) -> None:
     """Let the program's excepthook print its error without our frames, and only once."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    ours = (__file__, mapping.__file__, runpy.__file__, "<frozen runpy>")
     kept = []
     traceback = error.__traceback__
     while traceback is not None:
@@ -209,44 +64,67 @@ def _report(error: BaseException) -> None:
     sys.excepthook = lambda *_: None
 
 
+class _Usage(Exception):
+    """Wrong usage, in one sentence."""
+
+
+def _options(arguments: list[str]) -> tuple[list[str], list[str], bool, list[str]]:
+    """Take our options off the front: packages to map alone, packages to except, whether -m, the rest.
+
+    Not argparse's: every argument behind the program's name is the program's.
+    """
+    only: list[str] = []
+    excepted: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("--"):
+        option, equals, value = rest.pop(0).partition("=")
+        if option not in ("--only", "--except"):
+            raise _Usage(f"there is no option {option}")
+        if not equals:
+            if not rest:
+                raise _Usage(f"{option} wants the name of a package")
+            value = rest.pop(0)
+        for name in value.split(","):
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise _Usage(f"{option}: {name!r} is not the name of a package")
+            if name.partition(".")[0] in (mapping.SOURCE, mapping.TARGET):
+                raise _Usage(f"{option}: {name}'s own imports are never mapped")
+            (only if option == "--only" else excepted).append(name)
+    as_module = rest[:1] == ["-m"]
+    if as_module:
+        rest.pop(0)
+    if not rest or (rest[0].startswith("-") and rest[0] != "-"):
+        raise _Usage("no program is named" if not rest else f"there is no option {rest[0]}")
+    return only, excepted, as_module, rest
+
+
 def run(arguments: Sequence[str]) -> int:
-    """Run a program with mapped imports: [file or directory or "-", args…] or ["-m", module, args…].
+    """Run a program with mapped imports: [option…, file or directory or "-", args…] or [option…, "-m", module, args…].
 
     Returns 0 when it ends; its exceptions (SystemExit above all) pass through, others printed already.
-    Returns 2, with a message on stderr, where there is no such program.
+    Returns 2, with a message on stderr, where there is no such program or option.
     """
-    arguments = list(arguments)
-    as_module = arguments[:1] == ["-m"]
-    if as_module:
-        arguments.pop(0)
-    if not arguments or (arguments[0].startswith("-") and arguments[0] != "-"):
-        print("usage: shiftverbs run program.py [argument ...]", file=sys.stderr)
-        print("       shiftverbs run -m module [argument ...]", file=sys.stderr)
+    try:
+        only, excepted, as_module, rest = _options(list(arguments))
+    except _Usage as wrong:
+        print(f"shiftverbs run: {wrong}\nusage: {USAGE}", file=sys.stderr)
         return 2
-    program = arguments[0]
-    finder = MappingFinder()
-    sys.meta_path.insert(0, finder)
+    if only and as_module:
+        # The program itself is always meant.
+        only.append(rest[0])
+    sys.meta_path.insert(0, mapping.MappingFinder(only, excepted))
     # Whoever holds the old __main__ (the interpreter's command line) goes on needing its globals.
     caller_main = sys.modules["__main__"]
     try:
         if as_module:
-            return _run_module(finder, program, arguments)
-        return _run_file(finder, program, arguments)
+            return _run_module(rest[0], rest)
+        return _run_file(rest[0], rest)
     finally:
         del caller_main
 
 
-def _run_module(finder: MappingFinder, name: str, arguments: list[str]) -> int:
-    directory = os.getcwd()
-    _set_path0(directory)
-    finder.add_root(directory)
-    top = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
-    if top is not None and top.submodule_search_locations:
-        for location in top.submodule_search_locations:
-            finder.add_root(location)
-    elif top is not None and top.origin and not top.origin.startswith(("built-in", "frozen")):
-        # A single file: itself, not whatever else is installed beside it.
-        finder.roots.append(Path(top.origin).resolve())
+def _run_module(name: str, arguments: list[str]) -> int:
+    _set_path0(os.getcwd())
     sys.argv = ["-m", *arguments[1:]]
     _fresh_main(None)
     try:
@@ -261,11 +139,10 @@ def _run_module(finder: MappingFinder, name: str, arguments: list[str]) -> int:
     return 0
 
 
-def _run_file(finder: MappingFinder, program: str, arguments: list[str]) -> int:
+def _run_file(program: str, arguments: list[str]) -> int:
     sys.argv = arguments
     if program == "-":
         _set_path0("")
-        finder.add_root(os.getcwd())
         filename, source = "<stdin>", sys.stdin.buffer.read()
     elif os.path.isdir(program):
         filename = os.path.join(program, "__main__.py")
@@ -273,7 +150,6 @@ def _run_file(finder: MappingFinder, program: str, arguments: list[str]) -> int:
             print(f"shiftverbs run: can't find '__main__' module in {program!r}", file=sys.stderr)
             return 1
         _set_path0(program)
-        finder.add_root(program)
         source = Path(filename).read_bytes()
     else:
         filename = program
@@ -286,14 +162,12 @@ def _run_file(finder: MappingFinder, program: str, arguments: list[str]) -> int:
         if b"\0" in source[:4096]:
             print(f"shiftverbs run: {program!r} is not Python source", file=sys.stderr)
             return 2
-        directory = os.path.dirname(os.path.realpath(program))
-        _set_path0(directory)
-        finder.add_root(directory)
+        _set_path0(os.path.dirname(os.path.realpath(program)))
     main = _fresh_main(None if program == "-" else filename)
     if program != "-":
-        main.__loader__ = MappingLoader("__main__", filename)
+        main.__loader__ = mapping.MappingLoader("__main__", filename)
     try:
-        code = map_source(source, filename)
+        code = mapping.map_source(source, filename)
         exec(code, main.__dict__)
     except SystemExit:
         raise

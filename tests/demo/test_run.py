@@ -5,9 +5,11 @@ The program's behaviour is compared with plain `python prog.py`. Most tests map 
 here (`fakeverbs` to `shiftfake`), so that they need neither pyverbs nor a NIC.
 """
 
+import py_compile
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import sys
+import shiftverbs.mapping as m
 import shiftverbs.run as r
-r.SOURCE, r.TARGET = "fakeverbs", "shiftfake"
+m.SOURCE, m.TARGET = "fakeverbs", "shiftfake"
 sys.exit(r.run(sys.argv[1:]))
 """
 
@@ -92,7 +95,7 @@ def test_import_styles(world, style):
     assert plain.stdout == done.stdout.replace("shiftfake", "fakeverbs")
 
 
-def test_modules_of_the_programs_directory_are_mapped_and_installed_ones_are_not(world):
+def test_whoever_imports_it_is_mapped_but_pyverbs_itself_and_ours(world):
     package = world / "prog" / "helpers"
     package.mkdir()
     (package / "__init__.py").write_text("from . import inner")
@@ -102,14 +105,94 @@ def test_modules_of_the_programs_directory_are_mapped_and_installed_ones_are_not
         program="import helpers, thirdparty, fakeverbs.qp as qp\n"
         "print(helpers.inner.who, thirdparty.who, qp.QP.base, qp.base_class.base)",
     )
-    assert done.stdout == "shiftfake fakeverbs shiftfake fakeverbs\n", done.stderr
+    assert done.stdout == "shiftfake shiftfake shiftfake fakeverbs\n", done.stderr
 
 
-def test_a_virtual_environment_beside_the_program_is_not_the_programs_own(world):
-    done = launch(world, "prog.py", program=None, cwd=world, stdin=None, plain=True)
-    (world / "prog.py").write_text("import thirdparty, fakeverbs.enums as e\nprint(thirdparty.who, e.who)\n")
-    done = launch(world, "prog.py")
-    assert done.stdout == "fakeverbs shiftfake\n", done.stderr
+def test_a_library_on_a_path_of_its_own_is_mapped(world):
+    (world / "elsewhere").mkdir()
+    (world / "elsewhere" / "ringlib.py").write_text("from fakeverbs.enums import who\n")
+    done = launch(world, program="import sys\nsys.path.append('elsewhere')\nimport ringlib\nprint(ringlib.who)\n")
+    assert done.stdout == "shiftfake\n", done.stderr
+
+
+def test_what_an_editable_install_finds_is_mapped(world):
+    """Such an install has a finder of its own on sys.meta_path; its files are nowhere on sys.path."""
+    (world / "checkout").mkdir()
+    (world / "checkout" / "ringlib.py").write_text("from fakeverbs.enums import who\n")
+    (world / "lib" / "site-packages" / "editable.py").write_text(
+        "import sys, importlib.util\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'ringlib':\n"
+        "            return importlib.util.spec_from_file_location(name, 'checkout/ringlib.py')\n"
+        "sys.meta_path.append(Finder)\n"
+    )
+    done = launch(world, program="import editable, ringlib\nprint(ringlib.who)\n")
+    assert done.stdout == "shiftfake\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "shiftfake shiftfake shiftfake"),
+        (["--except", "thirdparty"], "shiftfake fakeverbs shiftfake"),
+        (["--except=thirdparty,ringlib.sub"], "shiftfake fakeverbs fakeverbs"),
+        (["--except", "ringlib", "--except", "thirdparty"], "shiftfake fakeverbs fakeverbs"),
+        (["--only", "ringlib"], "shiftfake fakeverbs shiftfake"),
+        (["--only", "ringlib,thirdparty", "--except", "ringlib.sub"], "shiftfake shiftfake fakeverbs"),
+        (["--only", "third"], "shiftfake fakeverbs fakeverbs"),
+    ],
+    ids=lambda value: " ".join(value) or "none" if isinstance(value, list) else None,
+)
+@pytest.mark.parametrize("as_module", [False, True])
+def test_only_and_except_name_packages(world, options, expected, as_module):
+    package = world / "lib" / "site-packages" / "ringlib"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sub.py").write_text("from fakeverbs.enums import who\n")
+    (world / "prog" / "prog.py").write_text(
+        "import sys, fakeverbs.enums as e, thirdparty, ringlib.sub\n"
+        "print(e.who, thirdparty.who, ringlib.sub.who)\nassert sys.argv[1:] == ['--only', 'x']\n"
+    )
+    named = ["-m", "prog"] if as_module else [str(world / "prog" / "prog.py")]
+    done = launch(world, *options, *named, "--only", "x", cwd=world / "prog")
+    assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
+
+
+def test_what_cannot_be_mapped_is_named_once(world):
+    """A module without its source, and one in a zip file; neither where it is excepted."""
+    installed = world / "lib" / "site-packages"
+    (installed / "ringlib.py").write_text("from fakeverbs.enums import who\n")
+    py_compile.compile(str(installed / "ringlib.py"), cfile=str(installed / "ringlib.pyc"))
+    (installed / "ringlib.py").unlink()
+    with zipfile.ZipFile(world / "zipped.zip", "w") as archive:
+        archive.writestr("zipped.py", "from fakeverbs.enums import who\n")
+    program = "import sys\nsys.path.append('zipped.zip')\nimport ringlib, zipped, json, ssl\n" \
+        "print(ringlib.who, zipped.who)\n"  # fmt: skip
+    done = launch(world, program=program)
+    assert done.stdout == "fakeverbs fakeverbs\n", done.stderr
+    first, second = done.stderr.splitlines()
+    assert first.startswith("ringlib (") and "SourcelessFileLoader" in first and "not protected" in first
+    assert second.startswith("zipped (") and "zipimporter" in second and "not protected" in second
+    quiet = launch(world, "--except", "ringlib,zipped", str(world / "prog" / "prog.py"))
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+def test_a_compiled_extension_that_links_pyverbs_is_named(world):
+    """Our own `_wr` under another name: a real extension made by Cython that imports pyverbs' modules."""
+    import shiftverbs._wr
+
+    suffix = "".join(Path(shiftverbs._wr.__file__).suffixes)
+    target = world / "prog" / f"_wr{suffix}"
+    target.write_bytes(Path(shiftverbs._wr.__file__).read_bytes())
+    (world / "prog" / "prog.py").write_text("import _wr\nimport pyverbs.qp\nprint(pyverbs.qp.QP.__module__)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "shiftverbs", "run", str(world / "prog" / "prog.py")],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "shiftverbs.qp\n"), done.stderr
+    assert f"_wr ({target}, loaded by ExtensionFileLoader) uses pyverbs" in done.stderr
 
 
 def test_argv_main_and_path_are_as_with_python(world):
@@ -261,6 +344,12 @@ def test_byte_code_cache_stays_the_unmapped_programs(world):
         ((), "usage"),
         (("-x", "prog.py"), "usage"),
         (("-m",), "usage"),
+        (("--only",), "--only wants the name of a package"),
+        (("--only", "a-b", "prog.py"), "'a-b' is not the name of a package"),
+        (("--except", "x,", "prog.py"), "'' is not the name of a package"),
+        (("--except", "fakeverbs", "prog.py"), "never mapped"),
+        (("--most", "x", "prog.py"), "there is no option --most"),
+        (("--only", "x"), "no program is named"),
         ((sys.executable,), "not Python source"),
     ],
 )
