@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pyverbs.device as _base
+from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import async_events, lifetime, mirror, protection, pyverbs_objects
 from shiftverbs._core import whole, whole_close, whole_end
@@ -34,6 +36,26 @@ class Context(lifetime.Ended, _base.Context):
         self._why = "its context belongs to a CMID" if kwargs.get("cmid") is not None else ""
         if kwargs.get("cmd_fd") is not None:
             self._why = "its context was imported"
+
+    def query_port(self, port_num: int) -> _base.PortAttr:
+        """Verb ibv_query_port (port_num counts from 1). Returns a PortAttr; raises PyverbsRDMAError as the verb does.
+
+        pyverbs 44 takes no keyword here, later releases do.
+        """
+        return super().query_port(port_num)
+
+    def get_pkey_index(self, port_num: int, pkey: int) -> int:
+        """Verb ibv_get_pkey_index, which pyverbs 44 lacks: where a port's table has a P_Key.
+
+        port_num counts from 1; pkey: in network byte order, as query_pkey gives it. Returns the index. Raises
+        PyverbsRDMAError where the port's table has no such P_Key, or as the verb does.
+        """
+        if hasattr(_base.Context, "get_pkey_index"):
+            return int(super().get_pkey_index(port_num, pkey))
+        for index in range(super().query_port(port_num).pkey_tbl_len):
+            if super().query_pkey(port_num, index) == pkey:
+                return index
+        raise PyverbsRDMAError(f"Failed to get the index of P_Key {pkey} of port {port_num}", errno.ENOENT)
 
     def get_async_event(self) -> _base.AsyncEvent:
         """Verb ibv_get_async_event: waits for the next event of this device without holding the GIL.

@@ -234,6 +234,13 @@ class QP(lifetime.Ended, _base.QP):
             held.show(pyverbs_objects.qp_attr(attr), target)
         return attr, ours
 
+    def set_ece(self, ece: Any) -> None:
+        """Verb ibv_set_ece (ece: ECE), on the default NIC's QP. Raises PyverbsRDMAError as the verb does.
+
+        pyverbs 44 takes no keyword here, later releases do.
+        """
+        super().set_ece(ece)
+
     def post_send(self, wr: Any, bad_wr: Any = None) -> None:
         """Verb ibv_post_send: through the journal where the QP is protected.
 

@@ -137,6 +137,14 @@ class QPInitAttrEx(_base.QPInitAttrEx):
         if rcq is not None:
             self.recv_cq = rcq
 
+    def mask_to_str(self, mask: int) -> str:
+        """Name the bits of mask, a comp_mask. pyverbs 44 takes no keyword here, later releases do."""
+        return str(super().mask_to_str(mask))
+
+    def flags_to_str(self, flags: int) -> str:
+        """Name the bits of flags, IBV_QP_CREATE_*. pyverbs 44 takes no keyword here, later releases do."""
+        return str(super().flags_to_str(flags))
+
     def _set_send_cq(self, value: Any) -> None:
         _base.QPInitAttrEx.send_cq.__set__(self, value)
         pointer = _cq_pointer(value)

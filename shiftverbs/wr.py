@@ -3,10 +3,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shiftverbs import _core as _core  # checks the layout that _wr relies on
 from shiftverbs import mirror
 from shiftverbs._wr import SGE as SGE
 from shiftverbs._wr import RecvWR as RecvWR
 from shiftverbs._wr import SendWR as SendWR
+
+_set_qp_type_xrc = SendWR.set_qp_type_xrc
+
+
+def set_qp_type_xrc(self: Any, remote_srqn: int) -> None:
+    """Send to an SRQ of the peer's XRC domain (remote_srqn: its number). pyverbs 44 takes no keyword here."""
+    _set_qp_type_xrc(self, remote_srqn)
+
+
+SendWR.set_qp_type_xrc = set_qp_type_xrc
+del set_qp_type_xrc
 
 mirror.reexport("wr", globals())
