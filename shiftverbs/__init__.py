@@ -36,7 +36,8 @@ Where things live:
       exchanger/                         etcd: where peers find each other's shadow resources
 
     what a person touches
-      config.py observe.py cli.py run.py mapping.py doctor.py rehearsal.py demo/
+      config.py observe.py cli.py run.py mapping.py status.py doctor.py rehearsal.py demo/
+      telemetry/                         what others see of a process: status, metrics
       softrnic/                          a user-space RoCEv2 RNIC with fault injection
 
 Importing this package does no I/O, with one exception: where the environment has SOFTRNIC set, the software

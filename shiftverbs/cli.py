@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command line: `shiftverbs demo | doctor | run | version`, also as `python -m shiftverbs`.
+"""The command line: `shiftverbs demo | doctor | run | status | top | version`, also as `python -m shiftverbs`.
 
 Each command imports what it needs only when it is chosen: `shiftverbs run` must not load anything that the
 program did not ask for.
@@ -52,6 +52,17 @@ def _parser() -> argparse.ArgumentParser:
         "not this one; --only PACKAGE: the program's own file and this one alone. Both may be repeated, or name "
         "several with commas.",
     )
+    from shiftverbs import status
+
+    show = commands.add_parser(
+        "status",
+        help="this host's processes under shiftverbs: their QPs, NICs, last failures",
+        description="Asks each process of this user that runs under shiftverbs. Exit status 1 where there is none, or "
+        "one does not answer.",
+    )
+    status.add_status_arguments(show)
+    follow = commands.add_parser("top", help="the same again and again, with rates", description="Ends with Ctrl-C.")
+    status.add_top_arguments(follow)
     commands.add_parser("version", help="print the versions of shiftverbs and pyverbs")
     return parser
 
@@ -90,4 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from shiftverbs import doctor
 
         return doctor.main(parsed)
+    if parsed.command in ("status", "top"):
+        from shiftverbs import status
+
+        return status.status(parsed) if parsed.command == "status" else status.top(parsed)
     return _version()

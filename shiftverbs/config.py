@@ -89,6 +89,11 @@ class Config:
     # SHIFTVERBS_BROKER: UNIX socket of a broker shared by the host; None means one of our own.
     broker: str | None = None
 
+    # SHIFTVERBS_METRICS: where to serve Prometheus metrics: address, first and last port to try.
+    metrics: tuple[str, int, int] | None = None
+    # SHIFTVERBS_RUN_DIR: of the sockets that `shiftverbs status` asks; None means telemetry's default.
+    run_dir: str | None = None
+
     # internal: exchanger
     lease_ttl_s: int = 10
     etcd_timeout_ms: int = 3000
@@ -212,6 +217,26 @@ def _socket_path(variable: str, value: str) -> str:
     return path
 
 
+def _metrics(variable: str, value: str) -> tuple[str, int, int]:
+    allowed = "must be a port, PORT-PORT, or either behind ADDRESS: (an IPv6 address in brackets); 0 is any free port"
+    found = re.fullmatch(r"(?:(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?([0-9]{1,5})(?:-([0-9]{1,5}))?", value)
+    if found is None:
+        raise ConfigError(variable, value, allowed)
+    host, first, last = found[1] or "127.0.0.1", int(found[2]), int(found[3] or found[2])
+    if first > last or last > 65535 or (first == 0 and last):
+        raise ConfigError(variable, value, allowed)
+    return host.strip("[]"), first, last
+
+
+def _directory(variable: str, value: str) -> str:
+    path = os.path.abspath(os.path.expanduser(value))
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH - 32:
+        raise ConfigError(variable, value, f"must be a directory's path of at most {MAX_SOCKET_PATH - 32} bytes")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ConfigError(variable, value, "must be a directory")
+    return path
+
+
 def _user(variable: str, value: str) -> str:
     if len(value) > 256 or not value.isprintable():
         raise ConfigError(variable, value, "must be a user name of at most 256 printable characters")
@@ -299,4 +324,6 @@ _VARIABLES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "SHIFTVERBS_REQUIRE": ("require", _boolean),
     "SHIFTVERBS_PEER_DEADLINE_MS": ("peer_deadline_ms", _deadline_ms),
     "SHIFTVERBS_BROKER": ("broker", _socket_path),
+    "SHIFTVERBS_METRICS": ("metrics", _metrics),
+    "SHIFTVERBS_RUN_DIR": ("run_dir", _directory),
 }

@@ -111,6 +111,8 @@ class Connection:
         self._rx_target: int | None = None
         self._keys_since_ns: int | None = None
         self._posting: ev.PostReceives | ev.MoveReceives | None = None  # not all receives are where it wants them
+        if self.timeline.away_ns is not None:
+            self.driver.totals.away_ns += self.driver.now_ns() - self.timeline.away_ns
         self.timeline.begin()
         self._aging = False
         self._stuck_wr: int | None = None  # the send WR that failed last, until it has completed
@@ -221,6 +223,8 @@ class Connection:
                 self._publish(observe.Protected(qp_num=number, device=name, backups=self._backup_names()))
             elif status is Status.FAILED:
                 logger.error("QP %#x on %s: failover gave up: %s", number, name, why)
+                self.timeline.last_failure = (self.driver.now_ns(), why or "")
+                self.driver.totals.gave_up(why or "")
                 self._publish(observe.Failed(qp_num=number, device=name, why=why or ""))
             elif status is Status.UNPROTECTED:
                 self._publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
@@ -835,6 +839,8 @@ class Connection:
         home = self.send_state == "DEFAULT" and self.recv_state == "DEFAULT"
         away_ms = self.timeline.is_home(home, now)
         if away_ms is not None:
+            self.driver.totals.homecomings += 1
+            self.driver.totals.away_ns += int(away_ms * 1e6)
             self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"home on {name}")
             self._publish(
                 observe.Failback(
@@ -855,6 +861,8 @@ class Connection:
         now = self.driver.now_ns()
         left = self.send_pair
         self.timeline.switch_started(now)
+        self.timeline.last_failure = (now, f"{self.device(left)}: {action.reason}")
+        self.driver.totals.switches += 1
         if left < len(self.paths):
             self.driver.channel.suspect(self.paths[left], now)
         said = f"leaving {self.device(left)} for {self.device(action.target)}: {action.reason}"

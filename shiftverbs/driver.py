@@ -32,6 +32,7 @@ from .memory_keys import KeyBook
 from .messages import PairAddress, Phase, Sync
 from .nic_events import NicEvents
 from .pair_protocol import MS, ProtocolConfig
+from .telemetry.totals import Totals
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Driver:
         )
         self.keys = KeyBook()
         self.announcements = Announcements()
+        self.totals = Totals()
         self.nic_events = NicEvents(self)
         self.directory = Directory(self, exchanger)
         self.turns = Turns(self.now_ns, self.run_again, self.later)

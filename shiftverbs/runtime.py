@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from typing import Any
 
 from . import _core, _nic, async_events, changes, memory_keys, pyverbs_objects
@@ -22,6 +23,7 @@ from .driver import Driver
 from .exchanger import open_exchanger
 from .exchanger.interface import new_instance_id
 from .pyverbs_error import ShiftError
+from .telemetry import publisher, snapshot
 from .waiting import in_slices
 
 logger = logging.getLogger("shiftverbs.runtime")
@@ -72,11 +74,28 @@ class Runtime:
         self.exchanger = exchanger
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
         self._stopped = False
+        self.started_ns = time.monotonic_ns()
+        self.metrics_port: int | None = None
         # Application threads blocked in get_cq_event wake up when there is something to do.
         self.waiter.add_listener(_core.wake_descriptor())
         _core.set_driver(self.driver.run)
         self._thread = threading.Thread(target=self._control, name="shiftverbs-control", daemon=True)
         self._thread.start()
+        self._publisher = self._show()
+
+    def _show(self) -> publisher.Publisher | None:
+        """Let others see this process; nothing of it is needed for failover."""
+        if self.config.metrics is not None:
+            from .telemetry import metrics  # here only: few want it
+
+            host, first, last = self.config.metrics
+            self.metrics_port = metrics.serve(self, host, range(first, last + 1))
+        try:
+            where = publisher.directory(self.config.run_dir)
+            return publisher.Publisher(functools.partial(snapshot.take, self), self.instance, where)
+        except (OSError, RuntimeError) as error:
+            logger.info("shiftverbs status will not see this process: %s", error)
+            return None
 
     def _make_worker(self, name: str) -> Any:
         return _nic.NicWorker(name, _core.attention_address(), self.waiter)
@@ -315,6 +334,8 @@ class Runtime:
         """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
         if self._stopped or self.is_inherited:
             return
+        if self._publisher is not None:
+            self._publisher.close()
         self.driver.stop(STOP_S)
         self._stopped = True
         _core.set_driver(None)

@@ -22,6 +22,8 @@ class Timeline:
         self.history: collections.deque[tuple[int, str]] = collections.deque(maxlen=_MOST_STATES)
         self.history.append((time.monotonic_ns(), SendState.DEFAULT.value))
         self._waiting: collections.deque[Any] = collections.deque()  # a lock of each thread in wait_for
+        # When the last SWITCH began, or failover gave up, and why; over all lives of the QP.
+        self.last_failure: tuple[int, str] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -68,6 +70,11 @@ class Timeline:
             self._away_ns = now_ns
             self._home_ns = None
         return None
+
+    @property
+    def away_ns(self) -> int | None:
+        """Since when it has been away from home; None where it is at home."""
+        return self._away_ns
 
     def durations(self) -> dict[str, float | int | None]:
         """For `qp.shift.durations`."""

@@ -30,7 +30,7 @@ def is_on_the_map(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("folder", ["shiftverbs", "shiftverbs/exchanger"])
+@pytest.mark.parametrize("folder", ["shiftverbs", "shiftverbs/exchanger", "shiftverbs/telemetry"])
 def test_every_module_is_on_the_map(folder: str) -> None:
     missing = [
         path.name for path in sources(folder) if not is_on_the_map(path) and REEXPORT not in path.read_text()
@@ -40,6 +40,7 @@ def test_every_module_is_on_the_map(folder: str) -> None:
 
 def test_everything_on_the_map_exists() -> None:
     present = {path.name for path in sources("shiftverbs") + sources("shiftverbs/exchanger")}
+    present |= {path.name for path in sources("shiftverbs/telemetry")}
     present |= {path.name for path in (ROOT / "shiftverbs" / "softrnic").rglob("*")}
     present |= {path.name for path in (ROOT / "shiftverbs").glob("*") if not path.name.endswith(".so")}
     words = {word for quoted in re.findall(r"`([^`\n]+)`", ARCHITECTURE) for word in quoted.split()}

@@ -58,7 +58,15 @@ ExchangerEvent = Found | Rejected | Connected | Unavailable
 
 
 class Exchanger(abc.ABC):
-    """The exchanger. Every method may be called from any thread, and none waits for the store but `close`."""
+    """The exchanger. Every method may be called from any thread, and none waits for the store but `close`.
+
+    broker_pid: the process that speaks to the store for us, or None where there is none at the moment.
+    """
+
+    @property
+    def broker_pid(self) -> int | None:
+        """See above."""
+        return None
 
     @abc.abstractmethod
     def publish(self, key: str, value: dict[str, Any]) -> None:

@@ -185,6 +185,26 @@ def test_broker_path(tmp_path: Path) -> None:
         read(BROKER=tmp_path)
 
 
+def test_metrics() -> None:
+    assert read().metrics is None
+    assert read(METRICS="0").metrics == ("127.0.0.1", 0, 0)
+    assert read(METRICS="9400").metrics == ("127.0.0.1", 9400, 9400)
+    assert read(METRICS="0.0.0.0:9400-9415").metrics == ("0.0.0.0", 9400, 9415)
+    assert read(METRICS="[::1]:65535").metrics == ("::1", 65535, 65535)
+    for value in ("x", "65536", "9-8", "0-9", ":1", "1-", "-1", "::1:80", "a b:80", "http://a:80", "1-70000"):
+        with pytest.raises(ConfigError, match=r"SHIFTVERBS_METRICS=.*must be a port"):
+            read(METRICS=value)
+
+
+def test_run_dir(tmp_path: Path) -> None:
+    assert read(RUN_DIR=tmp_path).run_dir == str(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"SHIFTVERBS_RUN_DIR=.*must be a directory"):
+        read(RUN_DIR=tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"SHIFTVERBS_RUN_DIR=.*at most 75 bytes"):
+        read(RUN_DIR="/" + "x" * 80)
+
+
 def test_unknown_variables_are_named_with_the_nearest_known(caplog: pytest.LogCaptureFixture) -> None:
     environ = {"SHIFTVERBS_BAKCUP": "x", "SHIFTVERBS_ZZZ": "1", "SHIFTVERB_JOB": "other", "HOME": "/"}
     with caplog.at_level(logging.WARNING, "shiftverbs.config"):

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""This process's socket: whoever of the same user, or root, connects to it gets a snapshot as JSON.
+
+A thread sleeps in accept(); it reads nothing of the process before somebody asks. No forked child keeps the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shiftverbs.exchanger import kept
+
+logger = logging.getLogger("shiftverbs.telemetry")
+
+SEND_TIMEOUT_S = 2.0
+_PEERCRED = struct.Struct("3i")
+
+
+def directory(named: str | None = None) -> Path:
+    """Where this user's processes have their sockets. named: SHIFTVERBS_RUN_DIR; None: the session's, or in TMPDIR."""
+    if named is not None:
+        return Path(named)
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    if session and os.path.isdir(session):
+        return Path(session) / "shiftverbs"
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"shiftverbs-{os.geteuid()}"
+
+
+def own_directory(path: Path) -> None:
+    """Make the directory, for this user only. Raises OSError where it is, or can be, somebody else's."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=False)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "others may write there", str(path))
+
+
+def remove_if_dead(path: Path) -> bool:
+    """Take a socket away that nobody listens on any more. Returns whether it is gone. Never waits."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return True
+        except OSError as error:
+            return error.errno == errno.ENOENT
+    return False
+
+
+def _sweep(where: Path) -> None:
+    """Take away what processes left that were killed."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(where):
+            pid = name.partition("-")[0]
+            if pid.isdecimal() and name.endswith(".sock") and not os.path.exists(f"/proc/{pid}"):
+                remove_if_dead(where / name)
+
+
+class Publisher:
+    """Serves snapshots until `close`.
+
+    take: makes one; instance: this process's id, part of the socket's name, since containers share directories, and not
+    process ids; where: the directory. Raises OSError where there can be no socket.
+    """
+
+    def __init__(self, take: Callable[[], dict[str, Any]], instance: str, where: Path) -> None:
+        self._take = take
+        own_directory(where)
+        self.path = where / f"{os.getpid()}-{instance[:8]}.sock"
+        self._pid = os.getpid()
+        with kept.making:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            kept.keep(self._listener)
+        try:
+            os.fchmod(self._listener.fileno(), 0o600)
+            self._listener.bind(os.fspath(self.path))
+            self._listener.listen(8)
+            threading.Thread(target=self._serve, name="shiftverbs-status", daemon=True).start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _sweep(self.path.parent)
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):  # closed
+                    return
+                continue
+            try:
+                self._answer(connection)
+            except OSError:  # whoever asked has gone, or does not read
+                pass
+            except Exception:
+                logger.exception("what this process shows of itself could not be made")
+            finally:
+                connection.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(SEND_TIMEOUT_S)
+        _, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        if uid in (os.geteuid(), 0):
+            connection.sendall(json.dumps(self._take()).encode() + b"\n")
+
+    def close(self) -> None:
+        """Take the socket away. May be repeated; in a forked child it does nothing."""
+        if os.getpid() != self._pid:
+            return
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        kept.let_go(self._listener)
