@@ -55,6 +55,6 @@ if [[ $found != "$built"/* ]]; then
     exit 1
 fi
 # Two kinds of test choose by themselves what is imported, and are about our C alone: sanitizers, counted instructions.
-"$bin/python" -m pytest -p no:cacheprovider tests/core tests/driver tests/mirror tests/failover \
+"$bin/python" -m pytest -p no:cacheprovider tests/core tests/driver tests/mirror tests/failover tests/differential/test_same_behaviour.py \
     --ignore=tests/core/test_sanitized.py --ignore=tests/core/test_instructions.py "$@"
 "$bin/python" tests/conformance/compare.py

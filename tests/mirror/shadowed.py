@@ -23,14 +23,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from one_process import Verbs, collect, show
+
 import shiftverbs  # opens the software RNIC before pyverbs
 from shiftverbs import _nic, pyverbs_objects
 from shiftverbs.pyverbs_error import PyverbsRDMAError, ShiftError
-
-if __package__:
-    from .scenarios import Verbs, collect, show
-else:
-    from scenarios import Verbs, collect, show
 
 CHECKS: dict[str, Callable[[Verbs], None]] = {}
 LOGGED: list[str] = []

@@ -44,7 +44,7 @@ def run(
     spawn: Spawn, etcd: EtcdServer, job: str, name: str, env: dict[str, str] | None = None, nics: str = "1"
 ) -> float:
     """Run one program; returns how long it took, in seconds."""
-    path = os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*map(str, SCRIPT.parents[1:3]), os.environ.get("PYTHONPATH", "")])
     variables = {"SHIFTVERBS_ETCD": etcd.endpoint, "SHIFTVERBS_JOB": job, "PYTHONPATH": path, **(env or {})}
     started = time.monotonic()
     child = spawn(str(SCRIPT), name, env=variables, softrnic=nics, name=name)

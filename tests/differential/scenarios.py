@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs that must print the same with pyverbs and with shiftverbs: `python scenarios.py MODULE NAME`.
 
 They use the software RNIC's soft0, in one process, and print what an application could see.
@@ -9,15 +10,15 @@ import faulthandler
 import fcntl
 import gc
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
+
+from one_process import Verbs, collect, show
 
 SCENARIOS: dict[str, Callable[[Any], None]] = {}
 
@@ -25,76 +26,6 @@ SCENARIOS: dict[str, Callable[[Any], None]] = {}
 def scenario(function: Callable[[Any], None]) -> Callable[[Any], None]:
     SCENARIOS[function.__name__] = function
     return function
-
-
-class Verbs:
-    """The modules of one package, and shorthands."""
-
-    def __init__(self, package: str) -> None:
-        self.package = package
-        names = "device pd mr cq qp addr wr pyverbs_error srq wq xrcd mem_alloc fork".split()
-        for name in names:
-            setattr(self, name, importlib.import_module(f"{package}.{name}"))
-        # Constants alone, the same for both; where and how pyverbs spells them differs between its releases.
-        self.e: Any = importlib.import_module("shiftverbs.enums")
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-    def context(self) -> Any:
-        return self.device.Context(name="soft0")
-
-    def cap(self, send: int = 20, recv: int = 30, sges: int = 2, inline: int = 32) -> Any:
-        return self.qp.QPCap(send, recv, sges, sges, inline)
-
-    def rc(self, cq: Any, cap: Any = None, **more: Any) -> Any:
-        return self.qp.QPInitAttr(qp_type=self.e.IBV_QPT_RC, scq=cq, rcq=cq, cap=cap or self.cap(), **more)
-
-    def attr(self, ctx: Any, peer: int) -> Any:
-        attr = self.qp.QPAttr(port_num=1)
-        attr.dest_qp_num = peer
-        attr.path_mtu = self.e.IBV_MTU_1024
-        attr.rq_psn = attr.sq_psn = 7
-        attr.max_rd_atomic = attr.max_dest_rd_atomic = 2
-        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 6, 7
-        attr.qp_access_flags = self.e.IBV_ACCESS_LOCAL_WRITE | self.e.IBV_ACCESS_REMOTE_WRITE
-        route = self.addr.GlobalRoute(dgid=ctx.query_gid(1, 0), sgid_index=0)
-        attr.ah_attr = self.addr.AHAttr(gr=route, is_global=1, port_num=1)
-        return attr
-
-    def pair(self, ctx: Any, pd: Any, cq: Any, other: Any = None, **more: Any) -> tuple[Any, Any]:
-        """Two connected RC QPs."""
-        first = self.qp.QP(pd, self.rc(cq, **more))
-        second = self.qp.QP(pd, self.rc(other or cq, **more))
-        for mine, theirs in ((first, second), (second, first)):
-            mine.to_rts(self.attr(ctx, theirs.qp_num))
-        return first, second
-
-    def send(self, qp: Any, mr: Any, wr_id: int, length: int = 64, flags: int | None = None) -> None:
-        flags = self.e.IBV_SEND_SIGNALED if flags is None else flags
-        sge = self.wr.SGE(mr.buf, length, mr.lkey)
-        wr = self.wr.SendWR(wr_id=wr_id, opcode=self.e.IBV_WR_SEND, num_sge=1, sg=[sge], send_flags=flags)
-        qp.post_send(wr)
-
-    def receive(self, qp: Any, mr: Any, wr_id: int, length: int = 64) -> None:
-        sge = self.wr.SGE(mr.buf + 2048, length, mr.lkey)
-        qp.post_recv(self.wr.RecvWR(wr_id=wr_id, num_sge=1, sg=[sge]))
-
-
-def collect(cq: Any, count: int, timeout_s: float = 10.0) -> list[Any]:
-    """Poll until count completions are there."""
-    found: list[Any] = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count:
-        number, wcs = cq.poll(count)
-        assert number == len(wcs)
-        found += wcs
-        assert time.monotonic() < deadline, f"{len(found)} of {count} completions"
-    return found
-
-
-def show(wcs: list[Any]) -> list[tuple[int, int, int, int]]:
-    return sorted((wc.wr_id, wc.status, wc.opcode if not wc.status else -1, wc.byte_len) for wc in wcs)
 
 
 def attempt(what: str, function: Callable[[], Any]) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The same program prints the same with pyverbs and with shiftverbs: without failover, and with every QP shadowed."""
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from harness import EtcdServer, Spawn
+from scenarios import SCENARIOS
 
 from shiftverbs import softrnic
-
-from .scenarios import SCENARIOS
 
 SCRIPT = Path(__file__).with_name("scenarios.py")
 EXIT_STATUS = {"context_left_to_the_collector": 3}
@@ -24,7 +24,7 @@ PID = re.compile(r"pid=\d+")
 
 
 def output_of(spawn: Spawn, package: str, name: str, env: dict[str, str]) -> str:
-    path = os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*map(str, SCRIPT.parents[1:3]), os.environ.get("PYTHONPATH", "")])
     child = spawn(str(SCRIPT), package, name, env={**env, "PYTHONPATH": path}, name=f"{package} {name}")
     status = child.wait(60)
     lines = [PID.sub("pid=", line) for line in child.output.splitlines() if not LOG_LINE.match(line)]
