@@ -19,7 +19,7 @@ from typing import Any
 
 import pyverbs.device
 
-from shiftverbs import pyverbs_objects
+from shiftverbs import _core, pyverbs_objects
 
 # Beyond this the oldest is dropped: a NIC that raises events without end must not eat the memory of a program
 # that never asks for them.
@@ -65,7 +65,7 @@ class AsyncEvents:
         self._context = context
         self._take = take
         self._queue: collections.deque[int] = collections.deque()
-        self._lock = threading.RLock()
+        self._lock = _core.Unbroken(threading.RLock())
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
 
@@ -76,7 +76,9 @@ class AsyncEvents:
         run in that thread, and close a QP, which takes the driver's lock.
         """
         count = 0
-        if not self._lock.acquire(blocking=wait):
+        if wait:
+            self._lock.enter_within(-1)
+        elif not self._lock.enter_now():
             return 0
         try:
             while not self._closed:
@@ -98,7 +100,7 @@ class AsyncEvents:
         finally:
             if count:  # whatever the listener raised, as what a signal's handler did in it
                 os.eventfd_write(self._wake, 1)
-            self._lock.release()
+            self._lock.leave()
         return count
 
     def get(self) -> pyverbs.device.AsyncEvent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -222,3 +223,35 @@ def test_closing_ends_the_wait(device: Device) -> None:
     assert len(errors) == 1 and isinstance(errors[0], pyverbs.device.PyverbsRDMAError)
     device.happens(1)
     assert events.pump() == 0
+
+
+def test_a_signal_while_events_are_taken(device: Device) -> None:
+    """None is lost, or stays unacknowledged, which would block who destroys its QP; nor does the lock stay taken."""
+
+    class Alarm(Exception):
+        pass
+
+    def handler(number: int, frame: object) -> None:
+        raise Alarm
+
+    def take(context: int) -> Event | None:
+        event = device.take(context)
+        if event is not None:
+            signal.raise_signal(signal.SIGUSR1)
+        return event
+
+    events = AsyncEvents(4711, device.fd, take)
+    device.happens(9)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Alarm):
+            events.get()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [event.acks for event in device.taken] == [1]
+    pumped: list[int] = []
+    thread = threading.Thread(target=lambda: pumped.append(events.pump(wait=False)))
+    thread.start()
+    thread.join(10)
+    assert pumped == [0]
+    assert events.get().event_type == 9
