@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import weakref
 from typing import Any
 
 from shiftverbs import pyverbs_objects
@@ -39,7 +40,7 @@ _waiting: dict[int, Any] = {}
 class Node:
     """The place of one object among its parents and children. It holds no reference to the object itself."""
 
-    __slots__ = ("children", "open", "owner_id", "parents")
+    __slots__ = ("children", "left", "open", "owner_id", "parents")
 
     def __init__(self, owner: object, *parents: object) -> None:
         """owner: the object; parents: those that must outlive it (others than ours are passed over)."""
@@ -47,11 +48,24 @@ class Node:
         self.children = 0
         self.open = True
         self.parents = []
+        self.left: dict[int, weakref.ref[Any]] = {}
         for parent in parents:
             node = getattr(parent, "_node", None)
             if isinstance(node, Node):
                 self.parents.append(node)
                 node.children += 1
+
+    def leave(self, owner: object) -> None:
+        """The object's close was broken off or refused: its parents', which took it out of pyverbs' list, find it."""
+        for parent in self.parents:
+            parent.left[id(owner)] = weakref.ref(owner)
+
+    def close_left(self) -> None:
+        """Before the object is closed: close what `leave` left there."""
+        while self.left:
+            child = self.left.popitem()[1]()
+            if child is not None:
+                child.close()  # which leaves itself here again, where it is broken off
 
     def closed(self) -> None:
         """The object's resource is gone: let the parents know. Does nothing the second time."""

@@ -123,9 +123,11 @@ class MR(lifetime.Ended, _base.MR):
         if not _is_open(self):
             return
         old = self._shadow
-        if old is not None:
+        while self._shadow is not None:  # another one, where a signal's handler changed it while this waited
+            old = self._shadow
             old.close()  # Ctrl-C while it waits for a NIC: the next close waits, too
-            self._shadow = None
+            if self._shadow is old:
+                self._shadow = None
         try:
             super().close()
         except Exception:

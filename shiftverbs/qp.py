@@ -180,6 +180,8 @@ class QP(lifetime.Ended, _base.QP):
             text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
             raise PyverbsRDMAError(text, errno.EBUSY)
         held.leaving(state)
+        if not lifetime.is_open(self):  # a signal's handler closed it while that waited for a NIC
+            return
         try:
             super().modify(qp_attr, comp_mask)
         except PyverbsRDMAError as error:
