@@ -61,9 +61,11 @@ from shiftverbs.pyverbs_abi cimport (
 import math
 import os
 import threading
+import weakref as _weakref
 from _signal import getsignal as _getsignal
 from functools import wraps as _wraps
 from logging import getLogger as _getLogger
+from sys import _getframe
 from sys import is_finalizing as _is_finalizing
 from time import sleep as _sleep
 
@@ -240,11 +242,9 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 def _after_fork_in_child() -> None:
     """The child has no driver and no NICs; the parent's wake-up descriptor is not its own."""
-    global driver, driver_busy, wake_fd, sleepers, forks, main_thread, put_off, in_verbs, inherited
+    global driver, driver_busy, wake_fd, sleepers, forks, inherited
     inherited |= driver is not None
-    main_thread = threading.main_thread().ident
-    put_off = in_verbs = 0
-    sv_let_come()
+    signals_after_fork()
     forks += 1
     driver = None
     driver_busy = 0

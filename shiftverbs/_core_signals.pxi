@@ -15,19 +15,47 @@ cdef extern from * nogil:
     #define SV_SIGNALS 65
     static struct { struct sigaction before; volatile sig_atomic_t kept; } sv_signal[SV_SIGNALS];
     static volatile sig_atomic_t sv_signal_came[SV_SIGNALS]; /* the process it came to */
+    static volatile sig_atomic_t sv_passing, sv_passed; /* for the moment they come as ever; whether any did */
 
     static void sv_note_signal(int number)
     {
-        void (*before)(int);
+        static volatile sig_atomic_t inside[SV_SIGNALS];
 
-        sv_signal_came[number] = (sig_atomic_t)getpid();
+        if (sv_signal[number].kept && !sv_passing) {
+            sv_signal_came[number] = (sig_atomic_t)getpid();
+            __sync_synchronize();
+            if (sv_signal[number].kept && !sv_passing)
+                return;
+            /* Too late: nobody need look here again. */
+            if (!__sync_lock_test_and_set(&sv_signal_came[number], 0))
+                return;
+        }
+        sv_passed = 1;
+        if (sv_signal[number].kept && !__sync_lock_test_and_set(&inside[number], 1)) {
+            sv_signal[number].before.sa_handler(number);
+            inside[number] = 0;
+        } else {
+            /* Called by who saved us as the handler before theirs, and may be the one that we would call. */
+            PyErr_SetInterruptEx(number);
+        }
+    }
+
+    /* While handlers run at the way in: those that wait for others, or are broken off by them, work as ever. */
+    static void sv_let_pass(void)
+    {
+        sv_passed = 0;
         __sync_synchronize();
-        if (sv_signal[number].kept)
-            return;
-        /* Called by who saved us as the handler before theirs, or too late: nobody need look here again. */
-        before = sv_signal[number].before.sa_handler;
-        if (__sync_lock_test_and_set(&sv_signal_came[number], 0) && before != NULL)
-            before(number);
+        sv_passing = 1;
+    }
+
+    /* The end of that; whether any came meanwhile, or it is a verb of such a handler's that calls. */
+    static int sv_note_again(void)
+    {
+        int was = sv_passing;
+
+        sv_passing = 0;
+        __sync_synchronize();
+        return was || sv_passed;
     }
 
     /* Have a signal noted from now on; 1 if it was not before. */
@@ -84,6 +112,8 @@ cdef extern from * nogil:
     """
     int sv_put_off(int number)
     int sv_let_come()
+    void sv_let_pass()
+    int sv_note_again()
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
@@ -101,33 +131,49 @@ cdef tuple signal_numbers = tuple(
 )
 
 
-# Objects whose `__del__` is under way, by id.
+# Objects whose `__del__` is under way, by id; how many of these are in the main thread.
 cdef set being_finalized = set()
 cdef object is_finalizing = _is_finalizing
 cdef object logger = _getLogger("shiftverbs.lifetime")
-cdef list due = []  # what handlers raised in a `__del__`, where it would have been swallowed
+cdef int ends = 0
+cdef list due = []  # what handlers raised where it would have been swallowed: in a `__del__`, or one beside another
+
+
+cdef int put_off_all() except -1:
+    """Returns how many signals were not noted yet."""
+    cdef int taken = 0
+    for number in signal_numbers:
+        if callable(getsignal(number)):
+            taken += sv_put_off(number)
+    return taken
+
+
+cdef int run_handlers() except -1:
+    """Put off all signals, and have the handlers of those run that came before; they may raise."""
+    cdef bint more = sv_note_again()
+    cdef bint again = False
+    while put_off_all() or more:  # its handlers may have set others
+        if not again:
+            sv_let_pass()
+        try:
+            PyErr_CheckSignals()
+        finally:
+            more = sv_note_again() and not again
+        again = True
+    return 0
 
 
 cdef int signals_off() except -1:
     """Handlers that are due run now, and may raise; until `signals_on` none does. Nothing in any other thread."""
     global put_off
-    cdef int taken
     if PyThread_get_thread_ident() != main_thread:
         return 0
     if put_off:
         put_off += 1
         return 1
     try:
-        while True:
-            taken = 0
-            for number in signal_numbers:
-                if callable(getsignal(number)):
-                    taken += sv_put_off(number)
-            if not taken:
-                break
-            # What came before: and its handlers may have set others.
-            PyErr_CheckSignals()
-        if due and not being_finalized:
+        run_handlers()
+        if due and not ends:
             raise due.pop(0)  # here, and not where the interpreter next looks: that is in the middle of us
     except BaseException:
         sv_let_come()
@@ -136,22 +182,45 @@ cdef int signals_off() except -1:
     return 1
 
 
+cdef int signals_off_quietly(list raised) noexcept:
+    """As `signals_off`, but what handlers raise is put into the list. 0 too where they go on raising."""
+    for _ in range(8):
+        try:
+            return signals_off()
+        except BaseException as error:
+            raised.append(error)
+    return 0
+
+
+cdef int run_handlers_quietly(list raised) noexcept:
+    """Those that are due; what they raise is put into the list."""
+    for _ in range(8):
+        try:
+            PyErr_CheckSignals()
+            return 0
+        except BaseException as error:
+            raised.append(error)
+    return 0
+
+
+cdef int signals_shut(int depth, list raised) except -1:
+    """After `signals_open`: off as before, whatever happens. Raises the first of `raised`, and of what else is due.
+
+    The others come out where the verb ends: in its middle nothing must.
+    """
+    global put_off, in_verbs
+    if not signals_off_quietly(raised):
+        put_off_all()
+    put_off = in_verbs = depth
+    if raised:
+        due.extend(raised[1:])
+        raise raised[0]
+    return 0
+
+
 cdef int signals_off_again(int depth) except -1:
     """After `signals_open`: off as before, whatever happens. Handlers that are due run now, and may raise."""
-    global put_off, in_verbs
-    if not depth:
-        return 0
-    try:
-        signals_off()
-    except BaseException:
-        # None is put off now, and what came meanwhile is due: it raises where the verb ends.
-        for number in signal_numbers:
-            if callable(getsignal(number)):
-                sv_put_off(number)
-        put_off = in_verbs = depth
-        raise
-    put_off = in_verbs = depth
-    return 0
+    return signals_shut(depth, []) if depth else 0
 
 
 cdef int signals_open() except -1:
@@ -167,9 +236,8 @@ cdef int signals_open() except -1:
     sv_let_come()
     try:
         PyErr_CheckSignals()
-    except BaseException:
-        signals_off_again(depth)
-        raise
+    except BaseException as error:
+        signals_shut(depth, [error])
     return depth
 
 
@@ -181,7 +249,7 @@ cdef int signals_on() noexcept:
     put_off -= 1
     if put_off:
         return 0
-    if due and not being_finalized:
+    if due and not ends:
         Py_AddPendingCall(raise_due, NULL)
     return sv_let_come() != 0
 
@@ -192,6 +260,7 @@ def is_main_thread() -> bool:
 
 
 cdef double LOOK_FOR_SIGNALS_S = 0.05
+cdef list closes_under_way = []  # of each kind of object, see whole_close
 
 
 @cython.final
@@ -270,10 +339,23 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject *)
 
 
+# Code of weak references' callbacks, which an object's end runs after its `__del__`: what is raised there is swallowed.
+cdef frozenset _callbacks = frozenset({
+    _weakref.WeakSet.add.__code__.co_filename, _weakref.WeakValueDictionary.update.__code__.co_filename
+})
+
+
 cdef int raise_due(void *nothing) noexcept:
     """A pending call: raise what is due, where the interpreter looks for signals; not in what no signal breaks off."""
-    if put_off or being_finalized or not due:
+    if put_off or ends or not due:
         return 0  # its end asks again
+    try:
+        swallows = _getframe().f_code.co_filename in _callbacks
+    except Exception:  # no frame
+        swallows = False
+    if swallows:
+        Py_AddPendingCall(raise_due, NULL)
+        return 0
     error = due.pop(0)
     if due:
         Py_AddPendingCall(raise_due, NULL)
@@ -281,20 +363,10 @@ cdef int raise_due(void *nothing) noexcept:
     return -1
 
 
-cdef int signals_off_quietly(list raised) noexcept:
-    """As `signals_off`, but what handlers raise is put into the list. 0 too where they go on raising."""
-    for _ in range(8):
-        try:
-            return signals_off()
-        except BaseException as error:
-            raised.append(error)
-    return 0
-
-
 cdef int raise_later(list raised) except -1:
     """What handlers raised where it would be swallowed is raised after that."""
     due.extend(raised)
-    if due and not being_finalized:
+    if due and not ends:
         Py_AddPendingCall(raise_due, NULL)
     return 0
 
@@ -360,6 +432,7 @@ def whole_close(Py_ssize_t offset, bint anew=False):
     part of a parent's close; called by another thread it returns when that one has.
     """
     cdef dict under_way = {}  # the objects that are being closed, by id: the thread that does
+    closes_under_way.append(under_way)
 
     def decorate(verb):
         def close(self, *args, **kwargs):
@@ -385,6 +458,7 @@ def whole_close(Py_ssize_t offset, bint anew=False):
                 _sleep(0.001)
                 if put_off and me == main_thread:
                     signals_off_again(signals_open())
+                PyErr_CheckSignals()
             if pointer[0] == NULL:
                 return None
             off = signals_off()
@@ -392,7 +466,15 @@ def whole_close(Py_ssize_t offset, bint anew=False):
             try:
                 if not anew and (under_way.setdefault(address, me) != me or pointer[0] == NULL):
                     return close(self, *args, **kwargs)
-                return verb(self, *args, **kwargs)
+                node = getattr(self, "_node", None)
+                if node is not None:
+                    node.close_left()
+                try:
+                    return verb(self, *args, **kwargs)
+                except BaseException:
+                    if node is not None and pointer[0] != NULL:
+                        node.leave(self)
+                    raise
             finally:
                 if under_way.get(address) == me:
                     del under_way[address]
@@ -406,16 +488,22 @@ def whole_close(Py_ssize_t offset, bint anew=False):
 def whole_end(verb):
     """Decorator: a `__del__`, which no signal's handler breaks off, and where none raises."""
     def __del__(self):
+        global ends
         cdef list raised = []
         cdef int off = signals_off_quietly(raised)
+        cdef int main = PyThread_get_thread_ident() == main_thread
         address = id(self)
         being_finalized.add(address)
+        ends += main
         try:
             verb(self)
         finally:
             being_finalized.discard(address)
+            ends -= main
             if off:
                 signals_on()
+                if not put_off:
+                    run_handlers_quietly(raised)
             raise_later(raised)
     __del__ = _wraps(verb)(__del__)
     __del__.our_end = __del__
@@ -440,3 +528,21 @@ def and_end(theirs, end):
     __del__ = _wraps(theirs)(__del__)
     __del__.our_end = end
     return __del__
+
+
+cdef int signals_after_fork() except -1:
+    """In a forked child: what other threads do goes on in the parent only."""
+    global main_thread, put_off, in_verbs, ends
+    me = PyThread_get_thread_ident()
+    for under_way in closes_under_way:
+        for address, thread in list(under_way.items()):
+            if thread != me:
+                del under_way[address]
+    if main_thread != me:
+        main_thread = me
+        put_off = in_verbs = ends = 0
+        due.clear()
+        being_finalized.clear()
+        sv_note_again()
+        sv_let_come()
+    return 0

@@ -6,10 +6,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import operator
+import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -389,3 +392,138 @@ def test_who_saved_our_handler_may_put_it_back(world: World, alarm: None) -> Non
     assert during == [1] and len(got) == 2
     signal.raise_signal(signal.SIGUSR1)
     assert len(got) == 3
+
+
+def test_two_signals_at_once_in_a_verb_that_waits(world: World, alarm: None) -> None:
+    """Both handlers' exceptions come out, one after the other, and neither in the middle of the verb."""
+    inside: list[BaseException] = []
+
+    def other(number: int, frame: object) -> None:
+        raise LookupError("another")
+
+    def verb() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        try:
+            _core.interruptibly(int)
+        except BaseException:
+            try:
+                for _ in range(100):
+                    time.sleep(0)
+            except LookupError as error:
+                inside.append(error)
+            raise
+
+    before = signal.signal(signal.SIGUSR2, other)
+    try:
+        with pytest.raises(LookupError):
+            try:
+                _core.whole(verb)()
+            except TimeoutError:
+                for _ in range(100):
+                    time.sleep(0)
+                raise
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert inside == []
+
+
+def test_a_handler_at_the_way_in_is_broken_into_as_ever(world: World, alarm: None) -> None:
+    """It may wait for another signal."""
+    got: list[str] = []
+
+    def waits(number: int, frame: object) -> None:
+        got.append("begins")
+        os.kill(os.getpid(), signal.SIGUSR2)
+        deadline = time.monotonic() + 10
+        while len(got) < 2 and time.monotonic() < deadline:
+            pass
+        got.append("ends")
+
+    signal.signal(signal.SIGUSR1, waits)
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: got.append("other"))
+    try:
+        # The signal comes, and the verb begins, without a bytecode in between.
+        comes = functools.partial(ctypes.pythonapi.PyErr_SetInterruptEx, int(signal.SIGUSR1))
+        collections.deque(map(operator.call, (comes, _core.whole(int))), 0)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert got == ["begins", "other", "ends"]
+
+
+def test_who_calls_the_handler_before_his_may_come_in_a_verb(world: World, alarm: None) -> None:
+    """As faulthandler does: it is called once more, and not for ever."""
+    got: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    with tempfile.TemporaryFile() as told:
+        _core.whole(faulthandler.register)(signal.SIGUSR1, told, chain=True)
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert len(got) == 1
+            _core.whole(lambda: os.kill(os.getpid(), signal.SIGUSR1))()
+            assert len(got) == 2
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert len(got) == 3
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+        told.seek(0)
+        assert told.read().count(b"most recent call first") == 3
+
+
+def test_what_is_due_waits_for_no_other_threads_end(world: World, alarm: None) -> None:
+    """Another thread's `__del__` may wait for a NIC for long."""
+    begun, over = threading.Event(), threading.Event()
+
+    class Slow:
+        @_core.whole_end
+        def __del__(self) -> None:
+            begun.set()
+            over.wait(20)
+
+    class Number(int):
+        @_core.whole_end
+        def __del__(self) -> None:
+            pass
+
+    thread = threading.Thread(target=lambda: [Slow()].clear())
+    thread.start()
+    assert begun.wait(10)
+    try:
+        with pytest.raises(TimeoutError):
+            collections.deque(map(ctypes.CDLL(None)["raise"], map(Number, [int(signal.SIGUSR1)])), 0)
+            for _ in range(1000):
+                time.sleep(0)
+        assert not over.is_set()
+    finally:
+        over.set()
+        thread.join(20)
+
+
+def test_a_close_that_another_thread_had_begun_before_a_fork(world: World) -> None:
+    """Nobody in the child goes on with it: whoever closes the object there does not wait for that."""
+    begun, over = threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    class Slow:
+        pointer = 1
+
+        @_core.whole_close(0)  # where every object has something
+        def close(self) -> None:
+            if os.getpid() == parent:
+                begun.set()
+                over.wait(20)
+
+    slow = Slow()
+    thread = threading.Thread(target=slow.close)
+    thread.start()
+    assert begun.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        slow.close()
+        os._exit(0)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        over.set()
+        thread.join(20)

@@ -31,13 +31,18 @@ def outer():
 """
 
 
+def closing(what: str) -> str:
+    """An object's name: its close. Else a statement."""
+    return f"ep.{what}.close()" if what.isidentifier() else what
+
+
 def busy(network: Network, faults: Any, outer: str, inner: str, then: str = "pass", alarm: float = 0.3) -> Any:
-    """Host a, and its outer() begun: the close of `outer`, which waits for a NIC that hangs."""
+    """Host a, and its outer(): the close of `outer`, or that statement, which waits for a NIC that hangs."""
     a, _ = network.protected()
     faults.down("a/soft0")
     a(f"ep.wait({AWAY!r}, 20)")
     faults.hang("a/soft1")
-    a(HANDLER.format(inner=f"ep.{inner}.close()", outer=f"ep.{outer}.close()", then=then, alarm=alarm))
+    a(HANDLER.format(inner=closing(inner), outer=closing(outer), then=then, alarm=alarm))
     return a
 
 
@@ -81,3 +86,68 @@ def test_another_thread_closes_it_too(network: Network, faults: Any, what: str) 
     assert a("t.join(20); done") == [1]
     assert a("said") == []
     finish(a, faults)
+
+
+@pytest.mark.parametrize("inner", ["qp", "pd", "cq", "context"])
+def test_a_handler_closes_what_is_being_reset(network: Network, faults: Any, inner: str) -> None:
+    """It is closed, and the verb has nothing left to do."""
+    reset = "attr = qp.QPAttr(); attr.qp_state = e.IBV_QPS_RESET; ep.qp.modify(attr, e.IBV_QP_STATE)"
+    a = busy(network, faults, reset, inner)
+    a.begin("outer()")
+    a.child.expect("^inner$", 20)
+    faults.unhang("a/soft1")
+    assert a.end(30) is None
+    assert a("said") == []
+    finish(a, faults)
+
+
+def test_a_handler_changes_memory_that_is_being_closed(network: Network, faults: Any) -> None:
+    """No backup keeps it."""
+    a = busy(network, faults, "mr", "ep.mr.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, access=1)")
+    a.begin("outer()")
+    a.child.expect("^inner$", 20)
+    faults.unhang("a/soft1")
+    assert a.end(30) is None
+    finish(a, faults)
+    assert "was not destroyed" not in a.child.output, a.child.output[-3000:]
+
+
+@pytest.mark.parametrize("outer", ["pd", "cq", "context"])
+def test_a_close_that_was_broken_off_begins_anew(network: Network, faults: Any, outer: str) -> None:
+    """With all that it closes."""
+    a = busy(network, faults, outer, "mr", "raise Alarm")
+    assert a("outer()") == "raised"
+    faults.unhang("a/soft1")
+    a(f"ep.{outer}.close()")
+    for each in ("qp", "context") if outer == "context" else ("qp",):
+        assert a(f"__import__('shiftverbs.lifetime').lifetime.is_open(ep.{each})") is False
+    finish(a, faults)
+
+
+@pytest.mark.parametrize("what", ["qp", "mr"])
+def test_a_signal_while_an_object_ends(network: Network, faults: Any, what: str) -> None:
+    """What its handler raises comes out after it, and is swallowed by no weak reference's callback."""
+    a = busy(network, faults, what, "qp", alarm=0.3)
+    a(f"""
+def handler(number, frame):
+    raise Alarm
+signal.signal(signal.SIGALRM, handler)
+def came():
+    while signal.getitimer(signal.ITIMER_REAL)[0]:
+        time.sleep(0.01)
+    print('came', flush=True)
+def ends():
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        threading.Thread(target=came).start()
+        del ep.{what}
+        list(map(lambda _: None, range(9)))
+        return 'nothing'
+    except Alarm:
+        return 'raised'
+""")
+    a.begin("ends()")
+    a.child.expect("^came$", 20)
+    faults.unhang("a/soft1")
+    assert a.end(30) == "raised"
+    assert "ignored" not in a.child.output, a.child.output[-3000:]
