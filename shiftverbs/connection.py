@@ -53,6 +53,8 @@ KEYS_TICK_NS = 20_000_000
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
 # Work this old is looked at: is its path alive? (design 7.1)
 WATCHDOG_AGE_NS = 1_000_000_000
+# A QP that works, and is not protected for so long, is told of.
+PAIRING_NS = 5_000_000_000
 # A pair that could not be connected for so long is told of.
 UNFIT_NS = 3_000_000_000
 
@@ -119,6 +121,8 @@ class Connection:
         self.was_protected = False
         self.unlike: set[int] = set()  # pairs that carry traffic, and are to be connected anew when that can be
         self._unfit: dict[int, tuple[int, set[str]]] = {}  # pair -> since when, and what was said of it
+        self._pairing_since_ns: int | None = None
+        self._pairing_told = False
         self._fence_refused = 0  # the rights that were the peer's when it refused our fence all the same
         self._stop_looking()
 
@@ -229,6 +233,12 @@ class Connection:
             elif status is Status.UNPROTECTED:
                 self._publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
         self.timeline.tell()
+
+    def never_protected(self, why: str) -> None:
+        """It cannot be protected as it is connected (why: a sentence), and whoever relies on it is told so."""
+        if self.status is not Status.UNPROTECTED or self.why != why:
+            self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, f"is not protected: {why}")
+        self.set_status(Status.UNPROTECTED, why)
 
     def set_why(self, why: str) -> None:
         """Say what pairing waits for."""
@@ -900,6 +910,7 @@ class Connection:
 
     def watch(self, now_ns: int) -> None:
         """The driver's periodic look (design 7.1): completions nobody polls for, work that is too old, bad ports."""
+        self._watch_pairing(now_ns)
         p = self.protocol
         if p is None or p.over or self.closed:
             return
@@ -929,6 +940,23 @@ class Connection:
         if sends and age_ns > WATCHDOG_AGE_NS and path.ping.alive is False:
             reason = f"no completion on {self.device(p.send_pair)} and no answer to pings"
             self.path_failed(p.send_pair, reason, now_ns, advisory=True)
+
+    def _watch_pairing(self, now_ns: int) -> None:
+        """Tell once of a QP that is at work and not protected yet, and why; and when it is, after that."""
+        if self.closed:
+            return
+        say, number = self.driver.announcements.say, self.shadow.qp_num
+        if self.status is Status.PROTECTED and self._pairing_told:
+            self._pairing_told = False
+            say(logging.INFO, number, "is protected now")
+        if self.status is not Status.PAIRING or "RTS" not in self.shadow.transitions:
+            self._pairing_since_ns = None
+        elif self._pairing_since_ns is None:
+            self._pairing_since_ns = now_ns
+        elif not self._pairing_told and now_ns - self._pairing_since_ns >= PAIRING_NS:
+            self._pairing_told = True
+            after = f"{PAIRING_NS // 10**9} s after it was connected"
+            say(logging.WARNING, number, f"is not protected, {after}: {self.why}")
 
     def _watch_fitness(self, p: PairProtocol, now_ns: int) -> None:
         """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason."""

@@ -67,7 +67,7 @@ class Pairing:
             usable += 1
         if usable == 0:
             reason = shadow.reason(1) if backups else "no backup NIC"
-            c.set_status(c.status.UNPROTECTED, f"no shadow QP: {reason}")
+            c.never_protected(f"no shadow QP: {reason}")
             return
         channel = self.driver.channel
         for k in range(usable + 1):
@@ -80,14 +80,14 @@ class Pairing:
             usable -= 1
         error = channel.port_error(c.nic(0))
         if usable == 0 or error is not None:
-            c.set_status(c.status.UNPROTECTED, error or channel.port_error(c.nic(1)))
+            c.never_protected(error or channel.port_error(c.nic(1)) or "no control port")
             return
         if not self._looked_at(usable):
             return
         try:
             self._publish(usable)
         except (OSError, ValueError) as failure:
-            c.set_status(c.status.UNPROTECTED, f"the QP cannot be published: {failure}")
+            c.never_protected(f"the QP cannot be published: {failure}")
 
     def _looked_at(self, usable: int) -> bool:
         """Whether the NICs were looked at since the application connected the QP; else that is under way.
@@ -210,7 +210,7 @@ class Pairing:
             self._peer_moved(theirs)
             return
         if theirs.life == self._mine.life:
-            c.set_status(c.status.UNPROTECTED, "the QP is connected to itself")
+            c.never_protected("the QP is connected to itself")
             return
         if theirs.peer is None or not theirs.peer.matches(self._mine.default):
             c.set_why("the peer's entry names another QP as its peer")
@@ -258,7 +258,7 @@ class Pairing:
         assert mine is not None and theirs is not None
         pairs = min(len(mine.shadows), len(theirs.shadows), len(theirs.control) - 1) + 1
         if pairs < 2:
-            c.set_status(c.status.UNPROTECTED, "the peer has no backup NIC")
+            c.never_protected("the peer has no backup NIC")
             return
         if [path.endpoint for path in self._paths] != list(theirs.control[:pairs]):
             self._close_paths()  # those of a process that was restarted meanwhile, if any
@@ -288,7 +288,8 @@ class Pairing:
             return
         usable = [path for path in self._paths if path.ready]
         if not usable:
-            c.set_why(f"no control path to the peer: {self._paths[0].failed}")
+            failed = self._paths[0].failed
+            c.set_why(f"no control path to the peer (does each rail carry traffic between these hosts?): {failed}")
             return
         if mine.begins_arm(theirs) and not my_turn:
             self.driver.turns.begin_in_turn(c, functools.partial(self._start_if_ready, my_turn=True))

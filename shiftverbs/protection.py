@@ -38,6 +38,9 @@ _lock = threading.RLock()
 # The protected QPs, by their default ibv_qp, until they are closed.
 _by_pointer: dict[int, ShadowQP] = {}
 
+# What was logged once.
+_told: set[str] = set()
+
 _INIT_ATTRS = (pyverbs.qp.QPInitAttr, pyverbs.qp.QPInitAttrEx)
 
 
@@ -78,7 +81,11 @@ def _new_domain(context: Any) -> tuple[Any, str]:
         logger.warning("%s stays unprotected: %s", context.name, error)
         return None, str(error)
     if domain is None or not domain.backups:
-        return None, f"{context.name} has no backup NIC"
+        why = f"{context.name} has no backup NIC"
+        if why not in _told:
+            _told.add(why)
+            logger.warning("%s: QPs on it are not protected (shiftverbs doctor says which NICs could be)", why)
+        return None, why
     domain.async_events.ours = is_ours
     return domain, ""
 

@@ -397,10 +397,11 @@ class EtcdExchanger(Exchanger):
             if level == logging.WARNING:
                 self._warned_at = now
                 self._outage_told = True
-            logger.log(level, "no exchanger for now: %s", state.reason)
+            text = "etcd cannot be used: %s; protected QPs stay protected, others wait for it (see SHIFTVERBS_ETCD)"
+            logger.log(level, text, state.reason)
         elif self._outage_told:  # of one that was not told of, its end is no news either
             self._outage_told = False
-            logger.info("the exchanger is back")
+            logger.info("etcd can be used again")
         self._state = state
         self._events.append(state)
         self._ring()
