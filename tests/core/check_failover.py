@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Errors withheld and delivered, fence, trim, replay, abort: the driver's primitives of a SWITCH."""
+"""SWITCH on the data path: trim, replay, posts that are refused meanwhile; what is unsafe; misuse."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from fake import (
     BIND_MW,
     CAS,
     FAA,
-    FATAL,
     FENCE,
     FLUSH,
-    LOC_LEN,
-    LOC_PROT,
     LOC_QP_OP,
     LOCAL_INV,
     READ,
     RECV_BIT,
-    REM_ACCESS,
-    REM_INV,
     RETRY_EXC,
-    RNR_EXC,
     SEND,
     SEND_IMM,
     SEND_INV,
@@ -42,383 +36,6 @@ from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from shiftverbs import _core
 
 Make = Callable[..., World]
-RESP_TIMEOUT, GENERAL = 20, 21
-
-
-# --- which errors are withheld
-
-
-@pytest.mark.parametrize("status", [RETRY_EXC, FLUSH, LOC_QP_OP, FATAL, GENERAL, RESP_TIMEOUT])
-def test_path_errors_are_withheld(guarded: World, status: int) -> None:
-    w = guarded
-    for i in range(3):
-        w.send(i)
-    w.recv(10)
-    w.hw[0].complete()
-    w.hw[0].fail_send(status, 0x81)
-    w.hw[0].flush()
-    assert w.poll() == [(0, SUCCESS)]
-    assert w.events() == [(_core.EV_ERROR, 0, status, 0x81)], "once per pair"
-    assert (
-        w.qp.outstanding == (2, 1) and w.qp.first_error(0) == (status, 0x81) and w.qp.first_error(1) is None
-    )
-    assert w.qp.guarded
-
-
-@pytest.mark.parametrize("status", [LOC_LEN, LOC_PROT, REM_ACCESS, REM_INV, 11, RNR_EXC, 6, 7, 8])
-def test_the_application_s_errors_are_delivered(guarded: World, status: int) -> None:
-    w = guarded
-    for i in range(3):
-        w.send(i, flags=0 if i == 1 else SIGNALED)
-    w.hw[0].fail_send(status, 0x42)
-    w.hw[0].flush()
-    n, wcs = w.scq.poll(8)
-    assert [(wc.wr_id, wc.status, wc.vendor_err) for wc in wcs] == [
-        (0, status, 0x42),
-        (1, FLUSH, 0),
-        (2, FLUSH, 0),
-    ]
-    assert w.events() == [(_core.EV_APP_ERROR, 0, status, 0x42)]
-    assert not w.qp.guarded
-    w.send(9)
-    w.hw[0].flush()
-    assert w.poll() == [(9, FLUSH)]
-
-
-def test_a_receive_s_own_error_is_delivered(guarded: World) -> None:
-    w = guarded
-    w.recv(1, 2)
-    w.hw[0].fail_recv(LOC_LEN, 3)
-    w.hw[0].flush()
-    assert w.poll() == [(1, LOC_LEN), (2, FLUSH)]
-    assert w.events() == [(_core.EV_APP_ERROR, 0, LOC_LEN, 3)]
-
-
-def test_flush_seen_before_the_application_s_own_error_comes_out_with_it(guarded: World) -> None:
-    """A receive error flushes the send queue; the application may poll the send CQ first."""
-    w = guarded
-    w.send(1)
-    w.send(2, flags=0)
-    w.recv(10, 2)
-    w.hw[0].fail_send(FLUSH, 0x11)
-    w.hw[0].fail_send(FLUSH)
-    assert w.poll_cq(w.scq) == []
-    w.hw[0].fail_recv(LOC_LEN)
-    w.hw[0].flush()
-    assert w.poll_cq(w.rcq) == [(10, LOC_LEN), (11, FLUSH)]
-    assert w.poll_cq(w.scq) == [(1, FLUSH), (2, FLUSH)]
-    assert [e[0] for e in w.events()] == [_core.EV_ERROR, _core.EV_APP_ERROR]
-    assert w.qp.outstanding == (0, 0)
-
-
-@pytest.mark.parametrize("polled_before", [False, True])
-def test_the_application_s_error_found_by_a_fence(guarded: World, polled_before: bool) -> None:
-    """The peer saw its side of the error first and began a SWITCH: the error is still the application's."""
-    w = guarded
-    for i in range(3):
-        w.send(i, flags=0 if i == 0 else SIGNALED)
-    w.recv(10)
-    w.hw[0].complete()
-    w.qp.close_send()
-    w.qp.close_recv()
-    w.qp.begin_fence(0)
-    w.send(3)
-    w.recv(11)
-    w.hw[0].fail_send(REM_ACCESS, 0x88)
-    if polled_before:
-        assert w.poll() == [(1, REM_ACCESS)]
-    w.hw[0].flush()
-    w.scq.drain(0)
-    w.rcq.drain(0)
-    assert (_core.EV_APP_ERROR, 0, REM_ACCESS, 0x88) in w.events()
-    # Another pair may be at work as well: nothing is given back before the driver has stopped them all.
-    assert w.qp.ending
-    assert w.poll() == ([] if polled_before else [(1, REM_ACCESS)])
-    w.send(4)
-    w.recv(12)
-    assert w.poll() == []
-    w.qp.abort(FLUSH)
-    assert w.poll() == [(2, FLUSH), (3, FLUSH), (4, FLUSH), (10, FLUSH), (11, FLUSH), (12, FLUSH)]
-    assert w.qp.outstanding == (0, 0) and not w.qp.guarded and not w.qp.ending
-
-
-def test_messages_arrive_until_the_end_and_errors_wait_for_it(guarded: World) -> None:
-    """One direction is at home, where the application's own error comes; the other one receives on."""
-    w = guarded
-    for i in (10, 11, 12):
-        w.recv(i)
-    w.qp.move_recv(1)
-    w.send(1)
-    w.send(2)
-    w.hw[0].fail_send(LOC_PROT)
-    w.hw[0].flush()
-    assert w.poll() == [(1, LOC_PROT)]
-    assert w.qp.ending and not w.qp.send_is_open and not w.qp.recv_is_open
-    w.hw[1].receive()
-    w.rcq.drain(1)
-    assert w.poll() == [(10, 0)]
-    w.qp.begin_fence(1)
-    w.hw[1].flush()
-    w.rcq.drain(1)
-    assert w.poll() == []
-    w.qp.pump()
-    w.qp.move_cancel()
-    w.send(3)
-    assert w.poll() == [] and w.hw[0].count() == 2
-    w.qp.abort(FLUSH, 0, still_ending=True)
-    assert w.poll() == [(2, FLUSH), (3, FLUSH), (11, FLUSH), (12, FLUSH)]
-    w.send(4)
-    assert w.poll() == [] and w.qp.ending  # the default QP may still work
-    w.qp.abort(FLUSH)
-    assert w.poll() == [(4, FLUSH)] and not w.qp.ending
-    w.send(5)
-    assert w.hw[0].count() == 3
-
-
-def test_the_end_is_forgotten_with_a_reset(guarded: World) -> None:
-    w = guarded
-    w.send(1)
-    w.qp.begin_end()
-    w.hw[0].fail_send(RETRY_EXC)
-    assert w.poll() == []
-    w.qp.reset_journal()
-    assert not w.qp.ending and w.qp.is_plain
-
-
-def test_an_application_s_error_on_a_stale_receive_is_nobody_s(guarded: World) -> None:
-    w = guarded
-    w.recv(10)
-    w.qp.move_recv(1)
-    w.hw[0].fail_recv(LOC_LEN)
-    assert w.poll() == [] and w.qp.guarded
-    assert w.kinds() == [_core.EV_ERROR]
-
-
-def test_an_error_that_repeats_on_another_pair_is_the_application_s(guarded: World) -> None:
-    w = guarded
-    w.send(1)
-    w.send(2)
-    w.hw[0].fail_send(LOC_QP_OP)
-    assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
-    w.fence(0)
-    w.switch(1, 0)
-    w.events()
-    w.hw[1].fail_send(LOC_QP_OP, 5)
-    w.hw[1].flush()
-    assert w.poll() == [(1, LOC_QP_OP)]
-    assert (_core.EV_APP_ERROR, 1, LOC_QP_OP, 5) in w.events()
-    w.qp.abort(FLUSH)
-    assert w.poll() == [(2, FLUSH)]
-
-
-def test_retry_exc_on_every_pair_stays_a_path_error(make: Make) -> None:
-    w = make(nics=3)
-    w.protect()
-    w.send(1)
-    for k in range(3):
-        w.hw[k].fail_send(RETRY_EXC)
-        assert w.poll() == []
-        assert (_core.EV_ERROR, k, RETRY_EXC, 0) in w.events()
-        w.fence(k)
-        if k < 2:
-            w.switch(k + 1, 0)
-
-
-def test_not_guarded_or_touched_delivers_everything(guarded: World) -> None:
-    w = guarded
-    w.qp.app_touched()
-    w.send(1)
-    w.recv(2)
-    w.hw[0].fail_send(RETRY_EXC)
-    w.hw[0].flush()
-    assert w.poll() == [(1, RETRY_EXC), (2, FLUSH)]
-    assert w.events() == []
-
-
-def test_clear_error_lets_the_next_one_through(guarded: World) -> None:
-    w = guarded
-    for i in range(2):
-        w.send(i)
-        w.hw[0].fail_send(FLUSH)
-        w.poll()
-        assert w.kinds() == [_core.EV_ERROR]
-        w.qp.clear_error(0)
-
-
-def test_the_error_that_says_why_goes_before_a_flush(guarded: World) -> None:
-    w = guarded
-    w.recv(1)
-    w.send(2)
-    w.hw[0].fail_recv(FLUSH)
-    w.hw[0].fail_send(RETRY_EXC, 0x81)
-    w.poll_cq(w.rcq)
-    assert w.qp.first_error(0) == (FLUSH, 0)
-    w.poll_cq(w.scq)
-    assert w.qp.first_error(0) == (RETRY_EXC, 0x81)
-
-
-# --- fence
-
-
-def test_fence_needs_an_error_on_one_queue_and_a_flush_on_the_other(guarded: World) -> None:
-    w = guarded
-    w.send(1)
-    w.recv(2)
-    w.qp.begin_fence(0)
-    assert w.qp.fence_state(0) == (False, False) and w.events() == []
-    assert w.qp.post_marker(0) == 0
-    marker, receive = w.hw[0].post(-1), w.hw[0].post(-1, recv=True)
-    assert marker.opcode == SEND and marker.num_sge == 0 and marker.flags == SIGNALED
-    assert marker.wr_id >> 60 == 1 and receive.wr_id >> 60 == 8 + 1 and receive.num_sge == 0
-    w.hw[0].complete()
-    assert w.poll() == [(1, SUCCESS)], "a success counts during the fence"
-    w.hw[0].fail_recv(FLUSH)
-    w.rcq.drain(0)
-    assert w.qp.fence_state(0) == (False, True) and w.qp.fence_drained(0) == (False, False)
-    w.hw[0].flush()
-    w.scq.drain(0)
-    w.rcq.drain(0)
-    assert w.qp.fence_state(0) == (True, True) and w.qp.fence_drained(0) == (True, True)
-    assert w.events() == [(_core.EV_RQ_FENCED, 0, 0, 0), (_core.EV_SQ_FENCED, 0, 0, 0)]
-    assert w.poll() == [] and w.qp.outstanding == (0, 1)
-
-
-def test_unsignaled_tail_fence(guarded: World) -> None:
-    """Golden scenario unsignaled_tail_fence: acknowledged unsignaled work never flushes; the marker shows the end."""
-    w = guarded
-    w.send(1, WRITE, 0)
-    w.send(2, WRITE, 0)
-    w.hw[0].complete(2)
-    w.qp.begin_fence(0)
-    w.scq.drain(0)
-    assert w.qp.fence_state(0) == (False, True), "an empty receive queue is fenced"
-    assert w.qp.post_marker(0) == 0
-    w.hw[0].flush()
-    w.scq.drain(0)
-    assert w.qp.fence_state(0) == (True, True)
-    assert w.poll() == []
-
-
-def test_what_was_seen_before_the_fence_counts(guarded: World) -> None:
-    w = guarded
-    w.send(1)
-    w.recv(2)
-    w.hw[0].fail_send(RETRY_EXC)
-    w.hw[0].flush()
-    w.poll()
-    w.events()
-    w.qp.begin_fence(0)
-    assert w.events() == [(_core.EV_SQ_FENCED, 0, 0, 0), (_core.EV_RQ_FENCED, 0, 0, 0)]
-    w.qp.begin_fence(0)
-    assert w.events() == []
-
-
-def test_marker_that_is_refused(guarded: World) -> None:
-    w = guarded
-    w.qp.begin_fence(0)
-    w.hw[0].fail(0, errno.EINVAL)
-    assert w.qp.post_marker(0) == errno.EINVAL
-    w.hw[0].fail(0, errno.EIO, recv=True)
-    assert w.qp.post_marker(0) == errno.EIO
-    assert w.qp.fence_drained(0) == (False, False)
-
-
-def test_markers_and_dummies_never_reach_the_application(world: World) -> None:
-    """Also where the QP is not guarded."""
-    w = world
-    w.qp.post_marker(0)
-    w.qp.post_arm_send(0)
-    w.qp.post_arm_recv(0)
-    w.qp.post_fence_write(0, 0)
-    w.hw[0].complete(3)
-    w.hw[0].receive(2)
-    assert w.poll() == []
-    assert w.scq.swallowed == 3 and w.rcq.swallowed == 2
-
-
-def test_own_wrs_fit_beside_a_full_queue(guarded: World) -> None:
-    w = guarded
-    for i in range(w.max_send):
-        w.send(i)
-    w.recv(0, w.max_recv)
-    assert w.qp.post_marker(0) == 0 and w.qp.post_marker(0) == 0
-
-
-@pytest.mark.parametrize("fenced_before", [False, True])
-def test_fence_that_begins_while_a_reset_is_under_way(guarded: World, fenced_before: bool) -> None:
-    """ARM resets an idle pair, and before the NIC has answered a SWITCH fences it: the fence is of the new life."""
-    w = guarded
-    if fenced_before:
-        w.send(1)
-        w.recv(2)
-        w.fence(0)
-    w.qp.forget_pair(0)  # ARM: the command is on its way
-    w.qp.begin_fence(0)  # SWITCH
-    w.reset_pair(0)
-    assert w.qp.post_arm_recv(0) == 0
-    assert w.qp.fence_state(0) == (False, False)
-    assert w.qp.post_marker(0) == 0
-    w.hw[0].flush()
-    w.scq.drain(0)
-    w.rcq.drain(0)
-    assert w.qp.fence_state(0) == (True, True)
-    w.qp.forget_pair(0)
-    w.reset_pair(0)
-    w.switch(0, 0)
-    w.events()
-    w.send(5)
-    w.hw[0].fail_send(RETRY_EXC)
-    w.poll()
-    assert w.kinds() == [_core.EV_ERROR], "the life after that is not fenced"
-
-
-def test_fence_of_a_pair_whose_reset_failed(guarded: World) -> None:
-    w = guarded
-    w.recv(2)
-    w.qp.forget_pair(0)
-    w.qp.begin_fence(0)
-    assert w.qp.post_marker(0) == 0
-    w.hw[0].flush()
-    w.scq.drain(0)
-    w.rcq.drain(0)
-    assert w.qp.fence_state(0) == (True, True) and w.qp.outstanding == (0, 1)
-
-
-def test_late_wcs_of_a_forgotten_pair_and_of_an_old_generation(guarded: World) -> None:
-    w = guarded
-    w.send(1)
-    w.recv(2)
-    w.fence(0)
-    old_send, old_recv = w.hw[0].post(0).wr_id, w.hw[0].post(0, recv=True).wr_id
-    w.events()
-
-    def late() -> None:
-        w.scqs[0].push(old_send, SUCCESS, w.qp_num)
-        w.scqs[0].push(old_send, FLUSH, w.qp_num)
-        w.rcqs[0].push(old_recv, SUCCESS, w.qp_num)
-        assert w.poll() == [] and w.events() == [] and w.qp.outstanding == (1, 1)
-
-    late()
-    w.reset_pair(0)
-    late()
-    w.switch(0, 0)
-    late()
-    assert w.hw[0].post(-1).wr_id == (1 << 56) | 0
-    w.hw[0].complete()
-    w.hw[0].receive()
-    assert w.poll() == [(1, SUCCESS), (2, SUCCESS)]
-
-
-def test_generations_wrap(guarded: World) -> None:
-    w = guarded
-    for i in range(40):
-        w.send(i)
-        w.fence(0)
-        w.reset_pair(0)
-        w.switch(0, i)
-        assert w.hw[0].post(-1).wr_id == ((i + 1) % 16) << 56 | i
-        w.hw[0].complete()
-        assert w.poll() == [(i, SUCCESS)]
 
 
 # --- SWITCH: trim and replay
@@ -529,6 +146,17 @@ def test_proven_writes_are_not_sent_again(guarded: World) -> None:
     w.switch(1, 1)
     assert seqs(w.hw[1].posts()) == [4] and w.hw[1].post(0).rkey == 1007
     assert w.poll() == [(3, SUCCESS)]
+
+
+def test_a_read_before_a_fenced_wr_that_arrived_is_proven(guarded: World) -> None:
+    """The fence waited for the READ's response: reading again would show what came later."""
+    w = guarded
+    w.send(0, READ)
+    w.send(1, flags=SIGNALED | FENCE)
+    w.send(2)
+    w.fence(0)
+    w.switch(1, 1)
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
 
 
 @pytest.mark.parametrize("peer_rx", [0, 4, 10**18])
@@ -872,87 +500,6 @@ def test_unsafe_opcodes(guarded: World, opcode: int, why: str) -> None:
     w.qp.close_send()
     w.send(2, opcode, sges=None if opcode in (CAS, FAA) else [])
     assert w.qp.unsafe_reason() is None
-
-
-# --- abort
-
-
-def test_abort_delivers_the_original_errors_in_order(guarded: World) -> None:
-    w = guarded
-    for i in range(4):
-        w.send(i, flags=0 if i == 2 else SIGNALED)
-    w.recv(10, 2)
-    w.hw[0].complete()
-    w.hw[0].fail_send(RETRY_EXC, 0x81)
-    w.hw[0].flush()
-    w.poll()
-    w.fence(0)
-    w.send(4)
-    w.qp.abort()
-    n, wcs = w.scq.poll(16)
-    assert [(wc.wr_id, wc.status, wc.vendor_err, wc.qp_num) for wc in wcs] == [
-        (1, RETRY_EXC, 0x81, w.qp_num),
-        (2, FLUSH, 0, w.qp_num),
-        (3, FLUSH, 0, w.qp_num),
-        (4, FLUSH, 0, w.qp_num),
-    ]
-    assert w.poll_cq(w.rcq) == [(10, FLUSH), (11, FLUSH)]
-    assert not w.qp.guarded and w.qp.outstanding == (0, 0)
-    assert (w.qp.send_pair, w.qp.recv_pair, w.qp.send_is_open, w.qp.recv_is_open) == (0, 0, True, True)
-    # The QP is in ERR: what the application posts now is flushed, and it sees that.
-    w.send(5)
-    w.recv(12)
-    w.hw[0].flush()
-    assert w.poll() == [(5, FLUSH), (12, FLUSH)]
-
-
-def test_abort_with_flushes_still_to_come(guarded: World) -> None:
-    w = guarded
-    for i in range(3):
-        w.send(i)
-    w.recv(10)
-    w.qp.abort(RETRY_EXC, 7)
-    assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH), (10, FLUSH)]
-    w.hw[0].flush()
-    assert w.poll() == [], "they had theirs"
-    w.send(3)
-    w.hw[0].flush()
-    assert w.poll() == [(3, FLUSH)]
-
-
-def test_abort_after_a_trim_shows_no_success_behind_an_error(guarded: World) -> None:
-    w = guarded
-    w.send(0, READ)
-    w.send(1)
-    w.send(2)
-    w.fence(0)
-    w.switch(1, 1)
-    w.fence(1)
-    w.qp.abort(RETRY_EXC)
-    assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH)]
-
-
-def test_a_read_before_a_fenced_wr_that_arrived_is_proven(guarded: World) -> None:
-    """The fence waited for the READ's response: reading again would show what came later."""
-    w = guarded
-    w.send(0, READ)
-    w.send(1, flags=SIGNALED | FENCE)
-    w.send(2)
-    w.fence(0)
-    w.switch(1, 1)
-    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
-
-
-def test_abort_of_nothing(guarded: World) -> None:
-    guarded.qp.abort()
-    guarded.qp.abort()
-    assert guarded.poll() == [] and not guarded.qp.guarded
-
-
-def test_abort_without_recorded_error(guarded: World) -> None:
-    guarded.send(0)
-    guarded.qp.abort()
-    assert guarded.poll() == [(0, RETRY_EXC)]
 
 
 # --- misuse
