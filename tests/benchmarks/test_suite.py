@@ -66,7 +66,6 @@ def fake_rows() -> list[rows.Row]:
 
 
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     lines = [Timeline("send", "switch", "shiftverbs", [(-0.1, 5.0), (0.1, 0.0), (0.2, 5.0)], 0.15)]
     written = figures.draw(tmp_path, fake_rows(), lines, [], "a machine")
     assert {path.name for path in written} == {

@@ -139,7 +139,8 @@ def test_plain_view_shows_tables_problems_and_verdict():
 
 
 def test_live_view_draws_and_closes(monkeypatch):
-    rich_console = pytest.importorskip("rich.console")
+    import rich.console as rich_console
+
     from shiftverbs.demo.report import LiveView
 
     monkeypatch.setenv("TERM", "xterm-256color")  # rich draws nothing live on a dumb one

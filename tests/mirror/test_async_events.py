@@ -162,18 +162,24 @@ def test_each_of_two_waiting_threads_gets_its_event(device: Device) -> None:
     assert sorted(event.event_type for event in got) == [9, 10]
 
 
-def test_a_listener_that_fails_wakes_who_waits(device: Device) -> None:
+def test_a_listener_that_fails_wakes_who_waits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a signal's handler raises in the driver, in another thread than the one that waits for events."""
     wait, taken = os.pipe()
     events = AsyncEvents(4711, wait, device.take)  # the device's own descriptor wakes nobody: the event is taken
     got: list[Any] = []
-    reader = threading.Thread(target=lambda: got.append(events.get()))
-    reader.start()
+    found_nothing, wait_readable = threading.Event(), async_events.wait_readable
+
+    def waits(fd: int, also: int = -1) -> None:
+        found_nothing.set()
+        wait_readable(fd, also)
 
     def fail(event: Any) -> None:
         raise ValueError(event.type)
 
-    reader.join(0.1)
+    monkeypatch.setattr(async_events, "wait_readable", waits)
+    reader = threading.Thread(target=lambda: got.append(events.get()))
+    reader.start()
+    assert found_nothing.wait(10)
     events.listener = fail
     device.happens(7)
     with pytest.raises(ValueError):

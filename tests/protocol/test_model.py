@@ -16,9 +16,6 @@ from shiftverbs.state_machine import SendState
 
 MODEL = ROOT / "docs" / "model" / "failover.pml"
 TEXT = MODEL.read_text()
-needs_spin = pytest.mark.skipif(
-    shutil.which("spin") is None, reason="spin is not installed (apt-get install spin)"
-)
 
 
 def names(kind: str) -> set[str]:
@@ -40,6 +37,7 @@ def test_phases_and_steps_are_those_of_the_messages() -> None:
 
 def check(folder: Path, *options: str, cycles: bool = False) -> str:
     """Let spin look at every state; return what it says. Raises CalledProcessError where it does not compile."""
+    assert shutil.which("spin"), "no spin: `make setup` installs it"
     subprocess.run(
         ["spin", "-a", *options, str(MODEL)], cwd=folder, check=True, capture_output=True, timeout=120
     )
@@ -51,7 +49,6 @@ def check(folder: Path, *options: str, cycles: bool = False) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240).stdout
 
 
-@needs_spin
 @pytest.mark.parametrize("options", [[], ["-DPAIRS=3", "-DN=1"]], ids=["two pairs", "three pairs"])
 def test_exactly_once_and_no_deadlock(options: list[str], tmp_path: Path) -> None:
     said = check(tmp_path, *options)
@@ -62,12 +59,10 @@ def test_exactly_once_and_no_deadlock(options: list[str], tmp_path: Path) -> Non
     assert int(stored.group(1)) > 10_000
 
 
-@needs_spin
 def test_no_livelock(tmp_path: Path) -> None:
     assert "errors: 0" in check(tmp_path, cycles=True)
 
 
-@needs_spin
 @pytest.mark.parametrize("mutation", sorted(set(re.findall(r"MUTATION_\w+", TEXT))))
 def test_the_model_notices(mutation: str, tmp_path: Path) -> None:
     assert "assertion violated" in check(tmp_path, f"-D{mutation}")
