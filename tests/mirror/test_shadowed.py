@@ -1,15 +1,16 @@
-"""The mirror with failover running, on the software RNIC and a real etcd (the programs are in shadowed.py)."""
+"""The mirror with failover running, on the software RNIC and a real etcd. Programs: shadowed.py, shadowed_ends.py."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 from harness import EtcdServer, Spawn
 
-SCRIPT = Path(__file__).with_name("shadowed.py")
+SCRIPTS = {path: path.read_text() for path in Path(__file__).parent.glob("shadowed*.py")}
 SPECIAL = {"teardown_in_any_order", "required", "unknown_backup", "no_backup"}
 PLAIN = [
     "every_resource_has_its_shadow",
@@ -44,18 +45,18 @@ def run(
     spawn: Spawn, etcd: EtcdServer, job: str, name: str, env: dict[str, str] | None = None, nics: str = "1"
 ) -> float:
     """Run one program; returns how long it took, in seconds."""
-    path = os.pathsep.join([*map(str, SCRIPT.parents[1:3]), os.environ.get("PYTHONPATH", "")])
+    (script,) = (path for path, source in SCRIPTS.items() if f"\n@check\ndef {name}(" in source)
+    path = os.pathsep.join([*map(str, script.parents[1:3]), os.environ.get("PYTHONPATH", "")])
     variables = {"SHIFTVERBS_ETCD": etcd.endpoint, "SHIFTVERBS_JOB": job, "PYTHONPATH": path, **(env or {})}
     started = time.monotonic()
-    child = spawn(str(SCRIPT), name, env=variables, softrnic=nics, name=name)
+    child = spawn(str(script), name, env=variables, softrnic=nics, name=name)
     assert child.succeed(60).splitlines()[-1:] == ["passed"], child.output
     return time.monotonic() - started
 
 
 def test_every_program_is_run() -> None:
-    source = SCRIPT.read_text()
-    assert source.count("\n@check\n") == len(PLAIN) + len(SPECIAL)
-    assert all(f"\ndef {name}(" in source for name in {*PLAIN, *SPECIAL})
+    found = re.findall(r"\n@check\ndef (\w+)\(", "".join(SCRIPTS.values()))
+    assert sorted(found) == sorted([*PLAIN, *SPECIAL])
 
 
 @pytest.mark.parametrize("name", PLAIN)
