@@ -91,17 +91,21 @@ class OutsideTheLock(logging.Filter):
         super().__init__()
         self._held = held
         self._kept: collections.deque[logging.LogRecord] = collections.deque()
-        self._loggers = [
-            each
+        self._loggers = {
+            name: each
             for name, each in list(logging.root.manager.loggerDict.items())
             if name.startswith("shiftverbs.") and isinstance(each, logging.Logger)
-        ]
-        for each in self._loggers:
+        }
+        for each in self._loggers.values():
             each.addFilter(self)
+            # Remembered by the logger. Else it asks under a lock of logging's own, which a signal's handler that raises
+            # in a logging call of the program's may have left locked: the control thread must not wait for it.
+            for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+                each.isEnabledFor(level)
 
     def close(self) -> None:
         """Let everything pass from now on: in a forked child, whose threads may be taken for the holder."""
-        for each in self._loggers:
+        for each in self._loggers.values():
             each.removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -118,4 +122,4 @@ class OutsideTheLock(logging.Filter):
                 record = self._kept.popleft()
             except IndexError:  # another thread was quicker
                 return
-            logging.getLogger(record.name).callHandlers(record)
+            self._loggers[record.name].callHandlers(record)

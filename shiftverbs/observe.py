@@ -218,7 +218,8 @@ class Stats:
 _lock = threading.Lock()
 _subscriptions: list[Subscription] = []
 # SimpleQueue.put never blocks and may be called from anywhere, even from a finalizer in the middle of a put.
-_queue: queue.SimpleQueue[Event | threading.Event] = queue.SimpleQueue()
+# What is no event is locked, and to be released when everything before it was delivered.
+_queue: queue.SimpleQueue[Event | threading.Lock] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
 _fork_hook = False
 _published = 0
@@ -270,9 +271,11 @@ def flush(timeout_s: float = 5.0) -> bool:
         return _queue.empty()
     if threading.current_thread() is _thread:
         return False
-    mark = threading.Event()
+    # No Event: a signal's handler that raises inside one may leave its lock to this thread, for which ours would wait.
+    mark = threading.Lock()
+    mark.acquire()
     _queue.put(mark)
-    return mark.wait(timeout_s)
+    return mark.acquire(timeout=timeout_s)
 
 
 def stats() -> Stats:
@@ -291,11 +294,11 @@ def _ensure_thread() -> None:
             _thread.start()
 
 
-def _run(source: queue.SimpleQueue[Event | threading.Event]) -> None:
+def _run(source: queue.SimpleQueue[Event | threading.Lock]) -> None:
     while True:
         item = source.get()
-        if isinstance(item, threading.Event):
-            item.set()
+        if not isinstance(item, Event):
+            item.release()
             continue
         with _lock:
             receivers = tuple(_subscriptions)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Logging's own lock may stay taken: a signal's handler raised in a logging call of the program's. Failover goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shiftverbs import announce, observe
+
+
+@pytest.fixture
+def module_lock_taken() -> Iterator[None]:
+    """By a thread that never gives it back before the test is over."""
+    taken, over = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with logging._lock:  # type: ignore[attr-defined]
+            taken.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    assert taken.wait(10)
+    yield
+    over.set()
+    thread.join(10)
+
+
+@pytest.fixture
+def outside() -> Iterator[announce.OutsideTheLock]:
+    for each in (announce.logger, logging.root):
+        each.manager._clear_cache()  # type: ignore[attr-defined]
+    made = announce.OutsideTheLock(lambda: held.locked())
+    yield made
+    made.close()
+
+
+held = threading.Lock()
+
+
+class Kept(logging.Handler):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def handler() -> Iterator[Kept]:
+    made = Kept()
+    announce.logger.addHandler(made)
+    yield made
+    announce.logger.removeHandler(made)
+
+
+def test_what_was_kept_under_the_drivers_lock_is_written(
+    outside: announce.OutsideTheLock, handler: Kept, module_lock_taken: None
+) -> None:
+    def work() -> None:
+        said = announce.Announcements()
+        with held:
+            said.say(logging.WARNING, 0x11, "leaves")
+            said.say(logging.DEBUG, 0x11, "nobody wants this")
+            said.flush()
+            assert handler.texts == []
+        outside.write()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and handler.texts == ["QP 0x11: leaves"]
+
+
+def test_flush_tells_whether_everything_was_delivered() -> None:
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def slow(event: observe.Event) -> None:
+        stuck.set()
+        assert go_on.wait(10)
+
+    with observe.subscribe(slow):
+        observe.publish(observe.Unprotected(qp_num=1, device="soft0"))
+        assert stuck.wait(10)
+        assert not observe.flush(0.01)
+        go_on.set()
+        assert observe.flush(10)
