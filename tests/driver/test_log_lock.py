@@ -6,15 +6,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from shiftverbs import announce, observe
 
 
-@pytest.fixture
+@contextmanager
 def module_lock_taken() -> Iterator[None]:
-    """By a thread that never gives it back before the test is over."""
+    """By a thread that does not give it back within. Not a fixture: pytest needs the lock itself after each test."""
     taken, over = threading.Event(), threading.Event()
 
     def keep() -> None:
@@ -25,9 +26,11 @@ def module_lock_taken() -> Iterator[None]:
     thread = threading.Thread(target=keep)
     thread.start()
     assert taken.wait(10)
-    yield
-    over.set()
-    thread.join(10)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def handler() -> Iterator[Kept]:
 
 
 def test_what_was_kept_under_the_drivers_lock_is_written(
-    outside: announce.OutsideTheLock, handler: Kept, module_lock_taken: None
+    outside: announce.OutsideTheLock, handler: Kept
 ) -> None:
     def work() -> None:
         said = announce.Announcements()
@@ -74,8 +77,9 @@ def test_what_was_kept_under_the_drivers_lock_is_written(
         outside.write()
 
     thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(10)
+    with module_lock_taken():
+        thread.start()
+        thread.join(10)
     assert not thread.is_alive() and handler.texts == ["QP 0x11: leaves"]
 
 
