@@ -38,6 +38,8 @@ _lock = threading.RLock()
 # The protected QPs, by their default ibv_qp, until they are closed.
 _by_pointer: dict[int, ShadowQP] = {}
 
+_CLOSED = "its context is closed"
+
 # What was logged once.
 _told: set[str] = set()
 
@@ -61,9 +63,12 @@ def domain_of(creator: Any) -> tuple[Any, str]:
     if not creator._domain_known:
         with _lock:
             if not creator._domain_known:
-                if not creator._why:
-                    creator._domain, creator._why = _new_domain(creator)
-                creator._domain_known = True
+                found = (None, creator._why) if creator._why else _new_domain(creator)
+                if not creator._domain_known:  # a signal's handler may have made something of it meanwhile
+                    creator._domain, creator._why = found
+                    creator._domain_known = True
+    if not pyverbs_objects.pointer(creator):  # or closed it
+        return None, _CLOSED
     if creator._domain is not None and creator._domain.runtime.is_inherited:
         return None, runtime.FORKED
     return creator._domain, creator._why
@@ -80,6 +85,8 @@ def _new_domain(context: Any) -> tuple[Any, str]:
             raise
         logger.warning("%s stays unprotected: %s", context.name, error)
         return None, str(error)
+    if not pyverbs_objects.pointer(context):
+        return None, _CLOSED
     if domain is None or not domain.backups:
         why = f"{context.name} has no backup NIC"
         if why not in _told:

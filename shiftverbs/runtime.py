@@ -116,18 +116,21 @@ class Runtime:
         return self.pid != os.getpid()
 
     def domain(self, context: Any) -> Domain | None:
-        """The domain of an application's Context; None where its device has no backup.
+        """The domain of an application's Context; None where its device has no backup, or it was closed meanwhile.
 
         Raises BackupError where SHIFTVERBS_BACKUP cannot be followed.
         """
         backup_map = dict(self.config.backup) if self.config.backup is not None else {}
         nic, backups = self.nics.for_device(context.name, backup_map)
         nic.wait_open(3.0)
+        pointer = pyverbs_objects.pointer(context)
+        if context._domain is not None or not pointer:
+            found: Domain | None = context._domain  # a signal's handler made it, or closed the Context, in these waits
+            return found
         if not nic.is_open:
             raise BackupError(f"{nic.name} cannot be opened a second time: {nic.error}")
         if not backups:
             return None
-        pointer = pyverbs_objects.pointer(context)
         events = async_events.AsyncEvents(pointer, pyverbs_objects.async_fd(context), _nic.get_async_event)
         domain = Domain(self, nic, backups, events)
         events.listener = self._on_application_event

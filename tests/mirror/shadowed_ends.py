@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from one_process import Verbs, collect
@@ -233,6 +234,43 @@ def made_from_what_a_forked_child_inherited(v: Verbs) -> None:
     assert not any(nic.worker.pending() for nic in ctx._domain.backups)
     assert first.shift.status == "PROTECTED"
     ctx.close()
+
+
+@check
+def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
+    """A Context has one domain, whoever asked first; one closed meanwhile has none."""
+    backup, waiting = shiftverbs.backup, shiftverbs.waiting
+    in_slices, made = waiting.in_slices, []
+
+    def signalled(*args: Any) -> bool:
+        backup.in_slices = in_slices
+        signal.raise_signal(signal.SIGALRM)
+        waiting.look_for_signals()  # as between two slices
+        return in_slices(*args)
+
+    def pd_amid(ctx: Any, handler: Callable[[], Any]) -> Any:
+        signal.signal(signal.SIGALRM, lambda *_: made.append(handler()))
+        backup.in_slices = signalled
+        pd = v.pd.PD(ctx)
+        assert backup.in_slices is in_slices and len(made) == 1
+        return pd
+
+    ctx = v.context()
+    pd = pd_amid(ctx, lambda: v.pd.PD(ctx))
+    watched = shiftverbs.runtime.current().driver.nic_events._watched_events
+    assert pd._shadow.domain is made.pop()._shadow.domain is ctx._domain
+    first, second = v.pair(ctx, pd, v.cq.CQ(ctx, 20))
+    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    assert watched == {ctx._domain.async_events}, watched
+    ctx.close()
+    assert not watched
+    for use in (lambda: None, lambda: v.pd.PD(ctx)):
+        ctx = v.context()
+        pd = pd_amid(ctx, lambda use=use: (use(), ctx.close()))
+        made.clear()
+        assert pd._shadow is None and pd._why == "its context is closed"
+    shiftverbs.runtime.current().driver.run()
+    assert not watched
 
 
 kept: list[Any] = []

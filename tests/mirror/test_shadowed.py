@@ -29,6 +29,7 @@ PLAIN = [
     "a_channel_without_descriptors",
     "made_in_a_forked_child",
     "made_from_what_a_forked_child_inherited",
+    "a_handler_uses_the_context_while_nics_open",
     "left_to_the_exit",
     "left_to_the_exit_while_pending",
     "left_to_the_exit_in_cycles",
