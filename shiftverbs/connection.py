@@ -452,6 +452,14 @@ class Connection:
             self.timeline.seen(t_ns)
         self.feed(ev.PathFailed(k, reason, advisory, unsafe, wr))
 
+    def found_broken(self) -> None:
+        """The default QP is in ERR, or its NIC gone, and it may be that nothing else has told so yet."""
+        self.drain(0)
+        self.look_again()  # what its WCs say comes first: the error may be the application's own
+        p = self.protocol
+        if not self.closed and p is not None and not p.switching and 0 in (p.send_pair, p.recv_pair):
+            self.path_failed(0, f"the QP on {self.device(0)} is broken", self.driver.now_ns())
+
     def _path_answers(self, k: int) -> bool:
         """Whether port and pings of pair k were fine up to now, so that a failure there says something about its WR."""
         nic, now = self.nic(k), self.driver.now_ns()

@@ -204,9 +204,10 @@ class QP(lifetime.Ended, _base.QP):
             try:
                 super().modify(qp_attr, comp_mask)
             except PyverbsRDMAError as refused:
+                held.look_for_failure()
                 if not held.is_out_of_service():
                     raise
-                error = refused  # it was taken out of service on our way
+                error = refused  # it was taken out of service on our way, or just broke
             else:
                 held.modified(attr, comp_mask)
                 return

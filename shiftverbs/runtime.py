@@ -240,6 +240,15 @@ class Runtime:
             return
         changes.spread(connection, wanted, self._change_timeout_s)
 
+    def qp_failed(self, shadow: Any) -> None:
+        """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""
+        connection = shadow.connection
+        with self.driver.locked():
+            if connection.closed:
+                return
+            self.driver.safely(connection, connection.found_broken)
+        self.driver.run()
+
     def qp_asked(self, shadow: Any, fields: dict[str, Any]) -> int:
         """Whether the NIC that carries a QP's traffic takes new attributes: 0, or its errno."""
         return changes.asks_the_carrier(shadow.connection, fields, self._change_timeout_s)

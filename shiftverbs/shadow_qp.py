@@ -15,7 +15,8 @@ from typing import Any
 from shiftverbs import _nic, changes, pyverbs_objects
 from shiftverbs.backup import Gid
 from shiftverbs.events import Status
-from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, QpAttributes, Transitions, masked_fields
+from shiftverbs.fence import GONE
+from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, SQE, QpAttributes, Transitions, masked_fields
 from shiftverbs.shadow import Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 from shiftverbs.waiting import in_slices
 
@@ -254,6 +255,22 @@ class ShadowQP(Shadow):
             return True
         protocol = connection.protocol
         return bool(core.guarded and protocol is not None and protocol.switching)
+
+    def look_for_failure(self) -> None:
+        """The default NIC refused the application's modify: if its QP, or it, has failed, the driver is to know.
+
+        Behind what is withheld from the application, this may be the first that tells of it.
+        """
+        connection = self.connection
+        if self._pid != os.getpid() or connection is None or connection.status is not Status.PROTECTED:
+            return
+        try:
+            if self._query_state(self.default) not in (SQE, ERR):
+                return
+        except OSError as error:
+            if error.errno not in GONE:
+                return
+        self._tell("qp_failed")
 
     def refusal(self, attr: pyverbs_objects.Attr, mask: int) -> int:
         """What the NIC that stands in for the default one says to the application's modify: its errno, or 0."""

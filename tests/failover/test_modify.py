@@ -101,6 +101,62 @@ def test_what_is_refused_changes_nothing(network: Network, faults: Any, where: s
     assert written(a) == "SUCCESS"
 
 
+HARDWARE = "int(pyverbs.qp.QP.query(ep.qp, e.IBV_QP_STATE)[0].qp_state)"
+
+
+def breaks_unseen(faults: Any, a: Host) -> None:
+    """a's default QP is in ERR, no acknowledgement of a WRITE having come, and the driver has not looked."""
+    a("import pyverbs.qp; ep.qp._shadow.connection.watch = lambda now_ns: None")
+    faults.drop("a/soft0", direction="rx", opcode="ack", count=0)
+    a("ep.fill(3, 'thanks'); ep.post('RDMA_WRITE', slot=3, length=6, wr_id=9)")
+    wait_until(lambda: a(HARDWARE) == ERR, what="retries are exceeded")
+    assert a("ep.shift()['state']") == "DEFAULT"
+
+
+@pytest.mark.parametrize("setting", ["rights", "timer"])
+def test_a_change_of_a_qp_that_has_just_broken(network: Network, faults: Any, setting: str) -> None:
+    """Nobody has looked at the failure yet, which is ours to hide: the change is made, on every pair."""
+    a, b = network.protected()
+    breaks_unseen(faults, a)
+    if setting == "rights":
+        a(FLAGS.format(LOCAL))
+        assert a(SHOWN) == 1
+    else:
+        a("attr = qp.QPAttr(); attr.min_rnr_timer = 4; ep.qp.modify(attr, e.IBV_QP_MIN_RNR_TIMER)")
+        assert a("ep.qp.query(0x1ffff)[0].min_rnr_timer") == 4
+    assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[9, "SUCCESS"]], a("ep.shift()")
+    assert b("ep.text(3, 6)") == "thanks"
+    for h in (a, b):
+        h("ep.wait(\"s.path == 'soft1' and s.recv_path == 'soft1'\", 20)")
+    b("ep.post('RDMA_WRITE', slot=4, length=6, wr_id=10)")
+    wanted = ("REM_INV_REQ_ERR", "REM_ACCESS_ERR") if setting == "rights" else ("SUCCESS",)
+    assert b("ep.poll(1, 20)")[0][1] in wanted
+
+
+def test_a_bad_change_of_a_qp_that_has_just_broken(network: Network, faults: Any) -> None:
+    """Is refused, and the QP fails over all the same."""
+    a, _ = network.protected()
+    breaks_unseen(faults, a)
+    with pytest.raises(HostError) as error:
+        a("attr = qp.QPAttr(); attr.min_rnr_timer = 32; ep.qp.modify(attr, e.IBV_QP_MIN_RNR_TIMER)")
+    assert error.value.code == 22
+    assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[9, "SUCCESS"]], a("ep.shift()")
+    assert a(SHOWN) == a("ACCESS")
+
+
+def test_a_change_behind_an_own_error_that_nobody_has_polled(network: Network, faults: Any) -> None:
+    """The application's own error is not ours to hide: as with plain verbs."""
+    a, b = network.protected()
+    a("import pyverbs.qp; ep.qp._shadow.connection.watch = lambda now_ns: None")
+    b("ep.recv(1, length=8)")
+    a("ep.post('SEND', length=64, wr_id=1)")
+    wait_until(lambda: a(HARDWARE) == ERR, what="the peer refuses")
+    with pytest.raises(HostError) as error:
+        a(FLAGS.format(LOCAL))
+    assert error.value.code == 22
+    assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[1, "REM_INV_REQ_ERR"]]
+
+
 def test_a_backup_that_does_not_follow_is_out_of_use(network: Network, faults: Any) -> None:
     """Its NIC carries out no commands: the verb ends within its bound, and no traffic goes there before a RESET."""
     a, b = network.protected(nics="3")
