@@ -230,8 +230,6 @@ def _metrics(variable: str, value: str) -> tuple[str, int, int]:
 
 def _directory(variable: str, value: str) -> str:
     path = os.path.abspath(os.path.expanduser(value))
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH - 32:
-        raise ConfigError(variable, value, f"must be a directory's path of at most {MAX_SOCKET_PATH - 32} bytes")
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(variable, value, "must be a directory")
     return path

@@ -94,7 +94,8 @@ class Runtime:
             where = publisher.directory(self.config.run_dir)
             return publisher.Publisher(functools.partial(snapshot.take, self), self.instance, where)
         except (OSError, RuntimeError) as error:
-            logger.info("shiftverbs status will not see this process: %s", error)
+            level = logging.WARNING if self.config.run_dir is not None else logging.INFO
+            logger.log(level, "shiftverbs status will not see this process: %s", error)
             return None
 
     def _make_worker(self, name: str) -> Any:

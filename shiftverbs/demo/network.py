@@ -78,7 +78,10 @@ class SoftNetwork:
         env = {name: value for name, value in base.items() if not name.startswith(("SOFTRNIC", "SHIFTVERBS"))}
         if "SOFTRNIC_LIBRARY" in base:
             env["SOFTRNIC_LIBRARY"] = base["SOFTRNIC_LIBRARY"]
-        return env | {"SOFTRNIC": "1", "SOFTRNIC_HOST": host, "SOFTRNIC_DIR": self.directory}
+        # Programs that are killed leave their sockets: with everything else, they are removed with the network.
+        sockets = os.path.join(self.directory, "run")
+        nics = {"SOFTRNIC": "1", "SOFTRNIC_HOST": host, "SOFTRNIC_DIR": self.directory}
+        return env | nics | {"SHIFTVERBS_RUN_DIR": sockets}
 
     def inject(self, fault: str, traffic: str) -> Injection:
         """Order one of the faults of options.FAULTS; traffic says what an answer to a message is there."""

@@ -93,6 +93,7 @@ class RxeNetwork:
             "SHIFTVERBS_BACKUP": ";".join(backups),
             "SHIFTVERBS_BROKER": broker,
             "SHIFTVERBS_PEER_DEADLINE_MS": str(deadline_ms),
+            "SHIFTVERBS_RUN_DIR": os.path.join(self._directory, "run"),
         }
 
     def inject(self, fault: str, traffic: str, rail: int = 0) -> Injection:

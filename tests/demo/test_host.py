@@ -80,7 +80,7 @@ def test_the_networks_environment_is_our_own():
         env = network.environment("b", base)
         assert env == {
             "PATH": "/bin", "SOFTRNIC": "1", "SOFTRNIC_HOST": "b", "SOFTRNIC_DIR": network.directory,
-            "SOFTRNIC_LIBRARY": "/x.so",
+            "SOFTRNIC_LIBRARY": "/x.so", "SHIFTVERBS_RUN_DIR": os.path.join(network.directory, "run"),
         }  # fmt: skip
         assert os.environ["SOFTRNIC_DIR"] == network.directory
     assert os.environ.get("SOFTRNIC_DIR") != network.directory

@@ -125,6 +125,12 @@ def test_a_process_that_ends_takes_its_socket_away(network: Network, run_dir: Pa
     assert list(run_dir.iterdir()) == []
 
 
+def test_a_directory_too_deep_for_a_socket_costs_no_protection(network: Network, tmp_path: Path) -> None:
+    network.env["SHIFTVERBS_RUN_DIR"] = str(tmp_path / ("x" * 100))
+    a, _ = network.protected()
+    a.child.expect("shiftverbs status will not see this process: AF_UNIX path too long")
+
+
 def test_metrics_over_http(network: Network, faults: Any, run_dir: Path) -> None:
     network.env["SHIFTVERBS_METRICS"] = "0"
     a, b = network.protected()
