@@ -12,24 +12,26 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from shiftverbs.softrnic import SoftrnicError, faults, library_path
 
+# What does it, its help, and what it says afterwards.
 _PORT_ACTIONS = {
-    "down": (faults.down, "pull the cable"),
-    "up": (faults.up, "plug it in again"),
-    "kill": (faults.kill, "the NIC dies (IBV_EVENT_DEVICE_FATAL)"),
-    "revive": (faults.revive, "replace a dead NIC: it can be opened again"),
-    "stall": (faults.stall, "the data path stands still: work is accepted and not done"),
-    "unstall": (faults.unstall, "it moves again"),
-    "hang": (faults.hang, "commands (ibv_modify_qp, ...) do not return"),
-    "unhang": (faults.unhang, "they return again"),
+    "down": (faults.down, "pull the cable", "cable pulled"),
+    "up": (faults.up, "plug it in again", "cable plugged in"),
+    "kill": (faults.kill, "the NIC dies (IBV_EVENT_DEVICE_FATAL)", "killed"),
+    "revive": (faults.revive, "replace a dead NIC: it can be opened again", "replaced"),
+    "stall": (faults.stall, "the data path stands still: work is accepted and not done", "stands still"),
+    "unstall": (faults.unstall, "it moves again", "moves again"),
+    "hang": (faults.hang, "commands (ibv_modify_qp, ...) do not return", "commands hang"),
+    "unhang": (faults.unhang, "they return again", "commands return"),
 }
 _RULES = {
-    "drop": "lose packets; prints the rule's number",
-    "delay": "make packets late; prints the rule's number",
-    "duplicate": "double packets; prints the rule's number",
-    "reorder": "put packets behind the next one; prints the rule's number",
+    "drop": ("lose packets; prints the rule's number", "loses packets"),
+    "delay": ("make packets late; prints the rule's number", "delays packets"),
+    "duplicate": ("double packets; prints the rule's number", "doubles packets"),
+    "reorder": ("put packets behind the next one; prints the rule's number", "reorders packets"),
 }
 
 
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="devices, the processes that use them, and fault rules")
     listing.add_argument("--json", action="store_true", help="for programs")
-    for name, (_, text) in _PORT_ACTIONS.items():
+    for name, (_, text, _) in _PORT_ACTIONS.items():
         command = commands.add_parser(name, help=text)
         command.add_argument("target", nargs="+", metavar="HOST/DEVICE")
     for name, text in (
@@ -65,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         ("switch-up", "it forwards them again"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("rail", nargs="+", metavar="RAIL", help="rail0 connects all devices soft0")
+        command.add_argument("rail", nargs="+", metavar="RAIL", help="rail0 connects each host's first device")
         command.add_argument("--host", help="only the switch's port towards this host")
-    for name, text in _RULES.items():
+    for name, (text, _) in _RULES.items():
         _add_rule(commands.add_parser(name, help=text), name)
     undrop = commands.add_parser("undrop", help="remove a rule")
     undrop.add_argument("rule", nargs="+", type=int)
@@ -111,24 +113,59 @@ def _run(args: argparse.Namespace) -> None:
         case "list":
             _list(args.json)
         case name if name in _PORT_ACTIONS:
+            action, _, done = _PORT_ACTIONS[name]
             for target in args.target:
-                _PORT_ACTIONS[name][0](target)
+                users = faults.status()  # of before: whose it is that it happens to
+                action(target)
+                _tell(users, done, target=target)
         case "switch-down" | "switch-up":
-            action = faults.switch_down if args.command == "switch-down" else faults.switch_up
+            down = args.command == "switch-down"
+            switch = faults.switch_down if down else faults.switch_up
+            done = f"the switch {'loses' if down else 'forwards'} its packets"
             for rail in args.rail:
-                action(rail, args.host)
+                users = faults.status()
+                switch(rail, args.host)
+                _tell(users, done, rail=rail, host=args.host)
         case name if name in _RULES:
-            print(_rule(name, args))
+            users = faults.status()
+            print(_rule(name, args), flush=True)
+            # A script reads the rule's number: the rest is for people.
+            _tell(users, _RULES[name][1], target=args.target, file=sys.stderr)
         case "undrop":
             for rule in args.rule:
                 faults.undrop(rule)
         case "clear":
             for target in args.target or [None]:
+                users = faults.status()
                 faults.clear(target, rules_only=args.rules)
+                _tell(users, "rules removed" if args.rules else "healed", target=target)
         case "register":
             faults.register(args.host, args.config)
         case "env":
             _env(args)
+
+
+def _tell(
+    status: faults.Status,
+    done: str,
+    *,
+    target: str | None = None,
+    rail: str | None = None,
+    host: str | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Say what was done to whom: everybody who shares the directory is concerned, other shells' programs too."""
+    concerned = [
+        device
+        for device in status.devices
+        if target in (None, device.name) and rail in (None, device.rail) and host in (None, device.host)
+    ]
+    for device in concerned:
+        pids = sorted({process.pid for process in device.processes})
+        who = f"open in {len(pids)} process{'es' * (len(pids) > 1)}: {', '.join(map(str, pids))}"
+        print(f"{device.name}: {done} ({status.directory}; {who if pids else 'open in no process'})", file=file)
+    if not concerned:
+        print(f"{rail or 'all'}: {done} ({status.directory}; no host has a device there)", file=file)
 
 
 def _rule(name: str, args: argparse.Namespace) -> int:

@@ -1,12 +1,13 @@
 """What can happen to a software NIC from outside: cables, switches, sudden death, standstill, lost or late packets.
 
-Every function acts on all processes that share ``SOFTRNIC_DIR`` and is in force for the next packet when it
-returns. A device is named ``"a/soft0"``: host and device. Reverse everything with :func:`clear`.
+Every function acts on all processes that share `SOFTRNIC_DIR` and is in force for the next packet when it
+returns. A device is named `"a/soft0"`: host and device, by the name that `SOFTRNIC` gives it there. Reverse
+everything with `clear`.
 
-The names of packets for :func:`drop`, :func:`delay`, :func:`duplicate` and :func:`reorder` are classes (``any``,
-``send``, ``send_imm``, ``write``, ``write_imm``, ``read_request``, ``read_response``, ``ack``, ``nak``, ``rnr_nak``,
-``atomic``, ``atomic_ack``, ``ud``, ``request``, ``response``) or single opcodes of the InfiniBand specification
-(``"RC_SEND_ONLY"``, ``"0x04"``).
+The names of packets for `drop`, `delay`, `duplicate` and `reorder` are classes (`any`,
+`send`, `send_imm`, `write`, `write_imm`, `read_request`, `read_response`, `ack`, `nak`, `rnr_nak`,
+`atomic`, `atomic_ack`, `ud`, `request`, `response`) or single opcodes of the InfiniBand specification
+(`"RC_SEND_ONLY"`, `"0x04"`).
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class Device:
     switch_up: bool
     """The switch's port towards this device."""
     stalled: bool
-    """Its data path stands still, see :func:`stall`."""
+    """Its data path stands still, see `stall`."""
     commands_hang: bool
-    """Its commands do not return, see :func:`hang`."""
+    """Its commands do not return, see `hang`."""
     link_changes: int
     """How often the link went down or up."""
     kills: int
@@ -86,17 +87,17 @@ class Device:
 
     @property
     def name(self) -> str:
-        """``host/device``, as the functions here take it."""
+        """`host/device`, as the functions here take it."""
         return f"{self.host}/{self.device}"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule made by :func:`drop` and its like, with what it has done so far."""
+    """A rule made by `drop` and its like, with what it has done so far."""
 
     id: int
     action: str
-    """``"drop"``, ``"delay"``, ``"duplicate"`` or ``"reorder"``."""
+    """`"drop"`, `"delay"`, `"duplicate"` or `"reorder"`."""
     delay_us: int
     """Microseconds that the packet, or its copy, is late; for reorder, at most."""
     target: str
@@ -135,7 +136,7 @@ class Status:
 
 
 class Which(TypedDict, total=False):
-    """Which packets a rule is about, and what happens behind it: the keyword arguments of :func:`drop`."""
+    """Which packets a rule is about, and what happens behind it: the keyword arguments of `drop`."""
 
     direction: str
     opcode: str
@@ -178,7 +179,7 @@ class _Drop(ctypes.Structure):
 def down(target: str) -> None:
     """Pull the cable: packets vanish at once, IBV_EVENT_PORT_ERR in every process that has the device open.
 
-    :param target: ``"a/soft0"``.
+    :param target: `"a/soft0"`.
     :raises FaultError: no such host or device.
     :raises SoftrnicError: the registry cannot be used.
     """
@@ -186,50 +187,50 @@ def down(target: str) -> None:
 
 
 def up(target: str) -> None:
-    """Plug it in again: IBV_EVENT_PORT_ACTIVE. Arguments and errors as :func:`down`."""
+    """Plug it in again: IBV_EVENT_PORT_ACTIVE. Arguments and errors as `down`."""
     _call("softrnic_ctl_port", _text(target), b"up")
 
 
 def kill(target: str) -> None:
     """The NIC dies: IBV_EVENT_DEVICE_FATAL, and every verb on the contexts open now fails for ever.
 
-    New contexts cannot be opened before :func:`revive`. Arguments and errors as :func:`down`.
+    New contexts cannot be opened before `revive`. Arguments and errors as `down`.
     """
     _call("softrnic_ctl_port", _text(target), b"kill")
 
 
 def revive(target: str) -> None:
-    """A replacement NIC: the device can be opened again. Arguments and errors as :func:`down`."""
+    """A replacement NIC: the device can be opened again. Arguments and errors as `down`."""
     _call("softrnic_ctl_port", _text(target), b"revive")
 
 
 def stall(target: str) -> None:
     """The data path stands still: work is accepted and not done, no completion comes, packets that arrive are lost.
-    No event tells of it, commands work. What stood still goes on after :func:`unstall`, except on null devices.
-    Arguments and errors as :func:`down`."""
+    No event tells of it, commands work. What stood still goes on after `unstall`, except on null devices.
+    Arguments and errors as `down`."""
     _call("softrnic_ctl_port", _text(target), b"stall")
 
 
 def unstall(target: str) -> None:
-    """The data path moves again. Arguments and errors as :func:`down`."""
+    """The data path moves again. Arguments and errors as `down`."""
     _call("softrnic_ctl_port", _text(target), b"unstall")
 
 
 def hang(target: str) -> None:
-    """Commands do not return: creating, modifying, querying and destroying objects blocks until :func:`unhang`, or
-    until the NIC is killed. Data moves. Arguments and errors as :func:`down`."""
+    """Commands do not return: creating, modifying, querying and destroying objects blocks until `unhang`, or
+    until the NIC is killed. Data moves. Arguments and errors as `down`."""
     _call("softrnic_ctl_port", _text(target), b"hang")
 
 
 def unhang(target: str) -> None:
-    """Commands return again, those under way too. Arguments and errors as :func:`down`."""
+    """Commands return again, those under way too. Arguments and errors as `down`."""
     _call("softrnic_ctl_port", _text(target), b"unhang")
 
 
 def switch_down(rail: str, host: str | None = None) -> None:
     """The switch loses all packets; no NIC notices anything.
 
-    :param rail: ``"rail0"``, which connects all devices ``soft0``.
+    :param rail: `"rail0"`, which connects the first devices of all hosts.
     :param host: only the switch's port towards this host.
     :raises FaultError: no such rail or host.
     :raises SoftrnicError: the registry cannot be used.
@@ -238,7 +239,7 @@ def switch_down(rail: str, host: str | None = None) -> None:
 
 
 def switch_up(rail: str, host: str | None = None) -> None:
-    """The switch forwards packets again. Arguments and errors as :func:`switch_down`."""
+    """The switch forwards packets again. Arguments and errors as `switch_down`."""
     _call("softrnic_ctl_switch", _text(rail), _text(host), ctypes.c_int(1))
 
 
@@ -260,8 +261,8 @@ def drop(
 ) -> int:
     """Lose packets of one device.
 
-    :param target: ``"a/soft0"``: whose packets; one rule counts over all processes that use the device.
-    :param direction: ``"tx"``, ``"rx"`` or ``"both"``, as seen from target.
+    :param target: `"a/soft0"`: whose packets; one rule counts over all processes that use the device.
+    :param direction: `"tx"`, `"rx"` or `"both"`, as seen from target.
     :param opcode: a class or an opcode, see the module's docstring.
     :param nth: the first match that is lost, from 1. Retransmissions count.
     :param count: how many are lost from there on; 0 = all.
@@ -271,8 +272,8 @@ def drop(
     :param peer: only packets to or from this host.
     :param qpn: only this queue pair of target.
     :param msn: only packets that acknowledge the msn-th message of a connection or a later one. ACKs are
-        coalesced, so "the acknowledgement of the 3rd message" is ``opcode="ack", msn=3``.
-    :param then: ``"down"``, ``"kill"`` or ``"switch-down"`` in the same instant as the last loss (the first,
+        coalesced, so "the acknowledgement of the 3rd message" is `opcode="ack", msn=3`.
+    :param then: `"down"`, `"kill"` or `"switch-down"` in the same instant as the last loss (the first,
         if count is 0), before any other packet passes.
     :param then_target: the device that it happens to, if not target.
     :return: the rule's id.
@@ -301,9 +302,9 @@ def drop(
 def delay(target: str, delay_s: float, **which: Unpack[Which]) -> int:
     """Make packets of one device late; others overtake them.
 
-    :param target: ``"a/soft0"``.
+    :param target: `"a/soft0"`.
     :param delay_s: how late, in seconds; above 0, at most 60.
-    :param which: as for :func:`drop`, which has the errors too.
+    :param which: as for `drop`, which has the errors too.
     :return: the rule's id.
     """
     return _rule("delay", target, delay_s, **which)
@@ -312,9 +313,9 @@ def delay(target: str, delay_s: float, **which: Unpack[Which]) -> int:
 def duplicate(target: str, *, delay_s: float = 0.0, **which: Unpack[Which]) -> int:
     """Double packets of one device.
 
-    :param target: ``"a/soft0"``.
+    :param target: `"a/soft0"`.
     :param delay_s: how long after the packet its copy follows, in seconds; at most 60.
-    :param which: as for :func:`drop`, which has the errors too.
+    :param which: as for `drop`, which has the errors too.
     :return: the rule's id.
     """
     return _rule("duplicate", target, delay_s, **which)
@@ -323,9 +324,9 @@ def duplicate(target: str, *, delay_s: float = 0.0, **which: Unpack[Which]) -> i
 def reorder(target: str, *, wait_s: float = 0.02, **which: Unpack[Which]) -> int:
     """Put packets of one device behind the next packet of their direction.
 
-    :param target: ``"a/soft0"``.
+    :param target: `"a/soft0"`.
     :param wait_s: go on without a next packet after this time in seconds; above 0, at most 60.
-    :param which: as for :func:`drop`, which has the errors too.
+    :param which: as for `drop`, which has the errors too.
     :return: the rule's id.
     """
     return _rule("reorder", target, wait_s, **which)
@@ -355,7 +356,7 @@ def _rule(action: str, target: str, delay_s: float, **which: Unpack[Which]) -> i
 def undrop(rule_id: int) -> None:
     """Remove one rule.
 
-    :param rule_id: what :func:`drop` returned.
+    :param rule_id: what `drop` returned.
     :raises FaultError: there is no such rule.
     :raises SoftrnicError: the registry cannot be used.
     """
@@ -377,7 +378,7 @@ def register(host: str, config: str = "1") -> None:
     """Make a host and its devices known before a process of it runs, so that faults can be set ahead.
 
     :param host: its name.
-    :param config: its devices, as in :func:`shiftverbs.softrnic.enable`.
+    :param config: its devices, as in `shiftverbs.softrnic.enable`.
     :raises FaultError: a bad name or description.
     :raises SoftrnicError: the registry cannot be used.
     """
@@ -405,9 +406,9 @@ def status() -> Status:
 
 
 def device(target: str) -> Device:
-    """One device of :func:`status`.
+    """One device of `status`.
 
-    :param target: ``"a/soft0"``.
+    :param target: `"a/soft0"`.
     :raises FaultError: no such host or device.
     """
     known = status().devices
@@ -418,9 +419,9 @@ def device(target: str) -> Device:
 
 
 def rule(rule_id: int) -> Rule:
-    """One rule of :func:`status`.
+    """One rule of `status`.
 
-    :param rule_id: what :func:`drop` returned.
+    :param rule_id: what `drop` returned.
     :raises FaultError: there is no such rule.
     """
     for found in status().rules:

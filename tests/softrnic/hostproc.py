@@ -8,6 +8,7 @@ pyverbs; nothing of shiftverbs but the software NIC takes part.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import mmap
@@ -28,10 +29,11 @@ softrnic.enable()
 # isort: split  (the library must come before pyverbs)
 # ruff: noqa: E402
 from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
-from pyverbs.cq import CQ, CQEX, CompChannel, CqInitAttrEx, PollCqAttr
+from pyverbs.cq import CQ, CQEX, WC, CompChannel, CqInitAttrEx, PollCqAttr
 from pyverbs.device import Context, get_device_list
 from pyverbs.mr import MR, MW, MWBind, MWBindInfo
 from pyverbs.pd import PD
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPEx, QPInitAttr, QPInitAttrEx
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
@@ -101,13 +103,33 @@ def stream(seed: int, length: int) -> bytes:
 class Device:
     """An open device: Context, PD and the asynchronous events."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, gid_index: int | None = None) -> None:
         self.ctx = Context(name=name)
         self.pd = PD(self.ctx)
         self.mrs: list[MR] = []
-        # The software RNIC's are all alike; the kernel's soft-RoCE begins with a link-local one.
-        gids = [str(self.ctx.query_gid(1, index)) for index in range(2)]
-        self.gid_index = next((i for i, gid in enumerate(gids) if gid.startswith("0000:" * 5 + "ffff:")), 0)
+        # RoCE v2 over IPv4: the software RNIC's index 3, the kernel's soft-RoCE's 1; a null device has none.
+        table = self.gid_table()
+        wanted = (i for i, gid, kind in table if kind == "RoCE v2" and gid.startswith("0000:" * 5 + "ffff:"))
+        self.gid_index = next(wanted, 0) if gid_index is None else gid_index
+
+    def gid_table(self) -> list[tuple[int, str, str]]:
+        """Index, GID and type of each entry (ibv_query_gid_table)."""
+        kinds = {e.IBV_GID_TYPE_IB: "IB", e.IBV_GID_TYPE_ROCE_V1: "RoCE v1", e.IBV_GID_TYPE_ROCE_V2: "RoCE v2"}
+        entries = self.ctx.query_gid_table(16)
+        return [(entry.gid_index, entry.gid_str(), kinds[entry.gid_type]) for entry in entries]
+
+    def gid_rows(self) -> list[tuple[str, int, tuple[str, int] | None]]:
+        """Every line of the table, by ibv_query_gid, ibv_query_gid_type and ibv_query_gid_ex (None: empty)."""
+        rows = []
+        for index in range(self.ctx.query_port(1).gid_tbl_len):
+            try:
+                entry = self.ctx.query_gid_ex(1, index)
+                found = (entry.gid_str(), int(entry.gid_type))
+            except PyverbsRDMAError as error:
+                assert error.error_code == errno.ENODATA, error
+                found = None
+            rows.append((str(self.ctx.query_gid(1, index)), int(self.ctx.query_gid_type(1, index)), found))
+        return rows
 
     def port(self) -> dict[str, Any]:
         attr = self.ctx.query_port(1)
@@ -119,8 +141,8 @@ class Device:
             "pkey": self.ctx.query_pkey(1, 0),
         }
 
-    def gid(self, index: int = 0) -> str:
-        return str(self.ctx.query_gid(1, index))
+    def gid(self, index: int | None = None) -> str:
+        return str(self.ctx.query_gid(1, self.gid_index if index is None else index))
 
     def device_attr(self) -> dict[str, Any]:
         attr = self.ctx.query_device()
@@ -523,6 +545,50 @@ class Endpoint:
             self.cq.end_poll()
         return found
 
+    def answer(self, length: int, wr_id: int = 1, qkey: int = 0x1234, timeout_s: float = 20.0) -> dict[str, Any]:
+        """Wait for a datagram at the start of the buffer and send its payload back to where it came from.
+
+        The address handle is made of the completion and the 40 bytes (ibv_create_ah_from_wc); what those are.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.cq.poll(1)[1]):
+            assert time.monotonic() < deadline, "no datagram came"
+            time.sleep(0.0002)
+        header = self.mr.read(40, 0)
+        ah = self.ah_from(found[0], header)
+        wr = SendWR(wr_id, num_sge=1, sg=[SGE(self.mr.buf + 40, length, self.mr.lkey)], send_flags=e.IBV_SEND_SIGNALED)
+        wr.set_wr_ud(ah, found[0].src_qp, qkey)
+        self.qp.post_send(wr)
+        [sent] = self.poll(1, timeout_s)
+        ah.close()
+        return {"header": header.hex(), "status": sent["status"], "src_qp": found[0].src_qp}
+
+    def ah_from(self, wc: WC, header: bytes) -> AH:
+        """An address handle of a completion and the 40 bytes before a datagram."""
+        memory = ctypes.create_string_buffer(header, 40)
+        return AH(self.device.pd, wc=wc, grh=ctypes.addressof(memory), port_num=1)
+
+    def handle_of(self, header: str) -> bool:
+        """Make and destroy the address handle of a datagram that came with this header."""
+        self.ah_from(WC(wc_flags=e.IBV_WC_GRH), bytes.fromhex(header)).close()
+        return True
+
+    def gid(self, index: int) -> str:
+        """As of the device."""
+        return self.device.gid(index)
+
+    def reach(self, index: int, gid: str) -> None:
+        """To RTR towards a GID, or an address handle of it, by a GID index."""
+        route = GlobalRoute(dgid=GID(gid), sgid_index=index)
+        vector = AHAttr(port_num=1, is_global=1, gr=route, dlid=0)
+        if self.kind == "UD":
+            AH(self.device.pd, attr=vector).close()
+            return
+        self.init()
+        attr = QPAttr(qp_state=e.IBV_QPS_RTR, port_num=1)
+        attr.path_mtu, attr.dest_qp_num, attr.ah_attr = MTU[1024], 1, vector
+        self.qp.to_rtr(attr)
+
     # -- memory windows --
     def window(self, kind: int) -> int:
         """A new window of type 1 or 2; its index."""
@@ -571,14 +637,15 @@ class Endpoint:
         """Completions, until there are count of them or the time is over."""
         found: list[dict[str, Any]] = []
         deadline = time.monotonic() + timeout_s
-        while len(found) < count and time.monotonic() < deadline:
+        while True:  # at least once: what is there is found even by who hardly had its turn
             _, wcs = self.cq.poll(count - len(found))
             now = time.monotonic()
             for wc in wcs:
                 found.append(self.wc_dict(wc, now))
+            if len(found) >= count or now >= deadline:
+                return found
             if not wcs:
                 time.sleep(0.0002)
-        return found
 
     def kill_and_send(self, count: int, **kw: Any) -> None:
         """The NIC dies, and this process posts before its thread can have heard of it."""
@@ -664,8 +731,8 @@ class Host:
     def device_names(self) -> list[str]:
         return [device.name.decode() for device in get_device_list()]
 
-    def open(self, name: str) -> str:
-        return self.keep(Device(name))
+    def open(self, name: str, gid_index: int | None = None) -> str:
+        return self.keep(Device(name, gid_index))
 
     def srq(self, device: str, **kw: Any) -> str:
         return self.keep(Srq(self.objects[device], **kw))

@@ -129,9 +129,9 @@ class HostProcess:
         """What it wrote to stdout and stderr."""
         return self.log.read_text(errors="replace")
 
-    def open(self, name: str = "soft0") -> Proxy:
-        """Open a device."""
-        return Proxy(self, self.call("host", "open", name))
+    def open(self, name: str = "soft0", gid_index: int | None = None) -> Proxy:
+        """Open a device; its endpoints use its GID `gid_index`, by default the one of RoCE v2 over IPv4."""
+        return Proxy(self, self.call("host", "open", name, gid_index))
 
     def end(self, timeout_s: float = 20.0) -> None:
         """End in an orderly way, with everything still open; it must not crash or hang."""

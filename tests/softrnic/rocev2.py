@@ -59,6 +59,7 @@ class Packet:
     migreq: bool = False
     fecn: bool = False
     becn: bool = False
+    reserved: int = 0
     ack_req: bool = False
     va: int = 0
     rkey: int = 0
@@ -79,7 +80,7 @@ class Packet:
             self.opcode,
             self.solicited << 7 | self.migreq << 6 | (-len(self.payload) % 4) << 4,
             self.pkey,
-            (self.fecn << 7 | self.becn << 6) << 24 | self.dest_qpn,
+            (self.fecn << 7 | self.becn << 6 | self.reserved) << 24 | self.dest_qpn,
             self.ack_req << 31 | self.psn,
         )
         for header in OPCODES[self.opcode][1]:
@@ -118,6 +119,7 @@ def parse(body: bytes) -> Packet:
     packet = Packet(opcode, dest_qpn=word & 0xFFFFFF, psn=last & 0xFFFFFF, pkey=pkey)
     packet.solicited, packet.migreq = bool(bits & 0x80), bool(bits & 0x40)
     packet.fecn, packet.becn, packet.ack_req = bool(word >> 31), bool(word >> 30 & 1), bool(last >> 31)
+    packet.reserved = word >> 24 & 0x3F
     offset = 12
     for header in OPCODES[opcode][1]:
         form = {"deth": "!II", "reth": "!QII", "atomic": "!QIQQ", "aeth": "!I", "atomicack": "!Q", "imm": "!I"}[header]

@@ -32,6 +32,7 @@ def test_faults_from_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down", "a/soft0", "b/soft2"]) == 0
     assert main(["kill", "b/soft1"]) == 0
     assert main(["switch-down", "rail1", "--host", "a"]) == 0
+    capsys.readouterr()
     assert [(d.name, d.link_up, d.dead, d.switch_up) for d in faults.status().devices] == [
         ("a/soft0", False, False, True),
         ("a/soft1", True, False, False),
@@ -55,7 +56,9 @@ def test_rules_from_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
     main(["register", "a"])
     command = "drop a/soft0 --direction rx --opcode ack --nth 3 --count 1 --then down --qpn 0x11 --msn 4"
     assert main(command.split()) == 0
-    rule = faults.rule(int(capsys.readouterr().out))
+    said = capsys.readouterr()
+    rule = faults.rule(int(said.out))
+    assert said.err == f"a/soft0: loses packets ({faults.status().directory}; open in no process)\n"
     assert (rule.target, rule.direction, rule.opcode) == ("a/soft0", "rx", "ack")
     assert (rule.nth, rule.count, rule.then, rule.then_target) == (3, 1, "down", "a/soft0")
     assert (rule.qpn, rule.msn, rule.fired, rule.done) == (17, 4, 0, False)
@@ -68,6 +71,7 @@ def test_rules_from_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["undrop", str(rule.id)]) == 0
     assert main(["clear", "a/soft0", "--rules"]) == 0
     assert [r.id for r in faults.status().rules] == [other.id]
+    capsys.readouterr()
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rules"][0]["id"] == other.id
 
@@ -90,6 +94,41 @@ def test_late_packets_and_standstill_from_a_shell(capsys: pytest.CaptureFixture[
     assert [(d.stalled, d.commands_hang) for d in faults.status().devices] == [(False, True), (False, False)]
     assert main(["clear"]) == 0
     assert not faults.device("a/soft0").commands_hang and faults.status().rules == ()
+
+
+def test_whose_it_was_is_told(registry: Path, spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever pulls a cable learns whose: every program that shares the directory loses it, other shells' too."""
+
+    def said(command: str) -> list[str]:
+        assert main(command.split()) == 0
+        return capsys.readouterr().out.splitlines()
+
+    names = "mlx5_0;mlx5_1"
+    one, two = (spawn("-c", OPEN_DEVICE, "mlx5_0", softrnic=names, host="a") for _ in range(2))
+    other = spawn("-c", OPEN_DEVICE, "mlx5_0", "mlx5_0", softrnic=names, host="b")
+    for child in (one, two, other):
+        child.expect("^open$", 60)
+    pids = ", ".join(map(str, sorted((one.pid, two.pid))))
+    assert said("down a/mlx5_0 a/mlx5_1") == [
+        f"a/mlx5_0: cable pulled ({registry}; open in 2 processes: {pids})",
+        f"a/mlx5_1: cable pulled ({registry}; open in no process)",
+    ]
+    assert said("kill b/mlx5_0") == [f"b/mlx5_0: killed ({registry}; open in 1 process: {other.pid})"]
+    for name, words in {"up": "cable plugged in", "stall": "stands still", "unhang": "commands return"}.items():
+        assert said(f"{name} a/mlx5_1") == [f"a/mlx5_1: {words} ({registry}; open in no process)"]
+    assert said("switch-down rail0") == [
+        f"a/mlx5_0: the switch loses its packets ({registry}; open in 2 processes: {pids})",
+        f"b/mlx5_0: the switch loses its packets ({registry}; open in 1 process: {other.pid})",
+    ]
+    assert said("switch-up rail0 --host b") == [
+        f"b/mlx5_0: the switch forwards its packets ({registry}; open in 1 process: {other.pid})"
+    ]
+    told = f"rail7: the switch loses its packets ({registry}; no host has a device there)"
+    assert said("switch-down rail7") == [told]
+    assert [line.split(" (")[0] for line in said("clear")] == [
+        "a/mlx5_0: healed", "a/mlx5_1: healed", "b/mlx5_0: healed", "b/mlx5_1: healed"
+    ]  # fmt: skip
+    assert said("clear a/mlx5_0 --rules")[0].startswith("a/mlx5_0: rules removed (")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +186,15 @@ def run_python(source: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+OPEN_DEVICE = """
+import sys
+from shiftverbs import softrnic
+softrnic.enable()
+import pyverbs.device as d
+contexts = [d.Context(name=name) for name in sys.argv[1:]]
+print("open", flush=True)
+sys.stdin.read()
+"""
 LIST_DEVICES = "import pyverbs.device as d; print([x.name.decode() for x in d.get_device_list()])"
 
 
@@ -155,6 +203,8 @@ def test_enable_before_pyverbs() -> None:
     assert done.stdout.strip().endswith("['soft0', 'soft1', 'soft2']"), done.stderr
     done = run_python(f"from shiftverbs import softrnic; softrnic.enable(); softrnic.enable(); {LIST_DEVICES}")
     assert done.stdout.strip().endswith("['soft0', 'soft1']"), done.stderr
+    done = run_python(f"from shiftverbs import softrnic; softrnic.enable('mlx5_1;mlx5_0'); {LIST_DEVICES}")
+    assert done.stdout.strip().endswith("['mlx5_1', 'mlx5_0']"), done.stderr
 
 
 def test_enable_after_pyverbs_is_refused() -> None:
@@ -185,7 +235,7 @@ def test_preload() -> None:
     assert done.stdout.strip().endswith("['soft0', 'soft1']"), done.stderr
 
 
-@pytest.mark.parametrize("value", [None, "", "0", "lots"])
+@pytest.mark.parametrize("value", [None, "", "0", "lots", "mlx5_0;mlx5_0"])
 def test_without_devices_nothing_changes(value: str | None) -> None:
     """Not asked for, or asked for wrongly: what a program sees is what it sees without the library."""
     plain = run_python(LIST_DEVICES)
@@ -193,6 +243,7 @@ def test_without_devices_nothing_changes(value: str | None) -> None:
     done = run_python(LIST_DEVICES, **env)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
     assert done.stderr.count("softrnic: SOFTRNIC=lots: expected") == (value == "lots")
+    assert ("device mlx5_0 is described twice; no devices" in done.stderr) == (value == "mlx5_0;mlx5_0")
 
 
 def test_faults_need_no_pyverbs() -> None:

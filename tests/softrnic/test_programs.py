@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -19,6 +20,23 @@ def test_devices(spawn: Spawn) -> None:
     assert "soft0" in listing and "soft1" in listing
     info = start(spawn, "ibv_devinfo", "-v", "-d", "soft1").succeed()
     assert "PORT_ACTIVE" in info and "Ethernet" in info and "::ffff:127.33." in info and "RoCE v2" in info
+
+
+def test_devices_of_the_users_names(spawn: Spawn) -> None:
+    preload = {"LD_PRELOAD": str(library_path())}
+    listing = spawn(program="ibv_devices", softrnic="mlx5_0;mlx5_1", env=preload).succeed()
+    names = [line.split()[0] for line in listing.splitlines()[2:]]
+    assert names[:2] == ["mlx5_0", "mlx5_1"] and not any(name.startswith("soft") for name in names)
+    info = spawn("-v", "-d", "mlx5_1", program="ibv_devinfo", softrnic="mlx5_0;mlx5_1", env=preload).succeed()
+    assert "hca_id:\tmlx5_1" in info
+    address, host, slot = re.search(r"::ffff:127\.33\.((\d+)\.(\d+)),", info).groups()
+    half = f"{int(host):02x}{int(slot):02x}"
+    assert re.findall(r"GID\[ *(\d)\]:\s+(.*)", info) == [
+        ("0", f"fe80:0000:0000:0000:0000:7fff:fe21:{half}, RoCE v1"),
+        ("1", f"fe80::7fff:fe21:{int(half, 16):x}, RoCE v2"),
+        ("2", f"0000:0000:0000:0000:0000:ffff:7f21:{half}, RoCE v1"),
+        ("3", f"::ffff:127.33.{address}, RoCE v2"),
+    ]
 
 
 def run_pair(spawn: Spawn, program: str, options: list[str]) -> tuple[str, str]:
@@ -47,6 +65,10 @@ def run_pair(spawn: Spawn, program: str, options: list[str]) -> tuple[str, str]:
         ("ibv_ud_pingpong", ["-n", "300", "-e", "-c"]),
         ("ibv_srq_pingpong", ["-n", "300", "-c"]),
         ("ibv_srq_pingpong", ["-n", "300", "-e", "-c"]),
+        ("ibv_rc_pingpong", ["-n", "100", "-c", "-g", "3"]),
+        ("ibv_rc_pingpong", ["-n", "100", "-c", "-g", "2"]),
+        ("ibv_ud_pingpong", ["-n", "100", "-c", "-g", "3"]),
+        ("ibv_ud_pingpong", ["-n", "100", "-c", "-g", "1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

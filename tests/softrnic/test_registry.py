@@ -17,6 +17,9 @@ from softrnic.cbuild import build
 SEND_ONLY, SEND_ONLY_IMM, WRITE_FIRST, WRITE_LAST, ACK, UD = "0x04", "0x05", "0x06", "0x08", "0x11", "0x64"
 ACK_OK, RNR_NAK, NAK = "0x1f", "0x2c", "0x60"
 
+LONG_NAME = "n" * 63
+MANY_NAMES = ["n" * 61 + f"{i:02}" for i in range(16)]
+
 
 class Port:
     """A child process that has devices open (c/port.c)."""
@@ -455,9 +458,29 @@ def test_long_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port_pr
         ("17", "error SOFTRNIC=17: expected"),
         ("-1", "error SOFTRNIC=-1: expected"),
         ("null:0", "error SOFTRNIC=null:0: expected"),
-        ("mlx5_0", "error SOFTRNIC=mlx5_0: expected"),
-        ("softx", "error SOFTRNIC=softx: 'softx' is no device name"),
-        ("soft16", "error SOFTRNIC=soft16: 'soft16' is no device name"),
+        ("softx", "error SOFTRNIC=softx: expected"),
+        ("on", "error SOFTRNIC=on: expected"),
+        ("nul", "error SOFTRNIC=nul: expected"),
+        ("soft16", "error SOFTRNIC=soft16: 'soft16' is no device name: soft0 to soft15"),
+        ("mlx5_0", "host a devices mlx5_0:loopback"),
+        ("roce;", "host a devices roce:loopback"),
+        ("mlx5_1;mlx5_0;", "host a devices mlx5_1:loopback mlx5_0:loopback"),
+        ("mlx5_0@null;eth-0.1@127.0.0.5;soft2", "host a devices mlx5_0:null eth-0.1:address/127.0.0.5 soft2:loopback"),
+        (LONG_NAME + ";m", f"host a devices {LONG_NAME}:loopback m:loopback"),
+        (";".join(MANY_NAMES), "host a devices " + " ".join(f"{name}:loopback" for name in MANY_NAMES)),
+        (LONG_NAME + "n;m", f"error SOFTRNIC={LONG_NAME}n;m: '{LONG_NAME}n' is no device name: it is longer than 63"),
+        ("a/b;c", "error SOFTRNIC=a/b;c: 'a/b' is no device name: it has a character that is white space, '/'"),
+        ("a;b\x7f", "error SOFTRNIC=a;b\x7f: 'b\x7f' is no device name: it has a character"),
+        ("mlx5_0;mlx5_é", "error SOFTRNIC=mlx5_0;mlx5_é: 'mlx5_é' is no device name: it has a character"),
+        (".;..", "error SOFTRNIC=.;..: '.' is no device name: it is a directory's"),
+        ("a;..", "error SOFTRNIC=a;..: '..' is no device name: it is a directory's"),
+        ("0;1", "error SOFTRNIC=0;1: '0' is no device name: write a name like mlx5_0"),
+        ("mlx5_0;null", "error SOFTRNIC=mlx5_0;null: 'null' is no device name"),
+        (";", "error SOFTRNIC=;: '' is no device name"),
+        ("mlx5_0;mlx5_1;mlx5_0", "error SOFTRNIC=mlx5_0;mlx5_1;mlx5_0: device mlx5_0 is described twice"),
+        ("soft1;mlx5_1", "error SOFTRNIC=soft1;mlx5_1: soft1 and mlx5_1 are both on rail1: soft<N> is on rail<N>"),
+        ("m;" * 15 + "m", f"error SOFTRNIC={'m;' * 15}m: device m is described twice"),
+        (";".join("abcdefghijklmnopq"), "error SOFTRNIC=a;b;c;d;e;f;g;h;i;j;k;l;m;n;o;p;q: more than 16 devices"),
         ("soft0;soft0", "error SOFTRNIC=soft0;soft0: device soft0 is described twice"),
         ("soft0;;soft1", "error SOFTRNIC=soft0;;soft1: '' is no device name"),
         ("soft0@netdev:", "error SOFTRNIC=soft0@netdev:: device soft0: '' is no name of a network interface"),
@@ -470,6 +493,43 @@ def test_configuration(start: Callable[..., Port], softrnic: str, answer: str) -
     one = start()
     said = one.ask("parse", softrnic)
     assert said == answer or (answer.startswith("error") and said.startswith(answer))
+    one.end()
+
+
+def test_names_of_devices(start: Callable[..., Port]) -> None:
+    """Each host calls its devices as it likes; the rail is the place, and a fault is by the name."""
+    one, two = start("a", "mlx5_0;mlx5_1"), start("b", "2")
+    assert one.ask("claim mlx5_1") == "address 127.33.1.1 slot 1 link up"
+    assert two.ask("claim soft1") == "address 127.33.2.1 slot 1 link up"
+    assert [(d.name, d.rail) for d in faults.status().devices] == [
+        ("a/mlx5_0", "rail0"),
+        ("a/mlx5_1", "rail1"),
+        ("b/soft0", "rail0"),
+        ("b/soft1", "rail1"),
+    ]
+    faults.down("a/mlx5_1")
+    assert one.ask("state mlx5_1").startswith("link down") and two.ask("state soft1").startswith("link up")
+    rule = faults.drop("a/mlx5_0", then="down", then_target="b/soft1")
+    assert (faults.rule(rule).target, faults.rule(rule).then_target) == ("a/mlx5_0", "b/soft1")
+    with pytest.raises(faults.FaultError, match="host 'a' has no device 'soft1'; there are: a/mlx5_0, a/mlx5_1, b/"):
+        faults.down("a/soft1")
+    one.end()
+
+
+def test_a_host_is_known_by_the_names_it_was_given_last(start: Callable[..., Port]) -> None:
+    one = start("a", "mlx5_0;mlx5_1;mlx5_2")
+    assert one.ask("claim mlx5_0").startswith("address")
+    for config, names in (
+        ("mlx5_1;mlx5_0", ["mlx5_1", "mlx5_0", "mlx5_2"]),  # exchanged
+        ("mlx5_2", ["mlx5_2", "mlx5_0", "soft2"]),  # a name is one device's
+        ('q"\\;%s', ['q"\\', "%s", "soft2"]),
+    ):
+        faults.register("a", config)
+        assert [d.device for d in faults.status().devices] == names
+    faults.down('a/q"\\')
+    assert one.ask("state mlx5_0").startswith("link down"), "it is the same NIC"
+    rule = faults.drop('a/q"\\')
+    assert faults.rule(rule).target == faults.rule(rule).then_target == 'a/q"\\'
     one.end()
 
 

@@ -19,6 +19,7 @@ from softrnic import (
     test_errors,
     test_extended,
     test_faults,
+    test_gids,
     test_gone_memory,
     test_late_packets,
     test_raw_peer,
@@ -36,6 +37,7 @@ REPEATED = {
     test_cq: "overrun_is_an_error_of_the_queue resize_keeps_what_is_in_it",
     test_errors: "bad_local_key flush_order receive_with_bad_local_key reuse_many_times rnr_then_receive",
     test_faults: "death null_devices_complete_at_once random_loss",
+    test_gids: "addresses_that_an_index_does_not_reach datagrams headers_that_lead_nowhere",
     test_gone_memory: "datagram local_memory local_memory_ends_within_the_message memory_comes_and_goes receive "
     "remote_atomic remote_memory sent_again unreliable_connection",
     test_raw_peer: "duplicates random_packets read_response_that_does_not_fit strangers_and_garbage_change_nothing "
@@ -53,7 +55,7 @@ REPEATED = {
 globals().update(
     {f"test_{name}": getattr(module, f"test_{name}") for module, names in REPEATED.items() for name in names.split()}
 )
-peer, ends, shared = test_raw_peer.peer, test_ud.ends, test_srq.shared
+peer, ends, shared, index = test_raw_peer.peer, test_ud.ends, test_srq.shared, test_gids.index
 
 
 @pytest.fixture(scope="session")

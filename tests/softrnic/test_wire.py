@@ -49,6 +49,7 @@ def random_packet(rng: random.Random, opcode: int) -> Packet:
         migreq=bool(field(1)),
         fecn=bool(field(1)),
         becn=bool(field(1)),
+        reserved=field(6),
         ack_req=bool(field(1)),
         va=field(64),
         rkey=field(32),
@@ -80,6 +81,7 @@ def test_against_independent_encoder(wire_program: Path) -> None:
                 | packet.fecn << 2
                 | packet.becn << 3
                 | packet.ack_req << 4
+                | packet.reserved << 5
             )
             numbers = [
                 opcode, flags, packet.dest_qpn, packet.psn, packet.pkey, packet.va, packet.rkey, packet.length,

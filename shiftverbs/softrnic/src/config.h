@@ -5,9 +5,10 @@
  *   unset, "" or "0"      no devices
  *   "N" (1 to 16)         loopback devices soft0 .. soft<N-1>; "1" is the default: two, on two rails
  *   "null", "null:N"      two (N) devices that complete everything at once without a network
- *   "soft0@netdev:eth0;soft1@127.0.0.5;soft2@loopback;soft3@null"
+ *   "mlx5_0;mlx5_1"       loopback devices of these names, in this order on rails 0, 1, ...
+ *   "soft0@netdev:eth0;soft1@127.0.0.5;mlx5_2@loopback;mlx5_3@null"
  *                         one entry per device; netdev:NAME/ADDRESS picks one of several addresses
- * Device soft<N> is on rail<N>.
+ * A device soft<N> is on rail<N> wherever it stands, one of another name on the rail of its place.
  */
 #ifndef SOFTRNIC_CONFIG_H
 #define SOFTRNIC_CONFIG_H
@@ -18,6 +19,7 @@
 
 #define CONFIG_MAX_DEVICES 16 /* rails are 0 .. 15 */
 #define CONFIG_NAME_LEN 32
+#define CONFIG_DEVICE_LEN 64 /* IBV_SYSFS_NAME_MAX */
 
 enum config_kind {
     CONFIG_LOOPBACK = 1, /* an address of its own per process: see fault_claim() */
@@ -27,7 +29,7 @@ enum config_kind {
 };
 
 struct config_device {
-    char name[CONFIG_NAME_LEN]; /* "soft<rail>" */
+    char name[CONFIG_DEVICE_LEN];
     int rail;
     enum config_kind kind;
     char netdev[CONFIG_NAME_LEN]; /* CONFIG_NETDEV */

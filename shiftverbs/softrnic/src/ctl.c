@@ -37,6 +37,11 @@ __attribute__((format(printf, 2, 3))) static void append(struct text *text, cons
         text->used += (size_t)n;
 }
 
+/* The name of a device that was described. */
+static const char *device_name(const struct registry *reg, unsigned host, unsigned rail) {
+    return reg->file->hosts[host].devices[rail];
+}
+
 /* "; there are: a/soft0, a/soft1" */
 static void append_devices(struct text *text, const struct registry *reg) {
     const char *before = "; there are: ";
@@ -44,22 +49,21 @@ static void append_devices(struct text *text, const struct registry *reg) {
     for (unsigned h = 0; h < reg->file->host_count; h++)
         for (unsigned r = 0; r < FAULT_MAX_RAILS; r++)
             if (reg->file->hosts[h].rails >> r & 1) {
-                append(text, "%s%s/soft%u", before, reg->file->hosts[h].name, r);
+                append(text, "%s%s/%s", before, reg->file->hosts[h].name, device_name(reg, h, r));
                 before = ", ";
             }
     if (!reg->file->host_count)
         append(text, "; no host has used softrnic with %s yet", reg->dir);
 }
 
-/* The rail number in "soft3" or "rail3", or -1. */
-static int parse_rail(const char *text, const char *prefix) {
-    size_t len = strlen(prefix);
+/* The number in "rail3", or -1. */
+static int parse_rail(const char *text) {
     char *end;
     long rail;
 
-    if (strncmp(text, prefix, len) != 0 || !isdigit((unsigned char)text[len]))
+    if (strncmp(text, "rail", 4) != 0 || !isdigit((unsigned char)text[4]))
         return -1;
-    rail = strtol(text + len, &end, 10);
+    rail = strtol(text + 4, &end, 10);
     return *end == '\0' && rail < FAULT_MAX_RAILS ? (int)rail : -1;
 }
 
@@ -69,7 +73,7 @@ static int find_target(const struct registry *reg, const char *target, uint32_t 
     struct text text = {err, err_len, 0};
     const char *slash = strchr(target, '/');
     char name[CONFIG_NAME_LEN];
-    int h = -1, r;
+    int h = -1;
 
     if (!slash) {
         append(&text, "'%.60s' is no device of a host: write HOST/DEVICE, for example a/soft0", target);
@@ -85,15 +89,17 @@ static int find_target(const struct registry *reg, const char *target, uint32_t 
         append_devices(&text, reg);
         return WRONG_REQUEST;
     }
-    r = parse_rail(slash + 1, "soft");
-    if (r < 0 || !(reg->file->hosts[h].rails >> r & 1)) {
-        append(&text, "host '%s' has no device '%.60s'", name, slash + 1);
-        append_devices(&text, reg);
-        return WRONG_REQUEST;
+    for (unsigned r = 0; r < FAULT_MAX_RAILS; r++) {
+        if ((reg->file->hosts[h].rails >> r & 1) &&
+            strcmp(device_name(reg, (unsigned)h, r), slash + 1) == 0) {
+            *host = (uint32_t)h;
+            *rail = r;
+            return 0;
+        }
     }
-    *host = (uint32_t)h;
-    *rail = (uint32_t)r;
-    return 0;
+    append(&text, "host '%s' has no device '%.63s'", name, slash + 1);
+    append_devices(&text, reg);
+    return WRONG_REQUEST;
 }
 
 static struct registry *open_locked(char *err, size_t err_len) {
@@ -150,7 +156,7 @@ int softrnic_ctl_switch(const char *rail, const char *host, int up, char *err, s
 
     if (!reg)
         return NO_REGISTRY;
-    r = parse_rail(rail, "rail");
+    r = parse_rail(rail);
     if (r < 0) {
         append(&text, "unknown rail '%.60s': there are rail0 to rail%d", rail, FAULT_MAX_RAILS - 1);
         rc = WRONG_REQUEST;
@@ -399,6 +405,16 @@ int softrnic_ctl_register(const char *host, const char *softrnic, char *err, siz
     return fault_register(&config, err, err_len) == 0 ? 0 : NO_REGISTRY;
 }
 
+/* As a JSON string is written, without its quotes. */
+static void append_escaped(struct text *text, const char *p) {
+    for (; *p; p++) {
+        if (*p == '"' || *p == '\\' || (unsigned char)*p < 0x20)
+            append(text, "\\u%04x", (unsigned char)*p);
+        else
+            append(text, "%c", *p);
+    }
+}
+
 static void append_processes(struct text *text, struct registry *reg, unsigned host, unsigned rail,
                              const bool *alive) {
     const char *before = "";
@@ -429,14 +445,15 @@ static void append_hosts(struct text *text, struct registry *reg, const bool *al
 
             if (!(file->hosts[h].rails >> r & 1))
                 continue;
+            append(text, "%s{\"host\":\"%s\",\"device\":\"", before, file->hosts[h].name);
+            append_escaped(text, device_name(reg, h, r));
             append(text,
-                   "%s{\"host\":\"%s\",\"device\":\"soft%u\",\"rail\":\"rail%u\",\"link_up\":%s,\"dead\":%s,"
+                   "\",\"rail\":\"rail%u\",\"link_up\":%s,\"dead\":%s,"
                    "\"switch_up\":%s,\"stalled\":%s,\"commands_hang\":%s,\"link_changes\":%u,\"kills\":%u,"
                    "\"changed_ns\":%" PRIu64 ",",
-                   before, file->hosts[h].name, r, r, port->link_changes & 1 ? "false" : "true",
-                   port->dead ? "true" : "false", file->switch_down[r] >> h & 1 ? "false" : "true",
-                   port->stalled ? "true" : "false", port->hung ? "true" : "false", port->link_changes,
-                   port->kills, port->changed_ns);
+                   r, port->link_changes & 1 ? "false" : "true", port->dead ? "true" : "false",
+                   file->switch_down[r] >> h & 1 ? "false" : "true", port->stalled ? "true" : "false",
+                   port->hung ? "true" : "false", port->link_changes, port->kills, port->changed_ns);
             append_processes(text, reg, h, r, alive);
             append(text, "}");
             before = ",";
@@ -457,21 +474,20 @@ static void append_rules(struct text *text, const struct registry *reg) {
 
         if (!rule->id)
             continue;
-        append(text,
-               "%s{\"id\":%u,\"action\":\"%s\",\"delay_us\":%u,\"target\":\"%s/"
-               "soft%u\",\"direction\":\"%s\",\"opcode\":\"%s\",",
-               before, rule->id, actions[rule->action], rule->delay_us, file->hosts[rule->host].name,
-               rule->rail, directions[rule->directions & 3],
+        append(text, "%s{\"id\":%u,\"action\":\"%s\",\"delay_us\":%u,\"target\":\"%s/", before, rule->id,
+               actions[rule->action], rule->delay_us, file->hosts[rule->host].name);
+        append_escaped(text, device_name(reg, rule->host, rule->rail));
+        append(text, "\",\"direction\":\"%s\",\"opcode\":\"%s\",", directions[rule->directions & 3],
                rule->opcode >= 0 ? wire_opcode_name((uint8_t)rule->opcode) : rules_class_name(rule->classes));
         append(text, "\"peer\":\"%s\",\"qpn\":%u,\"msn\":%u,\"per_message\":%s,\"nth\":%u,\"count\":%u,",
                rule->peer_host >= 0 ? file->hosts[rule->peer_host].name : "", rule->qpn, rule->min_msn,
                rule->unit == UNIT_MESSAGE ? "true" : "false", rule->nth, rule->count);
-        append(text,
-               "\"probability\":%.9g,\"seed\":%" PRIu64 ",\"then\":\"%s\",\"then_target\":\"%s/soft%u\",",
+        append(text, "\"probability\":%.9g,\"seed\":%" PRIu64 ",\"then\":\"%s\",\"then_target\":\"%s/",
                rule->probability / (double)UINT32_MAX, rule->seed, thens[rule->then & 3],
-               file->hosts[rule->then_host].name, rule->then_rail);
-        append(text, "\"matched\":%" PRIu64 ",\"fired\":%" PRIu64 ",\"fired_ns\":%" PRIu64 "}", rule->matched,
-               rule->fired, rule->fired_ns);
+               file->hosts[rule->then_host].name);
+        append_escaped(text, device_name(reg, rule->then_host, rule->then_rail));
+        append(text, "\",\"matched\":%" PRIu64 ",\"fired\":%" PRIu64 ",\"fired_ns\":%" PRIu64 "}",
+               rule->matched, rule->fired, rule->fired_ns);
         before = ",";
     }
     append(text, "]");
@@ -493,12 +509,7 @@ int softrnic_ctl_list(char *json, size_t len, char *err, size_t err_len) {
         alive[i] = registry_claim_alive(reg, i);
     registry_lock(reg);
     append(&text, "{\"directory\":\"");
-    for (const char *p = reg->dir; *p; p++) {
-        if (*p == '"' || *p == '\\' || (unsigned char)*p < 0x20)
-            append(&text, "\\u%04x", (unsigned char)*p);
-        else
-            append(&text, "%c", *p);
-    }
+    append_escaped(&text, reg->dir);
     append(&text, "\",");
     append_hosts(&text, reg, alive);
     append(&text, ",");

@@ -36,15 +36,14 @@ bool srn_is_ours(const struct ibv_context *context) {
     return context && device_is_ours(context->device);
 }
 
-/* FNV-1a: a GUID that is the same in every process of one host, and another on every other host. */
-static uint64_t make_guid(const char *host, const char *device) {
+/* FNV-1a: a GUID that is the same in every process of one host, whatever the device is called, and another elsewhere. */
+static uint64_t make_guid(const char *host, int rail) {
+    char text[CONFIG_NAME_LEN + 16];
     uint64_t h = 0xcbf29ce484222325u;
     uint8_t guid[8];
 
-    for (const char *p = host; *p; p++)
-        h = (h ^ (uint8_t)*p) * 0x100000001b3u;
-    h = (h ^ '/') * 0x100000001b3u;
-    for (const char *p = device; *p; p++)
+    snprintf(text, sizeof(text), "%s/soft%d", host, rail);
+    for (const char *p = text; *p; p++)
         h = (h ^ (uint8_t)*p) * 0x100000001b3u;
     memcpy(guid, &h, sizeof(guid));
     guid[0] = (uint8_t)((guid[0] & 0xfc) | 0x02); /* locally administered, unicast */
@@ -58,18 +57,19 @@ static uint64_t make_guid(const char *host, const char *device) {
 static void devices_init(void) {
     for (int i = 0; i < srn_global.config.device_count; i++) {
         struct srn_device *d = &srn_global.devices[i];
-        char name[CONFIG_NAME_LEN];
+        char name[CONFIG_DEVICE_LEN];
 
+        _Static_assert(CONFIG_DEVICE_LEN <= sizeof(d->ib.name), "a device's name fits");
         memcpy(name, srn_global.config.devices[i].name, sizeof(name));
         memset(&d->ib, 0, sizeof(d->ib));
         d->config = &srn_global.config.devices[i];
         d->ib.node_type = IBV_NODE_CA;
         d->ib.transport_type = IBV_TRANSPORT_IB;
         snprintf(d->ib.name, sizeof(d->ib.name), "%s", name);
-        snprintf(d->ib.dev_name, sizeof(d->ib.dev_name), "uverbs_%s", name);
+        snprintf(d->ib.dev_name, sizeof(d->ib.dev_name), "uverbs_soft%d", d->config->rail);
         snprintf(d->ib.dev_path, sizeof(d->ib.dev_path), "/nonexistent/softrnic/%s", name);
         snprintf(d->ib.ibdev_path, sizeof(d->ib.ibdev_path), "/nonexistent/softrnic/%s", name);
-        d->guid = make_guid(srn_global.config.host, name);
+        d->guid = make_guid(srn_global.config.host, d->config->rail);
     }
 }
 
@@ -81,8 +81,16 @@ static void config_once(void) {
     devices_init();
 }
 
+/* Is this the name of a device of ours? The system's device of that name is not to be had then. */
+static bool name_is_ours(const char *name) {
+    for (int i = 0; i < srn_global.config.device_count; i++)
+        if (strcmp(srn_global.devices[i].ib.name, name) == 0)
+            return true;
+    return false;
+}
+
 SRN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices) {
-    int real_count = 0, ours, saved;
+    int real_count = 0, ours, count, saved;
     struct list_header *header;
     __typeof__(&ibv_get_device_list) real = SRN_REAL(ibv_get_device_list);
     struct ibv_device **real_list;
@@ -110,12 +118,13 @@ SRN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices) {
         return NULL;
     }
     header->real = real_list;
-    for (int i = 0; i < ours; i++)
-        header->devices[i] = &srn_global.devices[i].ib;
+    for (count = 0; count < ours; count++)
+        header->devices[count] = &srn_global.devices[count].ib;
     for (int i = 0; i < real_count; i++)
-        header->devices[ours + i] = real_list[i];
+        if (!name_is_ours(real_list[i]->name))
+            header->devices[count++] = real_list[i];
     if (num_devices)
-        *num_devices = ours + real_count;
+        *num_devices = count;
     return header->devices;
 }
 
@@ -143,21 +152,6 @@ SRN_EXPORT __be64 ibv_get_device_guid(struct ibv_device *device) {
 }
 
 /* --- NICs --- */
-
-void srn_ip_to_gid(uint32_t ip, union ibv_gid *gid) {
-    memset(gid, 0, sizeof(*gid));
-    gid->raw[10] = gid->raw[11] = 0xff;
-    memcpy(&gid->raw[12], &ip, 4);
-}
-
-bool srn_gid_to_ip(const union ibv_gid *gid, uint32_t *ip) {
-    static const uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-
-    if (memcmp(gid->raw, prefix, sizeof(prefix)))
-        return false;
-    memcpy(ip, &gid->raw[12], 4);
-    return *ip != 0;
-}
 
 static void nic_free(struct srn_nic *nic) {
     srn_mr_table_free(nic);
@@ -197,14 +191,7 @@ static int nic_open(struct srn_device *dev, struct srn_nic **out) {
         nic_free(nic);
         return rc;
     }
-    if (nic->null_mode) {
-        static const uint8_t prefix[8] = {0xfe, 0x80};
-
-        memcpy(nic->gid.raw, prefix, 8);
-        memcpy(nic->gid.raw + 8, &dev->guid, 8);
-    } else {
-        srn_ip_to_gid(nic->ip, &nic->gid);
-    }
+    srn_gids_init(nic);
     dev->last_error = 0;
     srn_list_add_tail(&srn_global.nics, &nic->link);
     *out = nic;

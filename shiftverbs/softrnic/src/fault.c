@@ -47,14 +47,11 @@ static int describe_errno(char *err, size_t err_len, const char *device, const c
 
 static struct registry *open_and_add_host(const struct config *config, int *host, char *err, size_t err_len) {
     struct registry *reg = registry_open(err, err_len);
-    uint32_t rails = 0;
 
     if (!reg)
         return NULL;
-    for (int i = 0; i < config->device_count; i++)
-        rails |= 1u << config->devices[i].rail;
     registry_lock(reg);
-    *host = registry_add_host(reg, config->host, rails);
+    *host = registry_add_host(reg, config);
     registry_unlock(reg);
     if (*host < 0) {
         snprintf(err, err_len, "host %s: there are %d hosts already", config->host, FAULT_MAX_HOSTS);

@@ -96,7 +96,7 @@ uint8_t *srn_tx_payload(struct srn_nic *nic) {
 }
 
 void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_len, uint32_t local_qpn,
-                   uint32_t dst_ip) {
+                   struct srn_peer to) {
     struct srn_net *net = nic->net;
     struct tx_slot *slot = &net->tx[net->tx_count];
     uint8_t hdr[WIRE_MAX_HDR_LEN], *start;
@@ -107,7 +107,8 @@ void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_
     uint32_t delay_us = 0;
 
     pkt->flags = wire_opcode_flags(pkt->bth.opcode);
-    verdict = fault_filter(nic->port, FAULT_TX, pkt, local_qpn, dst_ip, &delay_us);
+    pkt->bth.reserved = (uint8_t)(to.gid_index ^ SRN_GID_BITS);
+    verdict = fault_filter(nic->port, FAULT_TX, pkt, local_qpn, to.ip, &delay_us);
     if (verdict == FAULT_DROP) {
         nic->counters[SRN_CNT_TX_FILTERED]++;
         return;
@@ -115,13 +116,13 @@ void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_
     hdr_len = wire_pack_headers(hdr, pkt, payload_len);
     start = slot->data + WIRE_MAX_HDR_LEN - hdr_len;
     memcpy(start, hdr, hdr_len);
-    wire_flow_init(&flow, nic->ip, htons(WIRE_UDP_PORT), dst_ip, htons(WIRE_UDP_PORT));
+    wire_flow_init(&flow, nic->ip, htons(WIRE_UDP_PORT), to.ip, htons(WIRE_UDP_PORT));
     tail_len = wire_seal(slot->data + WIRE_MAX_HDR_LEN + payload_len, &flow, start, hdr_len, &payload, 1);
     slot->iov.iov_base = start;
     slot->iov.iov_len = hdr_len + payload_len + tail_len;
-    slot->to.sin_addr.s_addr = dst_ip;
+    slot->to.sin_addr.s_addr = to.ip;
     if (verdict != FAULT_PASS)
-        srn_hold(nic, FAULT_TX, dst_ip, start, slot->iov.iov_len, delay_us, verdict == FAULT_REORDER);
+        srn_hold(nic, FAULT_TX, to.ip, start, slot->iov.iov_len, delay_us, verdict == FAULT_REORDER);
     if (verdict == FAULT_DELAY || verdict == FAULT_REORDER)
         return;
     net->tx_count++;
@@ -231,7 +232,8 @@ void srn_nic_unlock(struct srn_nic *nic) {
 
 /* --- receiving: the progress thread --- */
 
-static void handle_packet(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t from) {
+static void handle_packet(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip) {
+    const struct srn_peer from = {src_ip, (pkt->bth.reserved & SRN_GID_BITS) ^ SRN_GID_BITS};
     struct srn_qp *qp = srn_qp_find(nic, pkt->bth.dest_qpn);
     uint8_t transport = WIRE_TRANSPORT(pkt->bth.opcode);
 
@@ -249,7 +251,7 @@ static void handle_packet(struct srn_nic *nic, const struct wire_packet *pkt, ui
         srn_ud_handle(qp, pkt, from);
         return;
     }
-    if (qp->peer_ip != from) {
+    if (qp->peer.ip != from.ip || qp->peer.gid_index != from.gid_index) {
         nic->counters[SRN_CNT_RX_WRONG_PEER]++;
         return;
     }

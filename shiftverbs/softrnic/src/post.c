@@ -150,7 +150,7 @@ static int build_swqe(struct srn_qp *qp, const struct ibv_send_wr *wr, struct sr
         if (qp->type == IBV_QPT_UD) {
             if (!wr->wr.ud.ah || srn_pd(wr->wr.ud.ah->pd)->base != qp->pd->base)
                 return EINVAL;
-            w->ip = srn_container(wr->wr.ud.ah, struct srn_ah, ib)->ip;
+            w->peer = srn_container(wr->wr.ud.ah, struct srn_ah, ib)->peer;
             w->remote_qpn = wr->wr.ud.remote_qpn & WIRE_QPN_MASK;
             w->remote_qkey = wr->wr.ud.remote_qkey;
         }

@@ -303,13 +303,13 @@ static void reset(struct srn_qp *qp) {
     qp->resp.resources = NULL;
     qp->resp.resource_count = 0;
     memset(&qp->attr, 0, sizeof(qp->attr));
-    qp->peer_ip = 0;
+    qp->peer = (struct srn_peer){0, 0};
     qp->sq_drain_event = false;
 }
 
 /* The values themselves. 0 or errno. */
 static int check_values(const struct srn_qp *qp, const struct ibv_qp_attr *a, int mask) {
-    uint32_t ip;
+    struct srn_peer peer;
 
     if ((mask & IBV_QP_PORT) && a->port_num != 1)
         return EINVAL;
@@ -336,8 +336,7 @@ static int check_values(const struct srn_qp *qp, const struct ibv_qp_attr *a, in
                          IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | SRN_ACCESS_FLUSH)))
         return EINVAL;
     if ((mask & IBV_QP_AV) && !qp->nic->null_mode) {
-        if (!a->ah_attr.is_global || a->ah_attr.grh.sgid_index >= SRN_GID_COUNT ||
-            !srn_gid_to_ip(&a->ah_attr.grh.dgid, &ip))
+        if (!srn_resolve_av(qp->nic, &a->ah_attr, &peer))
             return EINVAL;
         if (a->ah_attr.port_num > 1)
             return EINVAL;
@@ -371,7 +370,7 @@ static int apply(struct srn_qp *qp, const struct ibv_qp_attr *a, int mask) {
         mine->qkey = a->qkey;
     if (mask & IBV_QP_AV) {
         mine->ah_attr = a->ah_attr;
-        srn_gid_to_ip(&a->ah_attr.grh.dgid, &qp->peer_ip);
+        srn_resolve_av(qp->nic, &a->ah_attr, &qp->peer);
     }
     if (mask & IBV_QP_PATH_MTU) {
         mine->path_mtu = a->path_mtu;
@@ -495,7 +494,7 @@ SRN_EXPORT int ibv_query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int m
 SRN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr) {
     struct srn_pd *spd;
     struct srn_ah *ah;
-    uint32_t ip = 0;
+    struct srn_peer peer = {0, 0};
     int rc;
 
     if (!srn_is_ours(pd->context))
@@ -504,7 +503,7 @@ SRN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *a
     rc = srn_nic_gone(spd->nic);
     if (!rc && (attr->port_num != 1 || !attr->is_global || attr->grh.sgid_index >= SRN_GID_COUNT))
         rc = EINVAL;
-    if (!rc && !srn_gid_to_ip(&attr->grh.dgid, &ip) && !spd->nic->null_mode)
+    if (!rc && !spd->nic->null_mode && !srn_resolve_av(spd->nic, attr, &peer))
         rc = EINVAL;
     if (rc) {
         errno = rc;
@@ -517,7 +516,7 @@ SRN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *a
     }
     ah->pd = spd;
     ah->nic = spd->nic;
-    ah->ip = ip;
+    ah->peer = peer;
     ah->ib.context = pd->context;
     ah->ib.pd = pd;
     srn_nic_lock(spd->nic);
@@ -543,31 +542,6 @@ SRN_EXPORT int ibv_destroy_ah(struct ibv_ah *ibah) {
     ctx = srn_ctx(ibah->context);
     free(ah);
     srn_ctx_put(ctx);
-    return 0;
-}
-
-SRN_EXPORT int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
-                                   struct ibv_grh *grh, struct ibv_ah_attr *attr) {
-    const uint8_t *ip = (const uint8_t *)grh + 20;
-    uint32_t source;
-
-    if (!srn_is_ours(context))
-        return SRN_PASS(ibv_init_ah_from_wc, -1, context, port_num, wc, grh, attr);
-    memset(attr, 0, sizeof(*attr));
-    if (port_num != 1 || !(wc->wc_flags & IBV_WC_GRH) || (ip[0] >> 4) != 4) {
-        errno = EINVAL;
-        return -1;
-    }
-    memcpy(&source, ip + 12, 4);
-    attr->port_num = port_num;
-    attr->sl = wc->sl;
-    attr->is_global = 1;
-    attr->dlid = wc->slid;
-    attr->src_path_bits = wc->dlid_path_bits;
-    srn_ip_to_gid(source, &attr->grh.dgid);
-    attr->grh.sgid_index = 0;
-    attr->grh.hop_limit = 0xff;
-    attr->grh.traffic_class = ip[1];
     return 0;
 }
 

@@ -65,7 +65,7 @@ static int check(const struct srn_qp *qp, const struct srn_swqe *w) {
         return EINVAL;
     if (is_atomic(w) && w->length != 8)
         return EINVAL;
-    if (qp->type == IBV_QPT_UD && !w->ip && !qp->nic->null_mode)
+    if (qp->type == IBV_QPT_UD && !w->peer.ip && !qp->nic->null_mode)
         return EINVAL; /* no wr_set_ud_addr */
     return 0;
 }
@@ -143,7 +143,7 @@ static struct srn_swqe *begin(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode) {
     w->flags = ex->wr_flags & ~(unsigned int)IBV_SEND_INLINE; /* told by wr_set_inline_data */
     w->opcode = opcode;
     w->length = w->num_sge = 0;
-    w->ip = 0;
+    w->peer.ip = 0;
     return w;
 }
 
@@ -303,7 +303,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t rem
         fail(qp, EINVAL);
         return;
     }
-    w->ip = srn_container(ah, struct srn_ah, ib)->ip;
+    w->peer = srn_container(ah, struct srn_ah, ib)->peer;
     w->remote_qpn = remote_qpn & WIRE_QPN_MASK;
     w->remote_qkey = remote_qkey;
 }

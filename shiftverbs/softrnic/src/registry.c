@@ -221,22 +221,33 @@ int registry_find_host(const struct registry *reg, const char *name) {
     return -1;
 }
 
-int registry_add_host(struct registry *reg, const char *name, uint32_t rails) {
+/* A name is one device's of a host: who had it before is known by that of its rail. */
+static void name_device(struct registry_host *host, unsigned rail, const char *name) {
+    for (unsigned other = 0; other < FAULT_MAX_RAILS; other++)
+        if (other != rail && strcmp(host->devices[other], name) == 0)
+            snprintf(host->devices[other], CONFIG_DEVICE_LEN, "soft%u", other);
+    if (strcmp(host->devices[rail], name) != 0)
+        snprintf(host->devices[rail], CONFIG_DEVICE_LEN, "%s", name);
+    host->rails |= 1u << rail;
+}
+
+int registry_add_host(struct registry *reg, const struct config *config) {
     struct registry_file *file = reg->file;
-    int host = registry_find_host(reg, name);
+    int host = registry_find_host(reg, config->host);
 
     if (host < 0) {
         if (file->host_count == FAULT_MAX_HOSTS)
             return -1;
         host = (int)file->host_count;
-        snprintf(file->hosts[host].name, CONFIG_NAME_LEN, "%s", name);
+        snprintf(file->hosts[host].name, CONFIG_NAME_LEN, "%s", config->host);
         file->hosts[host].rails = 0;
         __atomic_store_n(&file->host_count, file->host_count + 1, __ATOMIC_RELEASE);
         /* A rail that is cut for all hosts is cut for this one too. */
         for (unsigned rail = 0; rail < FAULT_MAX_RAILS; rail++)
             registry_update_active(reg, (unsigned)host, rail);
     }
-    file->hosts[host].rails |= rails;
+    for (int i = 0; i < config->device_count; i++)
+        name_device(&file->hosts[host], (unsigned)config->devices[i].rail, config->devices[i].name);
     return host;
 }
 

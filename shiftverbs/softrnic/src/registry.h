@@ -12,13 +12,15 @@
 #include "fault.h"
 
 #define REGISTRY_MAGIC 0x736f6674u
-#define REGISTRY_VERSION 2 /* part of the file's name: another layout is another file */
+#define REGISTRY_VERSION 3 /* part of the file's name: another layout is another file */
 #define REGISTRY_MAX_CLAIMS 1024
 #define REGISTRY_ALWAYS UINT32_MAX /* probability 1 */
 
 struct registry_host {
     char name[CONFIG_NAME_LEN];
     uint32_t rails; /* bit per device that was ever described */
+    char devices[FAULT_MAX_RAILS]
+                [CONFIG_DEVICE_LEN]; /* its name, as last described; only with the lock held */
 };
 
 /* One device of one host. Written under the lock, read without it: every field by one atomic access. */
@@ -99,8 +101,9 @@ void registry_lock(struct registry *reg);
 void registry_unlock(struct registry *reg);
 
 /* With the lock held. */
-int registry_find_host(const struct registry *reg, const char *name);          /* -1: unknown */
-int registry_add_host(struct registry *reg, const char *name, uint32_t rails); /* -1: table full */
+int registry_find_host(const struct registry *reg, const char *name); /* -1: unknown */
+/* Make the host and its devices known, or known by other names. -1: table full. */
+int registry_add_host(struct registry *reg, const struct config *config);
 void registry_set_link(struct registry *reg, unsigned host, unsigned rail, bool up);
 void registry_kill(struct registry *reg, unsigned host, unsigned rail);
 void registry_revive(struct registry *reg, unsigned host, unsigned rail);

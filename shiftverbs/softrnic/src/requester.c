@@ -111,7 +111,7 @@ bool srn_send_data(struct srn_qp *qp, const struct srn_swqe *w, struct wire_pack
     } else if (!srn_sge_gather(qp->nic, qp->pd, w->sge, w->num_sge, offset, payload, n)) {
         return false;
     }
-    srn_tx_commit(qp->nic, pkt, n, qp->qpn, qp->peer_ip);
+    srn_tx_commit(qp->nic, pkt, n, qp->qpn, qp->peer);
     qp->req.send_psn = wire_psn_add(qp->req.send_psn, 1);
     return true;
 }
@@ -130,7 +130,7 @@ static void send_read(struct srn_qp *qp, const struct srn_swqe *w, struct wire_p
     pkt->reth.rkey = w->rkey;
     pkt->reth.length = n == left ? w->length - offset : n * qp->mtu;
     srn_tx_payload(qp->nic);
-    srn_tx_commit(qp->nic, pkt, 0, qp->qpn, qp->peer_ip);
+    srn_tx_commit(qp->nic, pkt, 0, qp->qpn, qp->peer);
     qp->req.send_psn = wire_psn_add(qp->req.send_psn, n);
     qp->req.rd_out++;
 }
@@ -145,7 +145,7 @@ static void send_atomic(struct srn_qp *qp, const struct srn_swqe *w, struct wire
     pkt->atomic.swap_add = swap ? w->swap : w->compare_add;
     pkt->atomic.compare = swap ? w->compare_add : 0;
     srn_tx_payload(qp->nic);
-    srn_tx_commit(qp->nic, pkt, 0, qp->qpn, qp->peer_ip);
+    srn_tx_commit(qp->nic, pkt, 0, qp->qpn, qp->peer);
     qp->req.send_psn = wire_psn_add(qp->req.send_psn, 1);
     qp->req.rd_out++;
 }

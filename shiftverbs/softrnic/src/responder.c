@@ -34,7 +34,7 @@ static void send_aeth(struct srn_qp *qp, uint32_t psn, uint8_t syndrome) {
     };
 
     srn_tx_payload(qp->nic);
-    srn_tx_commit(qp->nic, &pkt, 0, qp->qpn, qp->peer_ip);
+    srn_tx_commit(qp->nic, &pkt, 0, qp->qpn, qp->peer);
 }
 
 static void ack_later(struct srn_qp *qp) {
@@ -162,7 +162,7 @@ static void send_read_response(struct srn_qp *qp, uint32_t psn, uint64_t va, uin
                 return;
             }
         }
-        srn_tx_commit(qp->nic, &pkt, part, qp->qpn, qp->peer_ip);
+        srn_tx_commit(qp->nic, &pkt, part, qp->qpn, qp->peer);
         offset += part;
     }
 }
@@ -180,7 +180,7 @@ static void send_atomic_response(struct srn_qp *qp, uint32_t psn, const struct s
 
     ack_drop(qp);
     srn_tx_payload(qp->nic);
-    srn_tx_commit(qp->nic, &pkt, 0, qp->qpn, qp->peer_ip);
+    srn_tx_commit(qp->nic, &pkt, 0, qp->qpn, qp->peer);
 }
 
 static void execute_read(struct srn_qp *qp, const struct wire_packet *pkt) {

@@ -31,7 +31,6 @@
 
 #define SRN_EXPORT __attribute__((visibility("default")))
 
-#define SRN_GID_COUNT 2 /* valid ones */
 #define SRN_GID_TABLE 8
 #define SRN_MAX_QP_WR 65536
 #define SRN_MAX_SGE 32
@@ -97,6 +96,36 @@ static inline void srn_spin_lock(struct srn_spin *l) {
 static inline void srn_spin_unlock(struct srn_spin *l) {
     atomic_store_explicit(&l->taken, false, memory_order_release);
 }
+
+/* --- addresses --- */
+/*
+ * The GID table of a RoCE port with one IPv4 address, as the kernel fills it. All of them travel in the same datagrams
+ * between IPv4 addresses; the lowest reserved bits of the BTH tell by which one a packet goes, and are 0 for the one
+ * that means just such datagrams. A QP takes what comes by its own, as packets of RoCE v1, of v2 over IPv6 and of v2
+ * over IPv4 do not reach each other's QPs on a real port.
+ */
+enum srn_gid_index {
+    SRN_GID_LINK_LOCAL_V1,
+    SRN_GID_LINK_LOCAL_V2,
+    SRN_GID_IPV4_V1,
+    SRN_GID_IPV4_V2,
+    SRN_GID_COUNT,
+};
+#define SRN_GID_BITS 3 /* exclusive or of index and reserved bits */
+
+static inline bool srn_gid_is_ipv4(unsigned int index) {
+    return index >= SRN_GID_IPV4_V1;
+}
+
+static inline bool srn_gid_is_v2(unsigned int index) {
+    return index & 1;
+}
+
+/* Where packets go or come from. */
+struct srn_peer {
+    uint32_t ip;        /* network order; 0 = not set */
+    uint32_t gid_index; /* here and there */
+};
 
 /* --- devices --- */
 struct srn_nic;
@@ -228,7 +257,7 @@ struct srn_ah {
     struct ibv_ah ib;
     struct srn_pd *pd;
     struct srn_nic *nic;
-    uint32_t ip; /* network order */
+    struct srn_peer peer;
 };
 
 /* --- work queues --- */
@@ -246,7 +275,7 @@ struct srn_swqe {
     uint64_t compare_add;
     uint64_t swap;
     /* UD */
-    uint32_t ip;
+    struct srn_peer peer;
     uint32_t remote_qpn;
     uint32_t remote_qkey;
     /* RC: the packets, or for READ the response packets, of this WR */
@@ -367,7 +396,7 @@ struct srn_qp {
     bool sq_drain_event; /* SQD: tell when drained */
     struct ibv_qp_cap cap;
     struct ibv_qp_attr attr;
-    uint32_t peer_ip;
+    struct srn_peer peer;
     uint32_t mtu; /* bytes */
     struct srn_sq sq;
     struct srn_rq rq;
@@ -450,7 +479,8 @@ struct srn_nic {
     atomic_bool forked; /* we are a child of the process that opened it */
     atomic_bool dead;   /* the NIC was killed: commands fail, nothing completes */
     uint32_t ip;        /* network order */
-    union ibv_gid gid;
+    union ibv_gid gids[SRN_GID_COUNT];
+    uint32_t gid_count; /* only link-local ones in null mode */
 
     pthread_mutex_t lock;
     struct srn_list contexts;
@@ -528,9 +558,16 @@ void srn_async_port_event(struct srn_nic *nic, enum ibv_event_type type);
 void srn_async_qp_event(struct srn_qp *qp, enum ibv_event_type type);
 void srn_async_cq_event(struct srn_cq *cq, enum ibv_event_type type);
 void srn_async_srq_event(struct srn_srq *srq, enum ibv_event_type type);
-/* IPv4-mapped GID <-> address (network order). */
-bool srn_gid_to_ip(const union ibv_gid *gid, uint32_t *ip);
-void srn_ip_to_gid(uint32_t ip, union ibv_gid *gid);
+
+/* gid.c */
+/* The GID table of a NIC whose address is known. */
+void srn_gids_init(struct srn_nic *nic);
+/* The GID of an address in a line of the table of its port. */
+void srn_gid_make(uint32_t ip, unsigned int index, union ibv_gid *gid);
+/* Whose GID is it? False if the line `index` of our table does not lead there. */
+bool srn_gid_resolve(const union ibv_gid *gid, unsigned int index, struct srn_peer *peer);
+/* As in the address vector of a QP or AH: false if it is not one that packets can go by. */
+bool srn_resolve_av(const struct srn_nic *nic, const struct ibv_ah_attr *attr, struct srn_peer *peer);
 
 /* query.c */
 int srn_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
@@ -696,7 +733,7 @@ void srn_uc_handle(struct srn_qp *qp, const struct wire_packet *pkt);
 
 /* ud.c: nic->lock held */
 void srn_ud_run(struct srn_qp *qp);
-void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, uint32_t src_ip);
+void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, struct srn_peer from);
 
 /* net.c */
 int srn_net_open(struct srn_nic *nic, char *err, size_t err_len);
@@ -707,7 +744,7 @@ uint64_t srn_random(void);
 /* nic->lock held: where the next packet's payload (up to 4096 bytes) goes. */
 uint8_t *srn_tx_payload(struct srn_nic *nic);
 void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_len, uint32_t local_qpn,
-                   uint32_t dst_ip);
+                   struct srn_peer to);
 void srn_tx_flush(struct srn_nic *nic);
 /* A packet that was sealed before goes out; one that was checked before is received. */
 void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len);

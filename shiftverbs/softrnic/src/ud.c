@@ -31,7 +31,7 @@ static enum ibv_wc_status send_one(struct srn_qp *qp, const struct srn_swqe *w) 
     } else if (!srn_sge_gather(qp->nic, qp->pd, w->sge, w->num_sge, 0, payload, w->length)) {
         return IBV_WC_LOC_PROT_ERR;
     }
-    srn_tx_commit(qp->nic, &pkt, w->length, qp->qpn, w->ip);
+    srn_tx_commit(qp->nic, &pkt, w->length, qp->qpn, w->peer);
     qp->req.next_psn = wire_psn_add(qp->req.next_psn, 1);
     return IBV_WC_SUCCESS;
 }
@@ -46,8 +46,25 @@ void srn_ud_run(struct srn_qp *qp) {
     }
 }
 
+/* What a receive shows before its payload: the network header of a packet that came by this GID. */
+static void make_grh(uint8_t grh[SRN_UD_GRH], const struct srn_nic *nic, const struct wire_packet *pkt,
+                     struct srn_peer from) {
+    size_t ib_len = WIRE_BTH_LEN + WIRE_DETH_LEN + (pkt->flags & WIRE_F_IMM ? WIRE_IMM_LEN : 0) +
+                    pkt->payload_len + pkt->bth.pad + WIRE_ICRC_LEN;
+    bool v2 = srn_gid_is_v2(from.gid_index);
+    union ibv_gid src;
+
+    if (from.gid_index == SRN_GID_IPV4_V2) {
+        wire_make_grh_ipv4(grh, from.ip, nic->ip, (uint16_t)(20 + 8 + ib_len), 0, 64);
+        return;
+    }
+    srn_gid_make(from.ip, from.gid_index, &src);
+    wire_make_grh(grh, src.raw, nic->gids[from.gid_index].raw, (uint16_t)(ib_len + (v2 ? 8 : 0)),
+                  v2 ? WIRE_NEXT_UDP : WIRE_NEXT_BTH, 64);
+}
+
 /* What does not fit, or finds no receive WR, is dropped without a word. */
-void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, uint32_t src_ip) {
+void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, struct srn_peer from) {
     struct srn_nic *nic = qp->nic;
     uint8_t grh[SRN_UD_GRH];
     struct srn_rwqe *w = NULL;
@@ -59,8 +76,6 @@ void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, uint32_t sr
         .imm_data = pkt->flags & WIRE_F_IMM ? pkt->imm_data : 0,
         .wc_flags = IBV_WC_GRH | (pkt->flags & WIRE_F_IMM ? IBV_WC_WITH_IMM : 0),
     };
-    size_t ip_len = 20 + 8 + WIRE_BTH_LEN + WIRE_DETH_LEN + (pkt->flags & WIRE_F_IMM ? WIRE_IMM_LEN : 0) +
-                    pkt->payload_len + pkt->bth.pad + WIRE_ICRC_LEN;
 
     if (qp->state != IBV_QPS_RTR && qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD &&
         qp->state != IBV_QPS_SQE) {
@@ -83,7 +98,7 @@ void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, uint32_t sr
         nic->counters[SRN_CNT_RX_UD_DROPPED]++;
         return;
     }
-    wire_make_grh_ipv4(grh, src_ip, nic->ip, (uint16_t)ip_len, 0, 64);
+    make_grh(grh, nic, pkt, from);
     if (!srn_sge_scatter(nic, qp->pd, w->sge, w->num_sge, 0, grh, sizeof(grh)) ||
         !srn_sge_scatter(nic, qp->pd, w->sge, w->num_sge, sizeof(grh), pkt->payload,
                          (uint32_t)pkt->payload_len)) {

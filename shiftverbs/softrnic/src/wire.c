@@ -176,7 +176,7 @@ size_t wire_pack_headers(uint8_t *buf, struct wire_packet *pkt, size_t payload_l
     *p++ = bth->opcode;
     *p++ = bth->solicited << 7 | bth->migreq << 6 | bth->pad << 4;
     p = put16(p, bth->pkey);
-    *p++ = bth->fecn << 7 | bth->becn << 6;
+    *p++ = bth->fecn << 7 | bth->becn << 6 | bth->reserved;
     p = put24(p, bth->dest_qpn);
     *p++ = bth->ack_req << 7;
     p = put24(p, bth->psn);
@@ -217,6 +217,7 @@ static void unpack_bth(struct wire_bth *bth, const uint8_t *p) {
     bth->pkey = get16(p + 2);
     bth->fecn = p[4] >> 7;
     bth->becn = p[4] >> 6 & 1;
+    bth->reserved = p[4] & 0x3f;
     bth->dest_qpn = get24(p + 5);
     bth->ack_req = p[8] >> 7;
     bth->psn = get24(p + 9);
@@ -316,7 +317,7 @@ void wire_make_grh_ipv4(uint8_t grh[WIRE_GRH_LEN], uint32_t src_ip, uint32_t dst
     put16(ip + 2, ip_len);
     put16(ip + 6, 0x4000); /* DF, as wire_flow_init() */
     ip[8] = ttl;
-    ip[9] = 17;
+    ip[9] = WIRE_NEXT_UDP;
     memcpy(ip + 12, &src_ip, 4);
     memcpy(ip + 16, &dst_ip, 4);
     for (int i = 0; i < 20; i += 2)
@@ -324,4 +325,15 @@ void wire_make_grh_ipv4(uint8_t grh[WIRE_GRH_LEN], uint32_t src_ip, uint32_t dst
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     put16(ip + 10, ~sum);
+}
+
+void wire_make_grh(uint8_t grh[WIRE_GRH_LEN], const uint8_t src[16], const uint8_t dst[16],
+                   uint16_t payload_len, uint8_t next_header, uint8_t hop_limit) {
+    memset(grh, 0, 4);
+    grh[0] = 0x60;
+    put16(grh + 4, payload_len);
+    grh[6] = next_header;
+    grh[7] = hop_limit;
+    memcpy(grh + 8, src, 16);
+    memcpy(grh + 24, dst, 16);
 }

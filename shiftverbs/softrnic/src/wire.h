@@ -117,6 +117,7 @@ struct wire_bth {
     uint16_t pkey;
     bool fecn;
     bool becn;
+    uint8_t reserved;  /* 6 bits that no ICRC covers; softrnic.h has a use for them */
     uint32_t dest_qpn; /* 24 bits */
     bool ack_req;
     uint32_t psn; /* 24 bits */
@@ -234,6 +235,15 @@ enum wire_error wire_parse(struct wire_packet *pkt, const struct wire_flow *flow
  */
 void wire_make_grh_ipv4(uint8_t grh[WIRE_GRH_LEN], uint32_t src_ip, uint32_t dst_ip, uint16_t ip_len,
                         uint8_t tos, uint8_t ttl);
+
+/*
+ * The same for what comes with an IPv6 header (RoCE v2) or a GRH (RoCE v1), which have one layout (IBA 8.3).
+ * payload_len: of the datagram with its UDP header, or from the BTH on; next_header: WIRE_NEXT_UDP or WIRE_NEXT_BTH.
+ */
+#define WIRE_NEXT_UDP 17
+#define WIRE_NEXT_BTH 0x1b
+void wire_make_grh(uint8_t grh[WIRE_GRH_LEN], const uint8_t src[16], const uint8_t dst[16],
+                   uint16_t payload_len, uint8_t next_header, uint8_t hop_limit);
 
 /*
  * Which identification explains an ICRC that is wrong for identification 0? The CRC is linear: `difference` (ICRC

@@ -29,6 +29,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             if (device->rail < 0 || device->rail >= CONFIG_MAX_DEVICES || device->kind < CONFIG_LOOPBACK ||
                 device->kind > CONFIG_NULL || (i && device->rail <= device[-1].rail))
                 abort();
+            if (!device->name[0] || strnlen(device->name, CONFIG_DEVICE_LEN) == CONFIG_DEVICE_LEN ||
+                strpbrk(device->name, "/; \t\n"))
+                abort();
+            for (int j = 0; j < i; j++)
+                if (strcmp(device->name, config.devices[j].name) == 0)
+                    abort();
         }
     } else if (!memchr(err, 0, sizeof(err)) || !err[0]) {
         abort();

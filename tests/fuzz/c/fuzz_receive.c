@@ -53,11 +53,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                              IBV_ACCESS_REMOTE_ATOMIC));
     /* An address that nobody has: answers go nowhere. */
-    MUST(ibv_query_gid(context, 1, 0, &peer_gid) == 0);
+    MUST(ibv_query_gid(context, 1, SRN_GID_IPV4_V2, &peer_gid) == 0);
     peer_gid.raw[14] = 250;
     peer_gid.raw[15] = 250;
     memcpy(&peer_ip, peer_gid.raw + 12, 4);
     attr.grh.dgid = peer_gid;
+    attr.grh.sgid_index = SRN_GID_IPV4_V2;
     MUST(ah = ibv_create_ah(pd, &attr));
     return 0;
 }
@@ -104,6 +105,7 @@ static void start_qp(struct ibv_qp *qp) {
     int mask = IBV_QP_STATE, connected = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 
     attr.ah_attr.grh.dgid = peer_gid;
+    attr.ah_attr.grh.sgid_index = SRN_GID_IPV4_V2;
     if (qp->qp_type != IBV_QPT_UD)
         mask |= connected;
     if (qp->qp_type == IBV_QPT_RC)

@@ -336,10 +336,15 @@ static void test_grh(void) {
         sum += (uint32_t)grh[i] << 8 | grh[i + 1];
     sum = (sum & 0xffff) + (sum >> 16);
     CHECK(sum == 0xffff); /* a header whose checksum is right sums up to all ones */
+
+    memset(grh, 0xaa, sizeof(grh));
+    wire_make_grh(grh, (const uint8_t *)"the source's GID", (const uint8_t *)"the other's GID.", 300,
+                  WIRE_NEXT_BTH, 63);
+    CHECK(memcmp(grh, "\x60\0\0\0\x01\x2c\x1b\x3fthe source's GIDthe other's GID.", 40) == 0);
 }
 
 /* "src sport dst dport opcode flags qpn psn pkey va rkey length syndrome msn swap compare ack imm qkey srcqpn
- *  payload datagram"; flags: 1 solicited, 2 migreq, 4 fecn, 8 becn, 16 ackreq; payload "-" = none. */
+ *  payload datagram"; flags: 1 solicited, 2 migreq, 4 fecn, 8 becn, 16 ackreq, from 32 on the reserved bits; payload "-" = none. */
 static void test_vectors(void) {
     static char line[20000], payload_hex[9000], datagram_hex[10000];
     static uint8_t payload[4500], wanted[5000], packed[5000];
@@ -372,6 +377,7 @@ static void test_vectors(void) {
                                    .fecn = flags >> 2 & 1,
                                    .becn = flags >> 3 & 1,
                                    .ack_req = flags >> 4 & 1,
+                                   .reserved = flags >> 5 & 0x3f,
                                    .pkey = (uint16_t)pkey,
                                    .dest_qpn = qpn,
                                    .psn = psn};
@@ -391,7 +397,7 @@ static void test_vectors(void) {
               out.bth.pkey == pkey);
         CHECK(out.bth.solicited == in.bth.solicited && out.bth.migreq == in.bth.migreq);
         CHECK(out.bth.fecn == in.bth.fecn && out.bth.becn == in.bth.becn &&
-              out.bth.ack_req == in.bth.ack_req);
+              out.bth.ack_req == in.bth.ack_req && out.bth.reserved == in.bth.reserved);
         if (out.flags & WIRE_F_RETH)
             CHECK(out.reth.va == va && out.reth.rkey == rkey && out.reth.length == length);
         if (out.flags & WIRE_F_AETH)
