@@ -409,6 +409,11 @@ cdef class QPCore:
             return None
         return pair.first_status, pair.first_vendor_err
 
+    @property
+    def shown_error(self) -> int:
+        """Status of the first error WC since RESET that was shown while the QP was not protected; 0: none."""
+        return self.q.shown_error
+
     def failed_wr(self, int k):
         """Number of the send WR whose failure on pair k was its first since its last reset, or that was refused there.
 
@@ -841,7 +846,7 @@ cdef class QPCore:
         q.last_signaled = q.tail
         q.withheld_send_end = q.withheld_recv_end = 0
         q.op_err_pair = -1
-        q.aborted = 0
+        q.aborted = q.shown_error = 0
         # The next peer's memory has keys of its own.
         map_free(&q.seen_rkeys)
         q.last_rkey = <uint64_t>-1

@@ -109,7 +109,29 @@ cdef extern from * nogil:
         }
         return came;
     }
+
+    /* Of this thread, and of those that it starts meanwhile: all but what an instruction of theirs raises. */
+    static void sv_block_signals(sigset_t *before)
+    {
+        static const int own[] = {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS};
+        sigset_t all;
+        size_t i;
+
+        sigfillset(&all);
+        for (i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+            sigdelset(&all, own[i]);
+        pthread_sigmask(SIG_BLOCK, &all, before);
+    }
+
+    static void sv_restore_signals(const sigset_t *before)
+    {
+        pthread_sigmask(SIG_SETMASK, before, NULL);
+    }
     """
+    ctypedef struct sigset_t:
+        pass
+    void sv_block_signals(sigset_t *before)
+    void sv_restore_signals(const sigset_t *before)
     int sv_put_off(int number)
     int sv_let_come()
     void sv_let_pass()
@@ -257,6 +279,23 @@ cdef int signals_on() noexcept:
 def is_main_thread() -> bool:
     """Whether the interpreter runs signals' handlers in the calling thread."""
     return PyThread_get_thread_ident() == main_thread
+
+
+def without_signals(call, *args, **kwargs):
+    """Returns call(*args, **kwargs). Threads that are started in it never take a signal.
+
+    Each thread of ours is: the kernel would choose it for a signal that the application's threads block, as one does
+    that waits for it by sigwait, and what the signal does by default would be done.
+    """
+    cdef sigset_t before
+    cdef int off = signals_off()
+    sv_block_signals(&before)
+    try:
+        return call(*args, **kwargs)
+    finally:
+        sv_restore_signals(&before)
+        if off:
+            signals_on()
 
 
 cdef double LOOK_FOR_SIGNALS_S = 0.05

@@ -129,6 +129,8 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
         fenced(q, k, recv)
         return True
     if not q.guarded and not pair.fencing:
+        if q.shown_error == 0:
+            q.shown_error = wc.status
         return False
     if not q.guarded or not in_use(q, k, recv, seq) or is_path_error(q, k, recv, seq, wc.status):
         if pair.fencing:

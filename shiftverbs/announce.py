@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import collections
+import atexit
+import contextlib
+import functools
 import logging
+import queue
+import threading
 from collections.abc import Callable
 
 logger = logging.getLogger("shiftverbs.driver")
@@ -12,6 +16,10 @@ logger = logging.getLogger("shiftverbs.driver")
 MOST_NAMED = 8
 #: How far apart lines of one kind are that somebody outside may cause.
 SELDOM_NS = 1_000_000_000
+#: How long the end of a program waits for the last lines, where a handler blocks.
+LAST_LINES_S = 1.0
+#: So many lines wait for handlers that block; what comes then is lost.
+MOST_WAITING = 4096
 
 
 def _names(qp_nums: list[int]) -> str:
@@ -81,45 +89,90 @@ class Seldom:
 
 
 class OutsideTheLock(logging.Filter):
-    """Has what we log under the driver's lock written when that was given back.
+    """Has what we log written where nothing of ours waits for it: by a thread that does nothing else.
 
-    A handler writes under a lock of its own. The collector may run in there, in any thread, and close a QP, which takes
-    the driver's lock: whoever has that must not wait for the handler. held: whether the calling thread has it.
+    A handler writes under a lock of its own, and may take as long as it likes; a signal's handler that raised in one
+    may have left that locked. The collector may run in there, in any thread, and close a QP, which takes the driver's
+    lock. So neither who has that, nor a thread of ours, calls a handler. What the application's threads log without
+    it, they write themselves. held: whether the calling thread has the driver's lock.
     """
 
     def __init__(self, held: Callable[[], bool]) -> None:
         super().__init__()
         self._held = held
-        self._kept: collections.deque[logging.LogRecord] = collections.deque()
+        # A lock in it is to be released when everything before it was written; None ends the thread.
+        self._queue: queue.SimpleQueue[logging.LogRecord | threading.Lock | None] = queue.SimpleQueue()
+        self._lost = 0
         self._loggers = {
             name: each
             for name, each in list(logging.root.manager.loggerDict.items())
             if name.startswith("shiftverbs.") and isinstance(each, logging.Logger)
         }
+        self._thread = threading.Thread(target=self._write, name="shiftverbs-log", daemon=True)
+        from . import _core  # the broker, which needs Seldom alone, has none
+
+        _core.without_signals(self._thread.start)
         for each in self._loggers.values():
             each.addFilter(self)
-            # Remembered by the logger. Else it asks under a lock of logging's own, which a signal's handler that raises
-            # in a logging call of the program's may have left locked: the control thread must not wait for it.
-            for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-                each.isEnabledFor(level)
+            # Else it asks under logging's module lock, whenever the program has set a level since: that may be locked
+            # for good as well.
+            each.isEnabledFor = functools.partial(_is_enabled, each)  # type: ignore[method-assign]
+        atexit.register(self.flush, LAST_LINES_S)
 
     def close(self) -> None:
         """Let everything pass from now on: in a forked child, whose threads may be taken for the holder."""
+        atexit.unregister(self.flush)
         for each in self._loggers.values():
             each.removeFilter(self)
+        if self._thread.is_alive():
+            self._queue.put(None)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """As logging asks: whether to go on with a record now."""
-        if not self._held():
+        if not _is_ours() and not self._held():
             return True
-        self._kept.append(record)
+        self._hand_over(record)
         return False
 
-    def write(self) -> None:
-        """Write what was kept, unless the calling thread still has the lock. Raises what handlers do."""
-        while self._kept and not self._held():
-            try:
-                record = self._kept.popleft()
-            except IndexError:  # another thread was quicker
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was handed to the writing thread is written. False when the time, in seconds, ran out."""
+        if not self._thread.is_alive():
+            return True
+        mark = threading.Lock()
+        mark.acquire()
+        self._queue.put(mark)
+        return mark.acquire(timeout=timeout_s)
+
+    def _hand_over(self, record: logging.LogRecord) -> None:
+        if self._queue.qsize() >= MOST_WAITING:
+            self._lost += 1
+        else:
+            self._queue.put(record)
+
+    def _write(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
                 return
+            if not isinstance(item, logging.LogRecord):
+                item.release()
+                continue
+            self._call_handlers(item)
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                text = "%d lines of shiftverbs are lost: a log handler of the program's blocked"
+                self._call_handlers(logger.makeRecord(logger.name, logging.WARNING, __file__, 0, text, (lost,), None))
+
+    def _call_handlers(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(Exception):  # a handler's
             self._loggers[record.name].callHandlers(record)
+
+
+def _is_ours() -> bool:
+    """Whether the calling thread is one that the program did not make."""
+    return threading.current_thread().name.startswith("shiftverbs-")
+
+
+def _is_enabled(logger: logging.Logger, level: int) -> bool:
+    """Logger.isEnabledFor, without its memory and the lock of that."""
+    return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()

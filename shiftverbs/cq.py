@@ -73,7 +73,10 @@ class CompChannel(lifetime.Ended, _base.CompChannel):
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
-        """Verb ibv_destroy_comp_channel, after closing the CQs that use it."""
+        """Verb ibv_destroy_comp_channel, after closing the CQs that use it.
+
+        A second call does nothing. Raises PyverbsRDMAError as the verb does.
+        """
         if not _is_open(self):
             return
         super().close()
@@ -129,7 +132,10 @@ class _Shadowed(lifetime.Ended):
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
-        """Verb ibv_destroy_cq, after closing the QPs that use it."""
+        """Verb ibv_destroy_cq, after closing the QPs that use it.
+
+        A second call does nothing. Raises PyverbsRDMAError as the verb does.
+        """
         if not _is_open(self):
             return
         pointer = pyverbs_objects.pointer(self)

@@ -14,12 +14,14 @@
 Callbacks run one after the other on one daemon thread of this module, never in the thread that posts or
 polls: a slow or raising callback delays other callbacks only. The queue before that thread is bounded; events
 that do not fit are counted in `stats().overflowed` and lost: a stuck callback costs no memory and no traffic.
+That thread takes no signals; threads and processes that a callback starts inherit this, until they unblock them.
 
 Nothing here runs at import; the thread starts with the first subscription.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -129,7 +131,11 @@ class Fallback(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Failback(Event):
-    """Both directions are on the default path again (SHIFT paper, recovery). Fields as in Fallback."""
+    """Both directions are on the default path again (SHIFT paper, recovery).
+
+    epoch, target: as in Fallback. durations: milliseconds by name, at least "away_ms" (first error WC or event taken ->
+    both directions home).
+    """
 
     epoch: int = 0
     target: str = ""
@@ -140,7 +146,7 @@ class Failback(Event):
 class Migrated(Event):
     """Both directions were moved on request (`qp.shift.migrate()`), with nothing replayed.
 
-    source, target: our devices before and after.
+    source, target: our devices before and after. No release publishes it yet: `qp.shift.path` tells where a QP is.
     """
 
     epoch: int = 0
@@ -180,9 +186,8 @@ class Subscription:
     def cancel(self) -> None:
         """End the subscription. A second call does nothing."""
         self._active = False
-        with _lock:
-            if self in _subscriptions:
-                _subscriptions.remove(self)
+        with contextlib.suppress(ValueError):
+            _subscriptions.remove(self)
 
     __call__ = cancel
 
@@ -209,18 +214,22 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters of this process: events published while anybody listened; of them, lost to a full queue."""
+    """Counters of this process.
+
+    published: events while anybody was subscribed. overflowed: of them, lost to a full queue.
+    """
 
     published: int
     overflowed: int
 
 
-_lock = threading.Lock()
+# Changed and read at one stroke, without a lock: a signal's handler may come here in the middle of anything.
 _subscriptions: list[Subscription] = []
 # SimpleQueue.put never blocks and may be called from anywhere, even from a finalizer in the middle of a put.
 # What is no event is locked, and to be released when everything before it was delivered.
 _queue: queue.SimpleQueue[Event | threading.Lock] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
+_starting: dict[str, Any] = {}  # the lock of who starts it
 _fork_hook = False
 _published = 0
 _overflowed = 0
@@ -242,10 +251,9 @@ def subscribe(callback: Callback, kinds: Iterable[type[Event]] | type[Event] | N
     for kind in wanted:
         if not (isinstance(kind, type) and issubclass(kind, Event)):
             raise TypeError(f"not an event class: {kind!r}")
+    _ensure_thread()  # first: a signal's handler may raise there, and nobody could cancel
     subscription = Subscription(callback, wanted)
-    with _lock:
-        _subscriptions.append(subscription)
-    _ensure_thread()
+    _subscriptions.append(subscription)
     return subscription
 
 
@@ -262,7 +270,7 @@ def publish(event: Event) -> None:
 
 
 def flush(timeout_s: float = 5.0) -> bool:
-    """Wait until everything published before this call was delivered. False when the time ran out.
+    """Wait until everything published before this call was delivered; returns whether it was in time.
 
     timeout_s: how long to wait, in seconds.
     From within a callback it would wait for itself: there it returns False at once.
@@ -285,13 +293,16 @@ def stats() -> Stats:
 
 def _ensure_thread() -> None:
     global _thread, _fork_hook
-    with _lock:
+    from ._core import Unbroken, without_signals
+
+    with _starting.setdefault("lock", Unbroken(threading.RLock())):
         if not _fork_hook:
             os.register_at_fork(after_in_child=_after_fork)
             _fork_hook = True
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_run, name="shiftverbs-observe", args=(_queue,), daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_run, name="shiftverbs-observe", args=(_queue,), daemon=True)
+            without_signals(thread.start)
+            _thread = thread
 
 
 def _run(source: queue.SimpleQueue[Event | threading.Lock]) -> None:
@@ -300,16 +311,14 @@ def _run(source: queue.SimpleQueue[Event | threading.Lock]) -> None:
         if not isinstance(item, Event):
             item.release()
             continue
-        with _lock:
-            receivers = tuple(_subscriptions)
-        for subscription in receivers:
+        for subscription in tuple(_subscriptions):
             subscription._deliver(item)
 
 
 def _after_fork() -> None:
     """In a forked child: no thread, an empty queue, and no subscription: the QPs belong to the parent."""
-    global _lock, _queue, _thread
-    _lock = threading.Lock()
+    global _queue, _thread
+    _starting.clear()
     _queue = queue.SimpleQueue()
     _thread = None
     _subscriptions.clear()

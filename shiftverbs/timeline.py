@@ -31,7 +31,7 @@ class Timeline:
         self._seen_ns: int | None = None
         self._trigger_ns: int | None = None
         self._first_wc_ns: int | None = None
-        self._away_ns: int | None = None
+        self._away_since_ns: int | None = None
         self._home_ns: int | None = None
 
     def reset(self, now_ns: int) -> None:
@@ -62,19 +62,19 @@ class Timeline:
 
     def is_home(self, home: bool, now_ns: int) -> float | None:
         """Whether both directions are in DEFAULT; returns the ms it was away if it came home now, else None."""
-        if home and self._away_ns is not None:
-            self._home_ns, away_ns = now_ns, now_ns - self._away_ns
-            self._away_ns = None
+        if home and self._away_since_ns is not None:
+            self._home_ns, away_ns = now_ns, now_ns - self._away_since_ns
+            self._away_since_ns = None
             return away_ns / 1e6
-        if not home and self._away_ns is None:
-            self._away_ns = now_ns
+        if not home and self._away_since_ns is None:
+            self._away_since_ns = now_ns
             self._home_ns = None
         return None
 
     @property
-    def away_ns(self) -> int | None:
+    def away_since_ns(self) -> int | None:
         """Since when it has been away from home; None where it is at home."""
-        return self._away_ns
+        return self._away_since_ns
 
     def durations(self) -> dict[str, float | int | None]:
         """For `qp.shift.durations`."""

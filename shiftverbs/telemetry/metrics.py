@@ -41,7 +41,7 @@ class Collector:
                 continue
             carrier = connection.device(connection.send_pair)
             by_status[connection.status.value, connection.device(0), carrier] += 1
-            since_ns = connection.timeline.away_ns
+            since_ns = connection.timeline.away_since_ns
             if since_ns is not None:
                 away += 1
                 away_ns += max(0, now_ns - since_ns)

@@ -11,20 +11,22 @@ import errno
 import json
 import logging
 import os
-import signal
 import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shiftverbs._core import without_signals
 from shiftverbs.exchanger import kept
 
 logger = logging.getLogger("shiftverbs.telemetry")
 
 SEND_TIMEOUT_S = 2.0
+ACCEPT_PAUSE_S = 0.5
 _PEERCRED = struct.Struct("3i")
 
 
@@ -91,13 +93,13 @@ class Publisher:
             os.fchmod(self._listener.fileno(), 0o600)
             self._listener.bind(os.fspath(self.path))
             self._listener.listen(8)
-            threading.Thread(target=self._serve, name="shiftverbs-status", daemon=True).start()
+            thread = threading.Thread(target=self._serve, name="shiftverbs-status", daemon=True)
+            without_signals(thread.start)
         except BaseException:
             self.close()
             raise
 
     def _serve(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _sweep(self.path.parent)
         while True:
             try:
@@ -105,13 +107,14 @@ class Publisher:
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.EBADF):  # closed
                     return
+                time.sleep(ACCEPT_PAUSE_S)  # no descriptor is free, say; whoever asks still waits to be accepted
                 continue
             try:
                 self._answer(connection)
             except OSError:  # whoever asked has gone, or does not read
                 pass
             except Exception:
-                logger.exception("what this process shows of itself could not be made")
+                logger.exception("shiftverbs status gets no answer from this process")
             finally:
                 connection.close()
 

@@ -90,13 +90,13 @@ def qp(connection: Connection, now_ns: int) -> dict[str, Any]:
     """One QP, as `qp.shift` shows it. now_ns: CLOCK_MONOTONIC."""
     timeline = connection.timeline
     durations = timeline.durations()
-    away_ns, failure = timeline.away_ns, timeline.last_failure
+    away_since_ns, failure = timeline.away_since_ns, timeline.last_failure
     peer = connection.describe_pairing()
     return {
         "qp_num": connection.shadow.qp_num,
         "device": connection.device(0),
         "status": connection.status.value,
-        "why": connection.why,
+        "why": connection.shown_why,
         "state": connection.send_state,
         "recv_state": connection.recv_state,
         "path": connection.device(connection.send_pair),
@@ -105,7 +105,7 @@ def qp(connection: Connection, now_ns: int) -> dict[str, Any]:
         "preferred": connection.preferred,
         "peer": None if peer is None else {"gid": peer["gid"], "lid": peer["lid"], "qpn": peer["qpn"]},
         "devices": [connection.device(0)] if peer is None else peer["devices"],
-        "away_s": (now_ns - away_ns) / 1e9 if away_ns is not None else None,
+        "away_s": (now_ns - away_since_ns) / 1e9 if away_since_ns is not None else None,
         "fallback_ms": durations["fallback_ms"],
         "away_ms": durations["away_ms"],
         "last_failure": None if failure is None else {"ago_s": (now_ns - failure[0]) / 1e9, "why": failure[1]},

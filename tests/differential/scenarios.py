@@ -14,11 +14,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from one_process import Verbs, collect, show
+from one_process import Verbs, collect, in_threads, show
 
 SCENARIOS: dict[str, Callable[[Any], None]] = {}
 
@@ -344,16 +343,12 @@ def memory(v: Verbs) -> None:
 def close_orders(v: Verbs) -> None:
     """Closing parents before children, everything twice."""
     for order in range(6):
-        ctx = v.context()
-        comp = v.cq.CompChannel(ctx)
-        pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 50, None, comp)
-        mr = v.mr.MR(pd, 4096, 1)
-        first, second = v.pair(ctx, pd, cq)
+        ctx, pd, cq, mr, first, second = v.connected(channel=True)
         v.receive(second, mr, 1)
         v.send(first, mr, 2)
         if order == 5:
             collect(cq, 2)
-        objects = [ctx, pd, cq, comp, mr, first, second]
+        objects = [ctx, pd, cq, cq.comp_channel, mr, first, second]
         for step in range(len(objects)):
             objects[(order + step) % len(objects)].close()
         for thing in reversed(objects):
@@ -381,48 +376,32 @@ def context_left_to_the_collector(v: Verbs) -> None:
 @scenario
 def threads(v: Verbs) -> None:
     """Eight threads create, connect, use and close QPs at once."""
-    failures: list[BaseException] = []
     ctx = v.context()
     pd = v.pd.PD(ctx)
 
     def work() -> None:
-        try:
-            cq = v.cq.CQ(ctx, 100)
-            mr = v.mr.MR(pd, 4096, 1)
-            for number in range(5):
-                first, second = v.pair(ctx, pd, cq)
-                v.receive(second, mr, number)
-                v.send(first, mr, 100 + number)
-                collect(cq, 2)
-                first.close()
-                second.close()
-        except BaseException as error:
-            failures.append(error)
+        cq = v.cq.CQ(ctx, 100)
+        mr = v.mr.MR(pd, 4096, 1)
+        for number in range(5):
+            first, second = v.pair(ctx, pd, cq)
+            v.exchange(first, second, mr, cq, number, 100 + number)
+            first.close()
+            second.close()
 
-    workers = [threading.Thread(target=work) for _ in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    print("failures", failures)
+    print("failures", in_threads(8, work))
     ctx.close()
 
 
 @scenario
 def forked(v: Verbs) -> None:
     """A child made by fork leaves without harm to the parent's traffic."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 50)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
+    ctx, _, cq, mr, first, second = v.connected()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os._exit(7)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    v.receive(second, mr, 1)
-    v.send(first, mr, 2)
-    print(show(collect(cq, 2)))
+    print(show(v.exchange(first, second, mr, cq, 1, 2)))
     ctx.close()
 
 

@@ -22,8 +22,10 @@ def handler(number, frame):
     inner()
     {then}
 signal.signal(signal.SIGALRM, handler)
+def alarm():
+    ring(signal.SIGALRM)
 def outer():
-    signal.setitimer(signal.ITIMER_REAL, {alarm})
+    when_it_waits({meanwhile})
     try:
         {outer}
     except Alarm:
@@ -36,13 +38,16 @@ def closing(what: str) -> str:
     return f"ep.{what}.close()" if what.isidentifier() else what
 
 
-def busy(network: Network, faults: Any, outer: str, inner: str, then: str = "pass", alarm: float = 0.3) -> Any:
-    """Host a, and its outer(): the close of `outer`, or that statement, which waits for a NIC that hangs."""
+def busy(network: Network, faults: Any, outer: str, inner: str, then: str = "pass", meanwhile: str = "alarm") -> Any:
+    """Host a, and its outer(): the close of `outer`, or that statement, which waits for a NIC that hangs.
+
+    meanwhile: what another thread calls while it waits; else a signal comes, whose handler runs inner(), then `then`.
+    """
     a, _ = network.protected()
     faults.down("a/soft0")
     a(f"ep.wait({AWAY!r}, 20)")
     faults.hang("a/soft1")
-    a(HANDLER.format(inner=closing(inner), outer=closing(outer), then=then, alarm=alarm))
+    a(HANDLER.format(inner=closing(inner), outer=closing(outer), then=then, meanwhile=meanwhile))
     return a
 
 
@@ -76,9 +81,8 @@ def test_a_handler_closes_it_too(network: Network, faults: Any, outer: str, inne
 @pytest.mark.parametrize("what", ["qp", "pd", "context"])
 def test_another_thread_closes_it_too(network: Network, faults: Any, what: str) -> None:
     """It is closed when either returns."""
-    a = busy(network, faults, what, what, alarm=0)
+    a = busy(network, faults, what, what, meanwhile="t.start")
     a("done = []; t = threading.Thread(target=lambda: (inner(), done.append(1)))")
-    a("threading.Timer(0.2, t.start).start()")
     a.begin("outer()")
     a.child.expect("^inner$", 20)
     faults.unhang("a/soft1")
@@ -127,19 +131,14 @@ def test_a_close_that_was_broken_off_begins_anew(network: Network, faults: Any, 
 @pytest.mark.parametrize("what", ["qp", "mr"])
 def test_a_signal_while_an_object_ends(network: Network, faults: Any, what: str) -> None:
     """What its handler raises comes out after it, and is swallowed by no weak reference's callback."""
-    a = busy(network, faults, what, "qp", alarm=0.3)
+    a = busy(network, faults, what, "qp")
     a(f"""
 def handler(number, frame):
     raise Alarm
 signal.signal(signal.SIGALRM, handler)
-def came():
-    while signal.getitimer(signal.ITIMER_REAL)[0]:
-        time.sleep(0.01)
-    print('came', flush=True)
 def ends():
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        threading.Thread(target=came).start()
+        when_it_waits(lambda: (alarm(), print('came', flush=True)))
         del ep.{what}
         list(map(lambda _: None, range(9)))
         return 'nothing'

@@ -27,7 +27,7 @@ def output_of(spawn: Spawn, package: str, name: str, env: dict[str, str]) -> str
     path = os.pathsep.join([*map(str, SCRIPT.parents[1:3]), os.environ.get("PYTHONPATH", "")])
     child = spawn(str(SCRIPT), package, name, env={**env, "PYTHONPATH": path}, name=f"{package} {name}")
     status = child.wait(60)
-    lines = [PID.sub("pid=", line) for line in child.output.splitlines() if not LOG_LINE.match(line)]
+    lines = [PID.sub("pid=", line) for line in child.printed + child.errors if not LOG_LINE.match(line)]
     assert status == EXIT_STATUS.get(name, 0), child.output
     return "\n".join(lines)
 

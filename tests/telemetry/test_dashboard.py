@@ -24,7 +24,7 @@ def scraped() -> Any:
     """A scrape of a process with one QP that is away, and one that failed."""
     totals = Totals()
     totals.gave_up("rkey 0x17 was refused 3 times")
-    timeline = SimpleNamespace(away_ns=0)
+    timeline = SimpleNamespace(away_since_ns=0)
     status = SimpleNamespace(value="PROTECTED")
     connection = SimpleNamespace(
         closed=False, device=lambda k: f"soft{k}", send_pair=1, status=status, timeline=timeline

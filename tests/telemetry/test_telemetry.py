@@ -6,13 +6,16 @@ On real processes: tests/failover/test_status.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import os
 import re
+import resource
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,7 +123,33 @@ def test_a_snapshot_that_fails_costs_the_asker_alone(run_dir: Path, caplog: pyte
     finally:
         shows.close()
     assert not shows.path.exists()
-    assert "could not be made" in caplog.text
+    assert "gets no answer from this process" in caplog.text
+
+
+def test_without_a_descriptor_for_who_asks_it_waits_instead_of_spinning(run_dir: Path) -> None:
+    shows = publisher.Publisher(lambda: {"pid": os.getpid(), "qps": []}, "0123456789abcdef", run_dir)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            for asks in first, second:
+                asks.connect(os.fspath(shows.path))
+                asks.settimeout(1.0)
+            # accept() takes its descriptor before it waits: that one may go to the first.
+            with contextlib.suppress(TimeoutError):
+                first.recv(1)
+            used_s = time.process_time()
+            with pytest.raises(TimeoutError):
+                second.recv(1)
+            used_s = time.process_time() - used_s
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            second.settimeout(20.0)
+            with second.makefile("rb") as answer:
+                assert json.loads(answer.read()) == {"pid": os.getpid(), "qps": []}
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            shows.close()
+    assert used_s < 0.3, "a second of a processor is what spinning takes"
 
 
 def process(qps: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
