@@ -413,7 +413,8 @@ class Broker:
     def _set_status(self, status: dict[str, Any]) -> None:
         now_ns = time.monotonic_ns()
         if status["ev"] == "down" and self._status["ev"] != "down":
-            self._seldom.warning(now_ns, "no etcd for now: %s", status["reason"])
+            text = "etcd cannot be used: %s; it is asked until it answers (does it run where SHIFTVERBS_ETCD says?)"
+            self._seldom.warning(now_ns, text, status["reason"])
         elif status["ev"] == "up":
             self._seldom.info(now_ns, "etcd answers")
         if status != self._status:
@@ -503,6 +504,8 @@ def main(argv: list[str] | None = None) -> int:
     if started_by_us:
         # The terminal's Ctrl-C is for the application, which then takes its leave of us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The thread that started us takes no signals, and we have its mask.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
     listener = None
     path = None
     try:

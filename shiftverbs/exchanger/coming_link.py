@@ -8,6 +8,7 @@ what he publishes meanwhile waits here.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from .etcd_link import EtcdLink
 
 
+# After so long in which loading had no moment of a processor it is stuck: one on a starved host has moments.
+STUCK_S = 60.0
+_LOOKS = 60
+
+
 class ComingLink:
     """As EtcdLink, for the broker's main thread, until `hand_over`."""
 
@@ -25,20 +31,45 @@ class ComingLink:
         self._config = config
         self._post = post
         self._owners: dict[int, dict[str, str]] = {}
+        # The loading thread's own clock, of the processor time it has had.
+        self._clock: int | None = None
 
     def start(self) -> None:
         """Load the module in a thread; Loaded or NotLoaded tells when that is over."""
-        threading.Thread(target=self._load, name="shiftverbs-etcd-load", daemon=True).start()
+        loading = threading.Thread(target=self._load, name="shiftverbs-etcd-load", daemon=True)
+        loading.start()
+        watching = threading.Thread(target=self._watch, args=(loading,), name="shiftverbs-etcd-wait", daemon=True)
+        watching.start()
 
     def _load(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
             from .etcd_link import EtcdLink
 
             link = EtcdLink(self._config, self._post)
-        except Exception as error:
+        except BaseException as error:  # also a module's SystemExit: nobody else would tell
             self._post(NotLoaded(f"the broker cannot start: {type(error).__name__}: {error}"))
         else:
             self._post(Loaded(link))
+
+    def _watch(self, loading: threading.Thread) -> None:
+        """Tell when loading is stuck. Looks are counted, not seconds: who was stopped meanwhile saw none of them."""
+        stood, before = 0, None
+        while stood < _LOOKS:
+            loading.join(STUCK_S / _LOOKS)
+            if not loading.is_alive():
+                return
+            now = self._had_s()
+            stood = stood + 1 if now == before else 0
+            before = now
+        self._post(NotLoaded(f"the broker is stuck: gRPC and etcd3 are not loaded, nothing moved for {STUCK_S:g} s"))
+
+    def _had_s(self) -> float | None:
+        """Seconds of a processor that the loading thread has had."""
+        try:
+            return None if self._clock is None else time.clock_gettime(self._clock)
+        except OSError:  # it has ended in this moment
+            return None
 
     def hand_over(self, link: EtcdLink) -> None:
         """Tell `link` everything that holds now."""

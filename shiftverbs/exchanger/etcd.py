@@ -18,6 +18,7 @@ import time
 from collections import deque
 from typing import Any
 
+from .._core import without_signals
 from ..config import Config
 from . import records, wire
 from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
@@ -64,6 +65,8 @@ class EtcdExchanger(Exchanger):
         self._state: ExchangerEvent | None = None
         # What is waited for while there is no state yet, and since when.
         self._phase = ("a broker is being started", time.monotonic())
+        # What the broker said it was at, while it has not told of etcd.
+        self._last_said = ""
         self._warned_at: float | None = None
         self._outage_told = False
         self._closed = threading.Event()
@@ -220,10 +223,11 @@ class EtcdExchanger(Exchanger):
     # The connection
 
     def _start_connecting(self, pause_s: float) -> None:
+        thread = threading.Thread(
+            target=self._connect, args=(pause_s,), name="shiftverbs-broker-start", daemon=True
+        )
         try:
-            threading.Thread(
-                target=self._connect, args=(pause_s,), name="shiftverbs-broker-start", daemon=True
-            ).start()
+            without_signals(thread.start)
         except RuntimeError as error:  # the interpreter is ending
             self._set_state(Unavailable(f"no broker: {error}"))
 
@@ -262,6 +266,7 @@ class EtcdExchanger(Exchanger):
 
     def _take_over(self, connection: Connection) -> None:
         self._connection = connection
+        self._last_said = ""
         self._connected_at = time.monotonic()
         self._interest = select.EPOLLIN
         self._epoll.register(connection.sock, self._interest)
@@ -288,6 +293,8 @@ class EtcdExchanger(Exchanger):
         if connection.pidfd is not None:
             self._epoll.unregister(connection.pidfd)
         connection.close()
+        if self._last_said:
+            reason = f"{reason}; the last it said: {self._last_said}"
         self._failures = 0 if time.monotonic() - self._connected_at > STABLE_S else self._failures + 1
         self._set_state(Unavailable(reason))
         self._start_connecting(self._pause_s())
@@ -348,12 +355,15 @@ class EtcdExchanger(Exchanger):
     def _handle(self, frame: dict[str, Any]) -> bool:
         """Take in one frame. Returns whether the connection is to be read on."""
         event = frame.get("ev")
+        if event in ("up", "down", "fatal"):
+            self._last_said = ""
         if event == "up":
             self._set_state(Connected())
         elif event == "down":
             self._set_state(Unavailable(str(frame.get("reason"))))
         elif event == "starting":
-            self._enter(str(frame.get("phase"))[:200])
+            self._last_said = str(frame.get("phase"))[:200]
+            self._enter(self._last_said)
         elif event == "found":
             value = frame.get("value")
             self._answer(wire.text_of(frame, "key"), None if value is None else wire.text_of(frame, "value"))

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..config import Config
 from . import records
-from .link_events import Changed, Denied, Got, StreamEnded, Up, WatchEnded, Watches
+from .link_events import Changed, Denied, Got, OfSession, StreamEnded, Up, WatchEnded, Watches
 
 # From this number of wanted keys on, one watch takes the whole directory.
 DIRECTORY_KEYS = 16
@@ -135,16 +135,16 @@ class KeyTable:
             for state in self._keys.values():
                 state.revision = 0
             self._read(list(self._keys))
-        elif self._stream is None:
+        elif self._stream is None or not isinstance(event, OfSession) or event.session != self._session:
             return
-        elif isinstance(event, Got) and event.session == self._session:
+        elif isinstance(event, Got):
             self._handle_got(event)
-        elif isinstance(event, Denied) and event.session == self._session:
+        elif isinstance(event, Denied):
             self._handle_denied(event, now_s)
-        elif isinstance(event, Changed) and event.session == self._session:
+        elif isinstance(event, Changed):
             for key, value, revision in event.changes:
                 self._apply(key, value, revision)
-        elif isinstance(event, WatchEnded) and event.session == self._session:
+        elif isinstance(event, WatchEnded):
             if self._watches.get(event.target) != event.number:
                 return  # an earlier one, which was cancelled meanwhile
             del self._watches[event.target]
@@ -152,7 +152,7 @@ class KeyTable:
             for key in keys:
                 self._keys[key].target = None
             self._read_later(keys, now_s)
-        elif isinstance(event, StreamEnded) and event.session == self._session:
+        elif isinstance(event, StreamEnded):
             self._stream = self._stream.successor()
             self._forget_targets()
             self._read_later(self._keys, now_s)

@@ -27,6 +27,13 @@ class Watches(Protocol):
 
 
 @dataclass(frozen=True)
+class OfSession:
+    """What concerns one session with etcd, whose number is `session`."""
+
+    session: int
+
+
+@dataclass(frozen=True)
 class Loaded:
     """There is a link to etcd; it was not started yet."""
 
@@ -41,10 +48,9 @@ class NotLoaded:
 
 
 @dataclass(frozen=True)
-class Up:
-    """A session with etcd began. `session` numbers it; `watch` is its watch stream; `held` as by Held."""
+class Up(OfSession):
+    """It began. `watch` is its watch stream; `held` as by Held."""
 
-    session: int
     watch: Watches
     held: dict[int, str] = field(default_factory=dict)
 
@@ -57,19 +63,17 @@ class Down:
 
 
 @dataclass(frozen=True)
-class Got:
+class Got(OfSession):
     """Answers to a read, as of `revision`: bytes, None (nothing stands there), or an int (too large to fetch)."""
 
-    session: int
     revision: int
     values: dict[str, bytes | int | None]
 
 
 @dataclass(frozen=True)
-class Denied:
+class Denied(OfSession):
     """etcd does not let us read these keys: why, by key."""
 
-    session: int
     reasons: dict[str, str]
 
 
@@ -103,29 +107,26 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Changed:
+class Changed(OfSession):
     """Values after changes: [(key, value or None for deleted, revision)]."""
 
-    session: int
     changes: list[tuple[str, bytes | None, int]]
 
 
 @dataclass(frozen=True)
-class WatchEnded:
+class WatchEnded(OfSession):
     """A watch ended by itself, as when etcd compacted the revision it was to begin with, or refused it.
 
     number: which one; there may be another one of this target since.
     """
 
-    session: int
     target: str
     reason: str
     number: int
 
 
 @dataclass(frozen=True)
-class StreamEnded:
+class StreamEnded(OfSession):
     """The whole stream failed."""
 
-    session: int
     reason: str

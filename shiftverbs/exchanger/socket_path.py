@@ -96,6 +96,31 @@ def connect_or_bind(path: str) -> tuple[socket.socket, bool]:
         return (sock, True) if sock is not None else (_bind(path), False)
 
 
+def name_broker(path: str, pid: int, began: int) -> None:
+    """Note beside the socket `path` which process is started for it. began: when that began, in ticks since boot."""
+    with contextlib.suppress(OSError):
+        note = os.open(path + ".lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(note, f"{pid} {began}\n".ljust(40).encode(), 0)
+        finally:
+            os.close(note)
+
+
+def named_broker(path: str) -> tuple[int, int] | None:
+    """What `name_broker` noted last; that process may be gone, and its number another one's."""
+    try:
+        note = os.open(path + ".lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(note).st_uid not in (os.geteuid(), 0):
+                return None
+            pid, began = os.pread(note, 40, 0).split()
+        finally:
+            os.close(note)
+        return int(pid), int(began)
+    except (OSError, ValueError):
+        return None
+
+
 def identity(path: str) -> tuple[int, int] | None:
     """Which file `path` is now. As long as a socket bound there is open, no other file is called the same."""
     try:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -38,6 +39,10 @@ class BrokerError(Exception):
     """There is no broker for this process; the message says why."""
 
 
+class _NoHello(BrokerError):
+    """There is one, which says nothing."""
+
+
 @dataclass
 class Connection:
     """A broker that has said hello. frames: what came right after.
@@ -60,15 +65,51 @@ class Connection:
             os.close(pidfd)
 
 
+@dataclass(frozen=True)
+class _Looks:
+    """What /proc tells of a process. used: of a processor; began: since boot; both in ticks of the system's clock.
+
+    turns: how often its main thread gave a processor back.
+    """
+
+    state: str
+    used: int
+    began: int
+    turns: int
+
+
+def _look_at(pid: int | None) -> _Looks | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        turns = sum(int(line.split()[1]) for line in lines if "_ctxt_switches:" in line)
+        return _Looks(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]), turns)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _kill(pid: int, began: int) -> None:
+    """End process `pid`, unless that is another one by now."""
+    with contextlib.suppress(OSError, AttributeError):  # it is gone; an old kernel: then it stays
+        pidfd = os.pidfd_open(pid)
+        try:
+            seen = _look_at(pid)
+            if seen is not None and seen.began == began:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+
+
 @dataclass
 class _Spawned:
     """A broker that was started, until it has said hello.
 
-    diagnostics: a descriptor of what it writes on its standard error.
+    diagnostics: a descriptor of what it writes on its standard error; began: as in _Looks, None where not known.
     """
 
     pid: int | None
     diagnostics: int
+    began: int | None = None
 
     def last_words(self) -> str:
         """What it wrote on its standard error before it died, the last line of it."""
@@ -77,13 +118,13 @@ class _Spawned:
 
     def looks(self) -> str:
         """What can be seen of it from outside: whether it is stuck, or hardly ever had its turn."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-            used_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            load = os.getloadavg()[0]
-        except (OSError, ValueError, IndexError):
+        seen = _look_at(self.pid)
+        if seen is None:
             return ""
-        return f"; process {self.pid} (state {fields[0]}) has had {used_s:.1f} s of a processor, the load is {load:.1f}"
+        used_s, load = seen.used / os.sysconf("SC_CLK_TCK"), ""
+        with contextlib.suppress(OSError):
+            load = f", the load is {os.getloadavg()[0]:.1f}"
+        return f"; process {self.pid} (state {seen.state}) has had {used_s:.1f} s of a processor{load}"
 
     def close(self) -> None:
         """It has said hello, or is given up."""
@@ -103,8 +144,19 @@ def open_connection(config: Config, progress: Callable[[str], None] = lambda pha
         else:
             sock, spawned = _join_shared(config, config.broker)
         progress(f"the broker{'' if spawned is None else f', process {spawned.pid},'} has not said hello")
+        named = None if config.broker is None else socket_path.named_broker(config.broker)
+        before = None if named is None else _look_at(named[0])
         try:
             return _greet(sock, config, spawned)
+        except _NoHello:
+            sock.close()
+            # One that is stuck would never notice that it is given up; a shared one keeps the socket from a successor.
+            if config.broker is None:
+                if spawned is not None and spawned.pid is not None and spawned.began is not None:
+                    _kill(spawned.pid, spawned.began)
+            elif named is not None and before is not None and _look_at(named[0]) == before:
+                _kill(*named)  # it had not one turn in all that time, as a slow or starved one has
+            raise
         except BaseException:
             sock.close()
             raise
@@ -147,6 +199,8 @@ def _join_shared(config: Config, path: str) -> tuple[socket.socket, _Spawned | N
         listener = stack.enter_context(sock)
         spawned = _spawn(config, ["--listen-fd", str(listener.fileno())], [listener.fileno()])
         try:
+            if spawned.pid is not None and spawned.began is not None:
+                socket_path.name_broker(path, spawned.pid, spawned.began)
             return socket_path.connect(path), spawned
         except BaseException:
             spawned.close()
@@ -190,7 +244,12 @@ def _spawn(config: Config, arguments: list[str], passed: list[int]) -> _Spawned:
     except BaseException:
         os.close(diagnostics)
         raise
-    return _Spawned(int(text) if text.isdigit() else None, diagnostics)
+    pid = int(text) if text.isdigit() else None
+    seen, session = _look_at(pid), None
+    with contextlib.suppress(OSError):
+        session = os.getsid(pid or 0)
+    # Of another session: it has ended already, and its number is another process's.
+    return _Spawned(pid, diagnostics, seen.began if seen is not None and session == shell.pid else None)
 
 
 def _environment() -> dict[str, str]:
@@ -224,7 +283,7 @@ def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None) -> Con
             frames = reader.feed(data)
     except TimeoutError:
         looks = "" if spawned is None else spawned.looks()
-        raise BrokerError(f"the broker does not say hello in {START_TIMEOUT_S:g} s{last_words()}{looks}") from None
+        raise _NoHello(f"the broker does not say hello in {START_TIMEOUT_S:g} s{last_words()}{looks}") from None
     except (ConnectionError, wire.WireError) as error:
         raise BrokerError(f"no hello from the broker: {error}{last_words()}") from None
     first = frames[0]

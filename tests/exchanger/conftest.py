@@ -6,6 +6,7 @@ import base64
 import select
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -178,6 +179,12 @@ def own_etcd_world(etcd_server: EtcdServer, job: str) -> Iterator[EtcdWorld]:
     made = EtcdWorld(etcd_server, job)
     yield made
     made.close()
+
+
+@pytest.fixture
+def shared_config(etcd_world: EtcdWorld, softrnic_dir: Path) -> Config:
+    """A configuration with a shared broker's socket (in a directory with a short name)."""
+    return etcd_world.config(broker=str(softrnic_dir / "b.sock"), broker_idle_exit_s=1)
 
 
 def qp_record(job: str, qpn: int, gid: str = GID_A, instance: str = "00000000000000aa", **changes: Any) -> QpRecord:

@@ -50,10 +50,10 @@ class Deletions:
 def test_leases_are_kept_while_a_slow_etcd_takes_thousands_of_puts(own_etcd_world: EtcdWorld) -> None:
     world = own_etcd_world
     seen = Deletions(world.server, world.job)
-    with Relay(world.server.port, 0.05) as relay:
-        one = world.make(etcd=Config.from_environ({"SHIFTVERBS_ETCD": relay.endpoint}).etcd, lease_ttl_s=2)
+    with Relay(world.server.port, 0.1) as relay:
+        one = world.make(etcd=Config.from_environ({"SHIFTVERBS_ETCD": relay.endpoint}).etcd, lease_ttl_s=4)
         one.next(Connected)
-        # 34 transactions, each of which takes more than a tenth of a second.
+        # 34 transactions, each of which takes more than a fifth of a second.
         keys = {publish_qp(one, world.job, qpn) for qpn in range(1, 4001)}
         one.until(lambda _: seen.keys or len(world.keys()) == len(keys), timeout_s=60)
         assert seen.keys == []
@@ -68,7 +68,7 @@ def test_a_neighbour_keeps_its_keys_and_its_turn_while_another_reads(
     seen = Deletions(world.server, world.job)
     with Relay(world.server.port, 0.03) as relay:
         etcd = Config.from_environ({"SHIFTVERBS_ETCD": relay.endpoint}).etcd
-        shared = {"etcd": etcd, "broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1, "lease_ttl_s": 2}
+        shared = {"etcd": etcd, "broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1, "lease_ttl_s": 3}
         greedy, neighbour = world.make(**shared), world.make(**shared)
         first = publish_qp(neighbour, world.job, 1)
         neighbour.exchanger.want(first)

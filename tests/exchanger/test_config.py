@@ -170,11 +170,13 @@ def test_switches(name: str) -> None:
             read(**{name: value})
 
 
-def test_deadline() -> None:
-    assert read(PEER_DEADLINE_MS=" 500 ").peer_deadline_ms == 500
+@pytest.mark.parametrize(("name", "default"), [("PEER_DEADLINE_MS", 2000), ("REQUIRE_DEADLINE_MS", 30_000)])
+def test_deadlines(name: str, default: int) -> None:
+    assert getattr(read(), name.lower()) == default
+    assert getattr(read(**{name: " 500 "}), name.lower()) == 500
     for value in ("0", "9", "3600001", "1e3", "2.5", "1_000", "-5", "٥٠٠", "2s", "9" * 30):
-        with pytest.raises(ConfigError, match=r"SHIFTVERBS_PEER_DEADLINE_MS=.*from 10 to 3600000"):
-            read(PEER_DEADLINE_MS=value)
+        with pytest.raises(ConfigError, match=rf"SHIFTVERBS_{name}=.*from 10 to 3600000"):
+            read(**{name: value})
 
 
 def test_broker_path(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from harness import Child, Spawn
 
 from shiftverbs.exchanger import Connected, Unavailable, socket_path
 
+from .around import launch, running, wait_until
 from .conftest import EtcdWorld, publish_qp
-from .test_broker import running, wait_until
 
 # Publishes one key; its main thread forks a child that lives on, in the very moment that MOMENT names.
 APPLICATION = """
@@ -60,14 +60,7 @@ def forking(spawn: Spawn, etcd_world: EtcdWorld) -> Iterator[Callable[..., tuple
     children: list[int] = []
 
     def start(**extra: str) -> tuple[Child, int]:
-        env = {
-            "SHIFTVERBS_ETCD": etcd_world.server.endpoint,
-            "SHIFTVERBS_JOB": etcd_world.job,
-            "TESTS": str(Path(__file__).resolve().parents[1]),
-            "PYTHONUNBUFFERED": "1",
-            **extra,
-        }
-        app = spawn("-c", APPLICATION, host=None, softrnic=None, env=env)
+        app = launch(spawn, etcd_world, APPLICATION, PYTHONUNBUFFERED="1", **extra)
         children.append(int(app.expect(r"^child (\d+)")[1]))
         return app, int(app.expect(r"^broker (\d+)")[1])
 

@@ -21,8 +21,8 @@ from shiftverbs.directory import Directory
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, start, wire
 from shiftverbs.exchanger.settings import store_identity
 
+from .around import wait_until
 from .conftest import GID_A, EtcdWorld, publish_qp, qp_record
-from .test_broker import wait_until
 
 # Starts BROKER with a setup; returns its process and its socket's path.
 ByHand = Callable[[str], tuple[Child, str]]

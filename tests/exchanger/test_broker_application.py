@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The application beside its broker: what reaches it, what it leaves when it ends, and its threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+from harness import Child, Spawn
+
+from shiftverbs.config import Config
+from shiftverbs.exchanger import Connected, Exchanger, open_exchanger
+from shiftverbs.exchanger.etcd import EtcdExchanger
+
+from .around import launch, running, wait_until
+from .conftest import EtcdWorld, Watched, publish_qp
+
+# A process that publishes one key and then does what its arguments say, line by line from standard input.
+APPLICATION = """
+import os, select, sys
+sys.path.insert(0, os.environ["TESTS"])
+from exchanger.conftest import publish_qp, Watched
+from shiftverbs.config import Config
+from shiftverbs.exchanger import Connected
+from shiftverbs.exchanger.etcd import EtcdExchanger
+
+config = Config.from_environ()
+one = Watched(EtcdExchanger(config.replace(lease_ttl_s=600)))
+one.next(Connected, timeout_s=60)
+publish_qp(one, config.job, 1)
+print("broker", one.exchanger.broker_pid)
+for line in sys.stdin:
+    exec(line)
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture
+def application(spawn: Spawn, etcd_world: EtcdWorld) -> Callable[[], Child]:
+    """Start APPLICATION as a process of its own."""
+    return lambda: launch(spawn, etcd_world, APPLICATION)
+
+
+def test_neither_grpc_nor_protobuf_reaches_the_application(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    app.expect("^broker")
+    app.send("print('loaded', sorted(m for m in sys.modules if m.split('.')[0] in ('grpc', 'etcd3', 'google')))")
+    app.expect(r"^loaded \[\]$")
+    app.send("import threading; print('threads', [t.name for t in threading.enumerate()])")
+    app.expect(r"^threads \['MainThread'\]$")
+
+
+def test_the_broker_is_no_child_the_application_meets(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    app.expect("^broker")
+    app.send("os.wait()")
+    assert "ChildProcessError" in app.expect("ChildProcessError", 10).string
+
+
+def test_killed_application_leaves_nothing(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    broker = int(app.expect(r"^broker (\d+)")[1])
+    wait_until(etcd_world.keys)
+    app.signal(signal.SIGKILL)
+    # The lease has ten minutes to go: this is the broker's doing.
+    wait_until(lambda: not etcd_world.keys(), what="keys of a killed process are withdrawn")
+    wait_until(lambda: not running(broker), what="its broker ends")
+
+
+def test_killed_application_leaves_nothing_though_a_forked_child_lives_on(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    broker = int(app.expect(r"^broker (\d+)")[1])
+    wait_until(etcd_world.keys)
+    # The child inherits every descriptor and keeps the connection open.
+    app.send("child = os.fork() or (__import__('time').sleep(60), os._exit(0))")
+    app.send("print('child', child)")
+    child = int(app.expect(r"^child (\d+)")[1])
+    try:
+        app.signal(signal.SIGKILL)
+        wait_until(lambda: not etcd_world.keys())
+        wait_until(lambda: not running(broker))
+        assert running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_application_that_just_exits_leaves_nothing(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    app.expect("^broker")
+    wait_until(etcd_world.keys)
+    app.send("sys.exit(0)")
+    app.succeed()
+    wait_until(lambda: not etcd_world.keys())
+
+
+def test_the_broker_holds_none_of_the_applications_descriptors(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    broker = int(app.expect(r"^broker (\d+)")[1])
+    links = {fd: os.readlink(f"/proc/{broker}/fd/{fd}") for fd in os.listdir(f"/proc/{broker}/fd")}
+    assert {links[fd] for fd in ("0", "1", "2")} == {"/dev/null"}
+    outputs = {os.readlink(f"/proc/{app.pid}/fd/{fd}") for fd in (0, 1, 2)}
+    assert not outputs & set(links.values())
+    assert os.readlink(f"/proc/{broker}/cwd") == "/"
+
+
+def test_ctrl_c_lets_the_application_withdraw_first(application, etcd_world: EtcdWorld) -> None:
+    app = application()
+    broker = int(app.expect(r"^broker (\d+)")[1])
+    wait_until(etcd_world.keys)
+    assert os.getsid(broker) != os.getsid(app.pid)
+    os.kill(broker, signal.SIGINT)
+    app.send("print('still', one.exchanger.poll_events())")
+    app.expect(r"^still \[\]")
+    # Ctrl-C reaches the terminal's foreground group: the application, not the broker.
+    app.send("import signal")
+    app.send("signal.signal(signal.SIGINT, lambda *_: (one.exchanger.close(), print('left')))")
+    app.send("os.kill(os.getpid(), signal.SIGINT)")
+    app.expect("^left")
+    assert etcd_world.keys() == []
+
+
+def test_open_exchanger_follows_the_configuration(etcd_world: EtcdWorld) -> None:
+    assert open_exchanger(Config()) is None
+    with open_exchanger(etcd_world.config()) or pytest.fail("no exchanger") as exchanger:
+        assert isinstance(exchanger, Exchanger)
+        Watched(exchanger).next(Connected)
+
+
+def test_publishing_from_many_threads(etcd_world: EtcdWorld) -> None:
+    one = etcd_world.make()
+
+    def publish(first: int) -> None:
+        for qpn in range(first, first + 50):
+            publish_qp(one, etcd_world.job, qpn)
+
+    threads = [threading.Thread(target=publish, args=(100 * number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one.next(Connected)
+    one.until(lambda _: len(etcd_world.keys()) == 400)
+
+
+def test_polling_does_not_wait_for_who_gets_a_broker(etcd_world: EtcdWorld) -> None:
+    """The collector may close a QP in that thread, which takes the lock under which we are polled.."""
+    one = etcd_world.make()
+    exchanger = one.exchanger
+    assert isinstance(exchanger, EtcdExchanger)
+    polled = threading.Event()
+
+    def poll() -> None:
+        one.poll()
+        polled.set()
+
+    with exchanger._lock:
+        threading.Thread(target=poll, daemon=True).start()
+        assert polled.wait(5)
+    one.next(Connected)
+
+
+def test_nothing_is_left_open(etcd_world: EtcdWorld) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(5):
+        one = Watched(EtcdExchanger(etcd_world.config()))
+        one.next(Connected)
+        publish_qp(one, etcd_world.job, 1)
+        one.exchanger.close()
+    wait_until(lambda: descriptors() <= before)
+    wait_until(lambda: threading.active_count() <= threads)
+    assert sys.modules.get("grpc") is None
+    assert subprocess._active == []  # type: ignore[attr-defined]
