@@ -17,13 +17,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("shiftverbs.config")
 
 DEFAULT_ETCD_PORT = 2379
 DEFAULT_JOB = "default"
-PEER_DEADLINE_RANGE_MS = (10, 3_600_000)
+DEADLINE_RANGE_MS = (10, 3_600_000)
 # struct sockaddr_un: 108 bytes with the terminating zero.
 MAX_SOCKET_PATH = 107
 
@@ -84,6 +84,8 @@ class Config:
     # SHIFTVERBS_DISABLE, SHIFTVERBS_REQUIRE
     disable: bool = False
     require: bool = False
+    # SHIFTVERBS_REQUIRE_DEADLINE_MS: from RTS on, with SHIFTVERBS_REQUIRE.
+    require_deadline_ms: int = 30_000
     # SHIFTVERBS_PEER_DEADLINE_MS
     peer_deadline_ms: int = 2000
     # SHIFTVERBS_BROKER: UNIX socket of a broker shared by the host; None means one of our own.
@@ -137,7 +139,7 @@ class Config:
             logger.warning("%s", _unknown_message(name))
         fields: dict[str, Any] = {
             field: read(variable, environ[variable].strip())
-            for variable, (field, read) in _VARIABLES.items()
+            for variable, (field, read, _, _) in VARIABLES.items()
             if environ.get(variable, "").strip()
         }
         tls = any(fields.get(name) is not None for name in ("etcd_ca", "etcd_cert", "etcd_key"))
@@ -156,22 +158,22 @@ class Config:
         return cls(**fields)
 
     def replace(self, **changes: Any) -> Config:
-        """A copy with some fields changed (tests, and the broker's own settings)."""
+        """A copy with some fields changed. changes: fields by name. Raises ConfigError for a bad combination."""
         return dataclasses.replace(self, **changes)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """The SHIFTVERBS_* names in `environ` that mean nothing, sorted."""
-    return sorted(name for name in environ if name.startswith(_PREFIX) and name not in _VARIABLES)
+    """The SHIFTVERBS_* names that mean nothing, sorted. environ: the variables, for example os.environ."""
+    return sorted(name for name in environ if name.startswith(_PREFIX) and name not in VARIABLES)
 
 
 def known_variables() -> tuple[str, ...]:
     """Every SHIFTVERBS_* variable there is, in the documentation's order."""
-    return tuple(_VARIABLES)
+    return tuple(VARIABLES)
 
 
 def _unknown_message(name: str) -> str:
-    near = difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.0)
     return f"{name} is not a variable of shiftverbs and is ignored; did you mean {near[0]}?"
 
 
@@ -192,7 +194,7 @@ def _job(variable: str, value: str) -> str:
 
 
 def _deadline_ms(variable: str, value: str) -> int:
-    low, high = PEER_DEADLINE_RANGE_MS
+    low, high = DEADLINE_RANGE_MS
     # int() alone would also take "1_000", " 7" and other scripts' digits.
     if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
         raise ConfigError(variable, value, f"must be a whole number of milliseconds from {low} to {high}")
@@ -309,19 +311,107 @@ def _backup_map(variable: str, value: str) -> tuple[tuple[str, tuple[str, ...]],
     return tuple(found.items())
 
 
-_VARIABLES: dict[str, tuple[str, Callable[[str, str], object]]] = {
-    "SHIFTVERBS_ETCD": ("etcd", _endpoints),
-    "SHIFTVERBS_ETCD_CA": ("etcd_ca", _readable_file),
-    "SHIFTVERBS_ETCD_CERT": ("etcd_cert", _readable_file),
-    "SHIFTVERBS_ETCD_KEY": ("etcd_key", _readable_file),
-    "SHIFTVERBS_ETCD_USER": ("etcd_user", _user),
-    "SHIFTVERBS_ETCD_PASSWORD_FILE": ("etcd_password_file", _readable_file),
-    "SHIFTVERBS_JOB": ("job", _job),
-    "SHIFTVERBS_BACKUP": ("backup", _backup_map),
-    "SHIFTVERBS_DISABLE": ("disable", _boolean),
-    "SHIFTVERBS_REQUIRE": ("require", _boolean),
-    "SHIFTVERBS_PEER_DEADLINE_MS": ("peer_deadline_ms", _deadline_ms),
-    "SHIFTVERBS_BROKER": ("broker", _socket_path),
-    "SHIFTVERBS_METRICS": ("metrics", _metrics),
-    "SHIFTVERBS_RUN_DIR": ("run_dir", _directory),
+class Variable(NamedTuple):
+    """One variable, as it is read and as the reference shows it.
+
+    field: of Config; read: checks a value and gives what the field holds; form: how a value is written; meaning: what
+    it does, and what holds where it is not set and the field's default does not say so.
+    """
+
+    field: str
+    read: Callable[[str, str], object]
+    form: str
+    meaning: str
+
+
+#: All of them, in the documentation's order: what is read, checked and shown in the reference.
+VARIABLES: dict[str, Variable] = {
+    "SHIFTVERBS_ETCD": Variable(
+        "etcd",
+        _endpoints,
+        "`host:port`, `[IPv6]:port` or `http(s)://host:port`, comma separated",
+        "The etcd servers through which peers find each other's shadow QPs. Not set: no QP is protected.",
+    ),
+    "SHIFTVERBS_ETCD_CA": Variable(
+        "etcd_ca",
+        _readable_file,
+        "a PEM file",
+        "The CA that signed etcd's certificate; turns TLS on. Not set: with https, the system's CA file.",
+    ),
+    "SHIFTVERBS_ETCD_CERT": Variable(
+        "etcd_cert",
+        _readable_file,
+        "a PEM file",
+        "Our certificate, where etcd asks for one; turns TLS on. Needs SHIFTVERBS_ETCD_KEY.",
+    ),
+    "SHIFTVERBS_ETCD_KEY": Variable(
+        "etcd_key",
+        _readable_file,
+        "a PEM file",
+        "Its key. Needs SHIFTVERBS_ETCD_CERT.",
+    ),
+    "SHIFTVERBS_ETCD_USER": Variable(
+        "etcd_user",
+        _user,
+        "at most 256 printable characters",
+        "Log in to etcd as this user. Needs SHIFTVERBS_ETCD_PASSWORD_FILE.",
+    ),
+    "SHIFTVERBS_ETCD_PASSWORD_FILE": Variable(
+        "etcd_password_file",
+        _readable_file,
+        "a file",
+        "Holds that user's password; read again at each login. Needs SHIFTVERBS_ETCD_USER.",
+    ),
+    "SHIFTVERBS_JOB": Variable(
+        "job",
+        _job,
+        "1 to 64 letters, digits, `.`, `_`, `-`, the first a letter or digit",
+        "Keeps jobs on one etcd apart: only processes of the same job find each other.",
+    ),
+    "SHIFTVERBS_BACKUP": Variable(
+        "backup",
+        _backup_map,
+        "`device=backup,backup;device=backup`",
+        "Which NICs back up which, in order. A device that it does not name has no backup. Not set: every other "
+        "device with an active port of the same link layer.",
+    ),
+    "SHIFTVERBS_DISABLE": Variable("disable", _boolean, "`1` or `0`", "1: no failover, as with plain pyverbs."),
+    "SHIFTVERBS_REQUIRE": Variable(
+        "require",
+        _boolean,
+        "`1` or `0`",
+        "1: a QP that cannot be protected raises ShiftError, when it is made or in the verb that takes it to RTS.",
+    ),
+    "SHIFTVERBS_REQUIRE_DEADLINE_MS": Variable(
+        "require_deadline_ms",
+        _deadline_ms,
+        f"milliseconds, {DEADLINE_RANGE_MS[0]} to {DEADLINE_RANGE_MS[1]}",
+        "With SHIFTVERBS_REQUIRE: how long from RTS on a QP may take to be PROTECTED; then its WRs end in flushes.",
+    ),
+    "SHIFTVERBS_PEER_DEADLINE_MS": Variable(
+        "peer_deadline_ms",
+        _deadline_ms,
+        f"milliseconds, {DEADLINE_RANGE_MS[0]} to {DEADLINE_RANGE_MS[1]}",
+        "How long a silent peer delays the original error. More on machines that stop for seconds.",
+    ),
+    "SHIFTVERBS_BROKER": Variable(
+        "broker",
+        _socket_path,
+        f"a path of at most {MAX_SOCKET_PATH} bytes",
+        "UNIX socket of the broker that the processes of a host share. Not set: one for this process.",
+    ),
+    "SHIFTVERBS_METRICS": Variable(
+        "metrics",
+        _metrics,
+        "`PORT` or `PORT-PORT`, either behind `ADDRESS:` (IPv6 in brackets); 0 is any free port",
+        "Serve Prometheus metrics there, on the first port that is free; the address is 127.0.0.1 unless named. "
+        "Not set: nothing is served.",
+    ),
+    "SHIFTVERBS_RUN_DIR": Variable(
+        "run_dir",
+        _directory,
+        "a directory",
+        "Where processes have the sockets that `shiftverbs status` asks. Not set: `$XDG_RUNTIME_DIR/shiftverbs` if "
+        "there is such a directory, else `$TMPDIR/shiftverbs-UID`.",
+    ),
 }

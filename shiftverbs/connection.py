@@ -22,6 +22,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from . import changes, observe
 from . import events as ev
+from .absence import Absence
 from .control import Entry
 from .control_channel import Path
 from .ending import FLUSHED, Ending
@@ -33,6 +34,7 @@ from .messages import Keys, Message, Move, Phase, Sync, WantKeys
 from .pair_protocol import LocalPair, PairProtocol
 from .pairing import Pairing
 from .rebuild import Rebuild
+from .requirement import Requirement
 from .state_machine import RecvState, SendState
 from .timeline import Timeline
 
@@ -86,6 +88,8 @@ class Connection:
         self.keys = ConnectionKeys(self)
         self.timeline = Timeline()
         self.ending = Ending(self)
+        self.requirement = Requirement(self)
+        self.absence = Absence(self)
         self.closed = False
         self.timer_ns: int | None = None
         self.superseded = 0  # messages of the peer that a newer one took the place of, before they were read
@@ -110,11 +114,12 @@ class Connection:
         self.fence: Fence | None = None  # a SWITCH's, or that of the end
         self.rebuild = Rebuild(self)
         self.ending.forget()
+        self.absence.forget()
         self._rx_target: int | None = None
         self._keys_since_ns: int | None = None
         self._posting: ev.PostReceives | ev.MoveReceives | None = None  # not all receives are where it wants them
-        if self.timeline.away_ns is not None:
-            self.driver.totals.away_ns += self.driver.now_ns() - self.timeline.away_ns
+        if not self.closed:
+            self._count_away()
         self.timeline.begin()
         self._aging = False
         self._stuck_wr: int | None = None  # the send WR that failed last, until it has completed
@@ -152,6 +157,12 @@ class Connection:
     def preferred(self) -> int:
         """The pair that traffic should be on while all is well."""
         return self.protocol.preferred if self.protocol is not None else 0
+
+    @property
+    def shown_why(self) -> str | None:
+        """For `qp.shift.why`: `why`, and that the peer seems to be gone, whoever waits for it."""
+        waits = self.status in (Status.PAIRING, Status.PROTECTED)
+        return (self.absence.text if waits else None) or self.why
 
     def nic(self, k: int) -> Nic:
         """Our handle on the NIC of pair k."""
@@ -212,10 +223,14 @@ class Connection:
         """Tell subscribers, when there is time for it."""
         self.driver.aside(functools.partial(observe.publish, event))
 
-    def set_status(self, status: Status, why: str | None) -> None:
-        """Change what `qp.shift` shows; errors are withheld from the application only while PROTECTED."""
+    def set_status(self, status: Status, why: str | None, what: str = "failover gave up") -> None:
+        """Change what `qp.shift` shows; errors are withheld from the application only while PROTECTED.
+
+        what: for the log, what is so where status is FAILED.
+        """
         before = self.status
-        self.status, self.why = status, why
+        entry = self.absence.entry if status is Status.FAILED else None
+        self.status, self.why = status, f"{why}; {entry}" if entry else why
         self.was_protected |= status is Status.PROTECTED
         if not self.closed:
             # Let go of away from home, it stays where it is; only we can end both halves of it.
@@ -224,12 +239,13 @@ class Connection:
         if before is not status:
             number, name = self.shadow.qp_num, self.device(0)
             if status is Status.PROTECTED:
+                self.requirement.met()
                 self._publish(observe.Protected(qp_num=number, device=name, backups=self._backup_names()))
             elif status is Status.FAILED:
-                logger.error("QP %#x on %s: failover gave up: %s", number, name, why)
-                self.timeline.last_failure = (self.driver.now_ns(), why or "")
+                self.driver.announcements.say(logging.ERROR, number, f"{what}: {self.why}")
+                self.timeline.last_failure = (self.driver.now_ns(), self.why or "")
                 self.driver.totals.gave_up(why or "")
-                self._publish(observe.Failed(qp_num=number, device=name, why=why or ""))
+                self._publish(observe.Failed(qp_num=number, device=name, why=self.why or ""))
             elif status is Status.UNPROTECTED:
                 self._publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
         self.timeline.tell()
@@ -840,10 +856,11 @@ class Connection:
                     self.driver.channel.send(path, entry)
 
     def _set_status(self, action: ev.SetStatus) -> None:
-        failed = self.core.first_error(0)
-        if action.status is Status.PROTECTED and failed is not None:
+        failed = self.core.shown_error
+        if action.status is Status.PROTECTED and failed:
             # The application has seen the QP fail before it was protected: only a reconnect makes a QP of it again.
-            why = f"it failed before it was protected: {self.driver.wc_name(failed[0])}"
+            # Our own fence in a SWITCH of the peer's, whose ARM was through when ours was not, is no such failure.
+            why = f"it failed before it was protected: {self.driver.wc_name(failed)}"
             self._inbox.append(ev.Quit(why))
             self.set_status(Status.UNPROTECTED, why)
             return
@@ -859,7 +876,7 @@ class Connection:
         if away_ms is not None:
             self.driver.totals.homecomings += 1
             self.driver.totals.away_ns += int(away_ms * 1e6)
-            self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"home on {name}")
+            self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"traffic is back on {name}")
             self._publish(
                 observe.Failback(
                     qp_num=self.shadow.qp_num,
@@ -919,9 +936,12 @@ class Connection:
     def watch(self, now_ns: int) -> None:
         """The driver's periodic look (design 7.1): completions nobody polls for, work that is too old, bad ports."""
         self._watch_pairing(now_ns)
+        self.requirement.watch(now_ns)
         p = self.protocol
         if p is None or p.over or self.closed:
             return
+        if not p.switching:
+            self.absence.watch(now_ns)
         self._watch_fitness(p, now_ns)
         if self.status is not Status.PROTECTED:
             return
@@ -964,7 +984,7 @@ class Connection:
         elif not self._pairing_told and now_ns - self._pairing_since_ns >= PAIRING_NS:
             self._pairing_told = True
             after = f"{PAIRING_NS // 10**9} s after it was connected"
-            say(logging.WARNING, number, f"is not protected, {after}: {self.why}")
+            say(logging.WARNING, number, f"is not protected, {after}: {self.shown_why}")
 
     def _watch_fitness(self, p: PairProtocol, now_ns: int) -> None:
         """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason."""
@@ -974,7 +994,7 @@ class Connection:
                 self._unfit.pop(k, None)
                 continue
             since_ns, said = self._unfit.setdefault(k, (now_ns, set()))
-            text = f"pair {k}, on {self.device(k)}, is not fit: {reason}"
+            text = f"nothing can fail over to pair {k}, on {self.device(k)}: {reason}"
             if k and self.why != text and now_ns > since_ns:
                 self.set_why(text)
             if reason not in said and now_ns - since_ns >= UNFIT_NS:
@@ -1059,9 +1079,16 @@ class Connection:
             self._take_leave("the QP is closed")
             self.driver.drop_backlog(self)
             self._stop_looking()
+            self._count_away()  # now: nobody finds it among the connections any more
             self.closed = True
             self.status, self.why = Status.UNPROTECTED, "it is closed"
         return sorted(self.ending.behind)
+
+    def _count_away(self) -> None:
+        """Its absence from home ends by what it is, not by a homecoming."""
+        away_since_ns = self.timeline.away_since_ns
+        if away_since_ns is not None:
+            self.driver.totals.away_ns += self.driver.now_ns() - away_since_ns
 
     def clear_away(self) -> None:
         """What is left to be done for a closed QP; its verb need not wait for that."""

@@ -199,7 +199,7 @@ class ControlChannel:
     def _revived(self, nic_name: str, reason: str | None) -> None:
         self._reviving.discard(nic_name)
         if reason is not None:
-            text = "%s: the control port could not be revived: %s"
+            text = "%s: the QP of the control port cannot be brought out of ERR: %s"
             self._seldom.info(time.monotonic_ns(), text, nic_name, reason)
 
     # ---- paths ------------------------------------------------------------------------------------------------------

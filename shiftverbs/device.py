@@ -71,7 +71,10 @@ class Context(lifetime.Ended, _base.Context):
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
-        """Verb ibv_close_device, after closing everything made from this Context."""
+        """Verb ibv_close_device, after closing everything made from this Context.
+
+        A second call does nothing. Raises PyverbsRDMAError as the verb does.
+        """
         if not _is_open(self):
             return
         protection.context_closing(self)

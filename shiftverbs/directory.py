@@ -82,7 +82,7 @@ class Directory:
                 case Found():
                     self._driver.later(None, self._found, event)
                 case Rejected():
-                    self._seldom.warning(self._driver.now_ns(), "ignored: %s", event.reason)
+                    self._seldom.warning(self._driver.now_ns(), "an entry in etcd is not used: %s", event.reason)
                     for connection in list(self._driver.connections.values()):
                         connection.pairing.rejected(event.key, event.reason)
                 case Unavailable():  # logged there already; what is paired stays protected
@@ -116,7 +116,7 @@ class Directory:
             try:
                 found(event.value)
             except RecordError as error:
-                self._seldom.warning(self._driver.now_ns(), "ignored: %s", error)
+                self._seldom.warning(self._driver.now_ns(), "an entry in etcd is not used: %s", error)
             except Exception as error:
                 text = "what stands under %s could not be used"
                 self._seldom.exception(self._driver.now_ns(), error, text, event.key)

@@ -146,7 +146,7 @@ class Driver:
         owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self.outside = OutsideTheLock(owned)
         self.is_in = owned  # whether the calling thread has the lock
-        self._unbroken = _core.Unbroken(self._lock, self._give_back)
+        self._unbroken = _core.Unbroken(self._lock, self._lock.release)
         self._held = _core.Unbroken(self._lock, self._leave_and_tell)
         waiter.add(exchanger.fileno())
 
@@ -226,15 +226,8 @@ class Driver:
                 self.waiter.wake()
                 return
 
-    def _give_back(self) -> None:
-        """Release the lock, and write what was logged under it."""
-        self._lock.release()
-        # A bug in a log handler of the application's must not surface in its poll.
-        with contextlib.suppress(Exception):
-            self.outside.write()
-
     def _leave_and_tell(self) -> None:
-        self._give_back()
+        self._lock.release()
         if self._attention.value:
             self.waiter.wake()
 
@@ -375,7 +368,7 @@ class Driver:
                 later(connection, connection.core_event, kind, k, a, b, t_ns)
         lost, self._lost = self._lost, False
         if _core.events_overflowed():
-            logger.warning("more happened at once than there was room to note: looking at every QP")
+            logger.warning("events of the data path overflowed: every QP is looked at, so nothing is lost")
             lost = True
         if lost:
             for connection in list(self.connections.values()):

@@ -140,6 +140,7 @@ class Ending:
             c.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
         else:
             c.set_status(Status.PAIRING, reason)
+            c.requirement.begin()
 
     def stop_backups(self, reset: bool) -> list[int]:
         """After `touched`: have the QPs that carried work on backups stopped: in RESET, or in ERR.

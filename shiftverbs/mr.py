@@ -119,7 +119,10 @@ class MR(lifetime.Ended, _base.MR):
 
     @whole_close(pyverbs_objects.MR_POINTER, anew=True)
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
-        """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one."""
+        """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one.
+
+        A second call does nothing. Raises PyverbsRDMAError as the verb does.
+        """
         if not _is_open(self):
             return
         old = self._shadow

@@ -80,7 +80,7 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
             case ev.PreferPair():
                 self._on_prefer(event.pair)
             case ev.Quit():
-                self._on_quit()
+                self._on_quit(event.reason)
             case ev.KeysMissing():
                 # After the SWITCH too: what cannot be posted where we are would wait for ever.
                 if not self.over and (self._switching() or self.send_pair or self.recv_pair):

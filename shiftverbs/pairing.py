@@ -12,10 +12,13 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import events as ev
 from .announce import Seldom
 from .directory import NO_ENTRY
+from .events import Status
 from .exchanger import records
 from .exchanger.records import ControlEndpoint, QpRecord, Route, ShadowRoute
+from .messages import PairAddress, Phase, Sync
 
 if TYPE_CHECKING:
     from .backup import Nic
@@ -45,6 +48,7 @@ class Pairing:
         self._peer_route: Route | None = None
         self._paths: list[Path] = []
         self._theirs: QpRecord | None = None
+        self._seen = False  # an entry of the peer's
         self._looks: dict[Nic, bool] = {}  # whether the look at it is over
 
     # ---- our side ---------------------------------------------------------------------------------------------------
@@ -53,7 +57,7 @@ class Pairing:
         """Publish as soon as everything that has to be published is known; called whenever something changed."""
         c = self.connection
         shadow = c.shadow
-        if self._mine is not None or c.closed:
+        if self._mine is not None or c.closed or c.status is Status.FAILED:
             return
         if "RTR" not in shadow.transitions:
             return
@@ -204,10 +208,14 @@ class Pairing:
         if c.closed or self._mine is None or self._peer_key is None:
             return
         if value is None:
-            return  # not there yet, or gone: a peer that died is noticed on the path
+            self._peer_lost()
+            return
         theirs = QpRecord.from_json(value, self._peer_key)
+        self._seen = True
         if c.protocol is not None and not self._superseded(theirs):
             self._peer_moved(theirs)
+            return
+        if c.status is Status.FAILED:  # the SWITCH under way ended with the peer's former life
             return
         if theirs.life == self._mine.life:
             c.never_protected("the QP is connected to itself")
@@ -222,14 +230,26 @@ class Pairing:
             c.set_why("the peer's entry does not name this connection yet")
             return
         self._theirs = theirs
+        c.absence.entry_stands()
         self._open_paths()
+
+    def _peer_lost(self) -> None:
+        """Its entry is not there yet, or gone; a peer that died is noticed on the path."""
+        c = self.connection
+        if self._theirs is not None:
+            c.absence.entry_left()
+            c.set_why(c.absence.entry or NO_ENTRY)
+        elif self._seen:
+            c.set_why(NO_ENTRY)
 
     def _superseded(self, theirs: QpRecord) -> bool:
         """Whether we paired with what the peer's QP was before it was reset: only its new life will ever answer."""
         c, before = self.connection, self._theirs
-        if c.was_protected or before is None or theirs.life == before.life:
+        if c.status is not Status.PAIRING or c.was_protected or before is None or theirs.life == before.life:
             return False
-        self.peer_left()
+        # Its BYE was lost. In a SWITCH of its, our QP is in our own fence: then it ends, for nobody would end that.
+        nobody = PairAddress(bytes(16), 0, 0, 0, 1)
+        c.feed(ev.MessageReceived(Sync(0, 0, Phase.BYE, 0, False, nobody, 0), None))
         return True
 
     def peer_left(self) -> None:
@@ -242,7 +262,9 @@ class Pairing:
         """Paired already: a GID of the peer's can be another one now. A newer life of it needs a newer life of ours."""
         c, before = self.connection, self._theirs
         if before is None or theirs.life != before.life:
+            c.absence.entry_left()
             return
+        c.absence.entry_stands()
         for k, path in enumerate(self._paths):
             if k < len(theirs.control) and theirs.control[k] != path.endpoint:
                 now = theirs.control[k]
@@ -319,6 +341,7 @@ class Pairing:
         self._close_paths()
         self._mine = None
         self._theirs = None
+        self._seen = False
         self._looks = {}
 
 

@@ -36,7 +36,10 @@ class PD(lifetime.Ended, _base.PD):
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
-        """Verb ibv_dealloc_pd, after closing everything made from this PD."""
+        """Verb ibv_dealloc_pd, after closing everything made from this PD.
+
+        A second call does nothing. Raises PyverbsRDMAError as the verb does.
+        """
         if not _is_open(self):
             return
         try:

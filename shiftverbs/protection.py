@@ -46,12 +46,6 @@ _told: set[str] = set()
 _INIT_ATTRS = (pyverbs.qp.QPInitAttr, pyverbs.qp.QPInitAttrEx)
 
 
-def required() -> bool:
-    """Whether an unprotected QP is an error (SHIFTVERBS_REQUIRE)."""
-    machinery = runtime.current()
-    return machinery is not None and machinery.config.require
-
-
 def domain_of(creator: Any) -> tuple[Any, str]:
     """The domain (default NIC, its backups, its key map) of a Context; None and the reason where it has none.
 
@@ -81,9 +75,9 @@ def _new_domain(context: Any) -> tuple[Any, str]:
     try:
         domain = machinery.domain(context)
     except (ShiftError, OSError) as error:
-        if required():
+        if runtime.required():
             raise
-        logger.warning("%s stays unprotected: %s", context.name, error)
+        logger.warning("%s: QPs on it are not protected: %s", context.name, error)
         return None, str(error)
     if not pyverbs_objects.pointer(context):
         return None, _CLOSED

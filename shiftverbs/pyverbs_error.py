@@ -9,7 +9,11 @@ from shiftverbs import mirror
 
 
 class ShiftError(PyverbsError):
-    """What shiftverbs itself has to say: an unprotected QP where SHIFTVERBS_REQUIRE=1, an unknown backup NIC."""
+    """What shiftverbs itself has to say, where pyverbs has no error for it.
+
+    A QP that cannot be protected, or failover that cannot be started, where SHIFTVERBS_REQUIRE=1; `qp.shift.migrate`
+    and `restore` of a QP that is not protected, or has no such pair.
+    """
 
 
 mirror.reexport("pyverbs_error", globals())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import pyverbs.mr
@@ -11,7 +12,7 @@ import pyverbs.qp as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import enums as _e
-from shiftverbs import lifetime, mirror, protection, pyverbs_objects
+from shiftverbs import lifetime, mirror, protection, pyverbs_objects, runtime
 from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.extended_qp import SendOperations
 from shiftverbs.fence import GONE
@@ -65,7 +66,7 @@ class QP(lifetime.Ended, _base.QP):
         if qp_attr is not None and not isinstance(qp_attr, _base.QPAttr):
             super().__init__(creator, init_attr, qp_attr)  # raises
         plan, self._why = protection.plan_qp(creator, init_attr)
-        if self._why and protection.required():
+        if self._why and runtime.required():
             self._refuse()
         if plan is None:
             super().__init__(creator, init_attr, None)
@@ -96,7 +97,7 @@ class QP(lifetime.Ended, _base.QP):
                 create(creator, init_attr, None)
         self._why = plan.why
         if self._shadow is None:
-            if protection.required():
+            if runtime.required():
                 _base.QP.close(self)
                 self._refuse()
             return
@@ -108,6 +109,18 @@ class QP(lifetime.Ended, _base.QP):
 
     def _refuse(self) -> None:
         raise ShiftError(f"The QP would not be protected ({self._why}), and SHIFTVERBS_REQUIRE is set")
+
+    def _insist(self) -> None:
+        """Before RTR to RTS: a QP that is certain to stay unprotected does not get there where SHIFTVERBS_REQUIRE=1."""
+        if not lifetime.is_open(self):
+            return  # pyverbs says so
+        held = self._shadow
+        if held is None:
+            why: str | None = self._why
+        else:
+            why = runtime.FORKED if held.is_inherited else held.hopeless()
+        if why:
+            raise ShiftError(f"The QP would not be protected ({why}), and SHIFTVERBS_REQUIRE is set")
 
     @property
     def shift(self) -> Any:
@@ -142,12 +155,17 @@ class QP(lifetime.Ended, _base.QP):
     def to_rts(self, qp_attr: Any) -> None:
         """As pyverbs': verb ibv_modify_qp to RTS, from RESET through INIT and RTR. Never waits for the peer.
 
-        qp_attr: QPAttr with what these states need. Raises PyverbsRDMAError as the verb does.
+        qp_attr: QPAttr with what these states need. Raises PyverbsRDMAError as the verb does, and ShiftError where it
+        is certain that the QP will not be protected and SHIFTVERBS_REQUIRE=1: then it stays in RTR.
         """
+        if isinstance(qp_attr, _base.QPAttr) and runtime.required():
+            if self.qp_state != e.IBV_QPS_RTR:
+                self.to_rtr(qp_attr)  # as pyverbs does, but it may fail between the two
+            self._insist()
         held = self._shadow
-        if held is not None and self.qp_state == e.IBV_QPS_RTR and held.is_out_of_service():
+        if held is not None and self.qp_state == e.IBV_QPS_RTR and isinstance(qp_attr, _base.QPAttr):
             pyverbs_objects.qp_attr(qp_attr).qp_state = e.IBV_QPS_RTS
-            self.modify(qp_attr, self._get_comp_mask("RTS"))
+            self._change(held, qp_attr, self._get_comp_mask("RTS"), super().to_rts, qp_attr)
             return
         super().to_rts(qp_attr)
         self._remember(qp_attr, "RTS")
@@ -161,19 +179,25 @@ class QP(lifetime.Ended, _base.QP):
         """As pyverbs': verb ibv_modify_qp.
 
         qp_attr: QPAttr with the new attributes; comp_mask: IBV_QP_* flags for those that count.
-        Raises PyverbsRDMAError as the verb does.
+        Raises PyverbsRDMAError as the verb does, and ShiftError from RTR to RTS as `to_rts`.
         """
         held = self._shadow
+        state = None
+        if isinstance(qp_attr, _base.QPAttr) and comp_mask & e.IBV_QP_STATE:
+            state = qp_attr.qp_state
+            if state == e.IBV_QPS_RTS and runtime.required() and self.qp_state == e.IBV_QPS_RTR:
+                self._insist()
         if held is None or not isinstance(qp_attr, _base.QPAttr):
             super().modify(qp_attr, comp_mask)
             return
-        state = qp_attr.qp_state if comp_mask & e.IBV_QP_STATE else None
         if state not in _LEAVING:
-            self._change(held, qp_attr, comp_mask)
+            self._change(held, qp_attr, comp_mask, super().modify, qp_attr, comp_mask)
             return
         if state in (e.IBV_QPS_RESET, e.IBV_QPS_ERR) and comp_mask != e.IBV_QP_STATE:
             # No NIC takes more with these (IBA 11.2.5.2); so nothing is given up for it first.
             raise PyverbsRDMAError("Failed to modify QP", errno.EINVAL)
+        if state == e.IBV_QPS_SQD:
+            held.look_for_failure()  # what has broken unseen takes no SQD, and protection would be gone for nothing
         was_guarded = held.core.guarded or held.core.ending
         was_away = held.is_away()
         if state == e.IBV_QPS_SQD and was_away:
@@ -196,13 +220,16 @@ class QP(lifetime.Ended, _base.QP):
             held.ended()
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
 
-    def _change(self, held: ShadowQP, qp_attr: Any, comp_mask: int) -> None:
-        """Modify to a state where the QP works, or stay in one: all of its pairs follow, or none does."""
+    def _change(self, held: ShadowQP, qp_attr: Any, comp_mask: int, verb: Callable[..., None], *args: Any) -> None:
+        """Modify to a state where the QP works, or stay in one: all of its pairs follow, or none does.
+
+        verb, args: how pyverbs does it to the default QP.
+        """
         attr = pyverbs_objects.qp_attr(qp_attr)
         error: PyverbsRDMAError | None = None
         if not held.is_out_of_service():
             try:
-                super().modify(qp_attr, comp_mask)
+                verb(*args)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
                 if not held.is_out_of_service():
@@ -273,10 +300,14 @@ class QP(lifetime.Ended, _base.QP):
         """Verb ibv_bind_mw. It posts past the journal, and a window cannot be moved: the QP's protection ends.
 
         mw: MW of type 1; mw_bind: MWBind.
-        Raises PyverbsRDMAError (EBUSY) where a protected QP has WRs outstanding or is away from its default NIC.
+        Raises PyverbsRDMAError (EBUSY) where a protected QP has WRs outstanding or is away from its default NIC, and
+        ShiftError where it was not protected yet and SHIFTVERBS_REQUIRE=1.
         """
         held = self._shadow
         if held is not None and isinstance(mw, pyverbs.mr.MW):
+            if runtime.required() and not held.is_inherited and held.is_owed():
+                why = "a memory window cannot be bound before the QP was protected once"
+                raise ShiftError(f"The QP would not be protected ({why}), and SHIFTVERBS_REQUIRE is set")
             if held.is_away() or any(held.core.outstanding):
                 raise PyverbsRDMAError("Failed to Bind MW: the QP is protected and has WRs outstanding", errno.EBUSY)
             self._end_protection("a memory window was bound through it")
@@ -299,7 +330,10 @@ class QP(lifetime.Ended, _base.QP):
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
-        """Verb ibv_destroy_qp. First the failover machinery lets go of the QP."""
+        """Verb ibv_destroy_qp. First the failover machinery lets go of the QP.
+
+        A second call does nothing. Raises PyverbsRDMAError as the verb does.
+        """
         if not _is_open(self):
             return
         held, self._shadow = self._shadow, None

@@ -80,7 +80,7 @@ class Runtime:
         self.waiter.add_listener(_core.wake_descriptor())
         _core.set_driver(self.driver.run)
         self._thread = threading.Thread(target=self._control, name="shiftverbs-control", daemon=True)
-        self._thread.start()
+        _core.without_signals(self._thread.start)
         self._publisher = self._show()
 
     def _show(self) -> publisher.Publisher | None:
@@ -89,7 +89,7 @@ class Runtime:
             from .telemetry import metrics  # here only: few want it
 
             host, first, last = self.config.metrics
-            self.metrics_port = metrics.serve(self, host, range(first, last + 1))
+            self.metrics_port = _core.without_signals(metrics.serve, self, host, range(first, last + 1))
         try:
             where = publisher.directory(self.config.run_dir)
             return publisher.Publisher(functools.partial(snapshot.take, self), self.instance, where)
@@ -221,6 +221,7 @@ class Runtime:
 
     def qp_ready(self, shadow: Any) -> None:
         """The application brought a QP to RTS."""
+        shadow.ready_ns = self.driver.now_ns()
         self.driver.post_soon(lambda: self._advance(shadow))
 
     def _advance(self, shadow: Any) -> None:
@@ -372,6 +373,7 @@ _lock = threading.RLock()
 _runtime: Runtime | None = None
 _why: str | None = None
 _started = False
+_required = False
 
 
 def current() -> Runtime | None:
@@ -379,7 +381,7 @@ def current() -> Runtime | None:
 
     Raises ShiftError (or ConfigError) with SHIFTVERBS_REQUIRE=1 where it cannot be started.
     """
-    global _runtime, _why, _started
+    global _runtime, _why, _started, _required
     if _started:
         return _runtime
     with _lock:
@@ -400,6 +402,7 @@ def current() -> Runtime | None:
                 raise ShiftError("SHIFTVERBS_REQUIRE is set, but SHIFTVERBS_ETCD is not")
             _give_up("SHIFTVERBS_ETCD is not set")
             return None
+        _required = config.require
         try:
             _runtime = Runtime(config)
         except (OSError, ShiftError, RuntimeError) as error:
@@ -416,6 +419,12 @@ def _give_up(why: str) -> None:
     global _why, _started
     _why, _started = why, True
     logger.warning("no failover: %s; the program runs as with plain pyverbs", why)
+
+
+def required() -> bool:
+    """Whether an unprotected QP is an error (SHIFTVERBS_REQUIRE): in a forked child too, where nothing is protected."""
+    current()
+    return _required
 
 
 def why_not() -> str | None:

@@ -171,7 +171,7 @@ class Shadow:
         slot.state = FAILED
         slot.reason = reason
         if not self.closed:
-            logger.info("no shadow: %s", reason)
+            logger.info("not made on the backup NIC, which cannot stand in for what uses it: %s", reason)
         self.failed(k)
         self._answered()
 
@@ -349,7 +349,7 @@ class ShadowMR(Shadow):
             try:
                 keys = nic.verbs.rereg_mr(handle, self._flags, pd, address, length, access)
             except OSError as error:
-                logger.info("an MR on %s is registered anew: %s", nic.name, error)
+                logger.info("%s refuses ibv_rereg_mr (%s): the MR is registered there anew", nic.name, error)
                 nic.verbs.dereg_mr(handle)
                 handle = 0
         if not handle:
@@ -554,7 +554,8 @@ class ShadowCQ(Shadow):
                     refused = error
         # Not under the lock: whoever writes a log line may be closing a QP of this CQ meanwhile, being the collector.
         if refused is not None:
-            logger.info("a CQ stays at %d entries: %s", self._hardware_cqe, refused)
+            text = "a CQ cannot have more than %d entries (%s): QPs for which that is too few are not protected"
+            logger.info(text, self._hardware_cqe, refused)
 
     def resize(self, cqe: int, resize: Callable[[int], None], granted: Callable[[], int]) -> None:
         """The application's ibv_resize_cq: resize(entries) does it, granted() reads what became of it."""
@@ -600,7 +601,7 @@ class ShadowCQ(Shadow):
         try:
             slot.size = nic.verbs.resize_cq(slot.handle, self.needed)
         except OSError as error:
-            logger.info("the shadow CQ on %s stays at %d entries: %s", nic.name, slot.size, error)
+            logger.info("a CQ on the backup NIC %s cannot have more than %d entries: %s", nic.name, slot.size, error)
 
     def room(self, k: int, nic: Any) -> None:
         """On the NIC's thread: make sure that shadow k is deep enough. Raises NotReady."""

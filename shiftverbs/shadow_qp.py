@@ -17,7 +17,7 @@ from shiftverbs.backup import Gid
 from shiftverbs.events import Status
 from shiftverbs.fence import GONE
 from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, SQE, QpAttributes, Transitions, masked_fields
-from shiftverbs.shadow import Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
+from shiftverbs.shadow import FAILED, Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 from shiftverbs.waiting import in_slices
 
 logger = logging.getLogger("shiftverbs.shadow")
@@ -77,6 +77,8 @@ class ShadowQP(Shadow):
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
         # The driver's, from when it first needs one (runtime.connection_of).
         self.connection: Any = None
+        # Since when it is at RTS, coming from RTR (CLOCK_MONOTONIC); None until then, and from RESET or ERR on.
+        self.ready_ns: int | None = None
 
     @property
     def transitions(self) -> Transitions:
@@ -238,6 +240,18 @@ class ShadowQP(Shadow):
             return self.app_state  # it may be in RTR: it only receives
         return hardware if known is None else known
 
+    def hopeless(self) -> str | None:
+        """Why it is certain that the QP will not be protected as it is connected; None where it is not."""
+        connection = self.connection
+        if connection is not None and connection.status in (Status.UNPROTECTED, Status.FAILED):
+            return str(connection.why)
+        return f"no shadow QP: {self.reason(1)}" if self.state(1) == FAILED else None
+
+    def is_owed(self) -> bool:
+        """Whether the QP is at RTS and was not protected yet, nor ended for that: SHIFTVERBS_REQUIRE is about this."""
+        connection = self.connection
+        return self.ready_ns is not None and (connection is None or connection.requirement.is_open)
+
     def is_away(self) -> bool:
         """Whether some of the traffic runs, or is about to run, elsewhere than on the default NIC."""
         core = self.core
@@ -257,7 +271,7 @@ class ShadowQP(Shadow):
         return bool(core.guarded and protocol is not None and protocol.switching)
 
     def look_for_failure(self) -> None:
-        """The default NIC refused the application's modify: if its QP, or it, has failed, the driver is to know.
+        """If the default QP, or its NIC, has failed, the driver is to know before the application's modify goes on.
 
         Behind what is withheld from the application, this may be the first that tells of it.
         """
@@ -283,6 +297,8 @@ class ShadowQP(Shadow):
 
     def leaving(self, state: int) -> None:
         """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more."""
+        if state in (RESET, ERR):
+            self.ready_ns = None
         self.core.app_touched()
         self._tell("qp_touched", state)
         if not self.domain.nic.on_worker():

@@ -26,9 +26,12 @@ class ShiftStatus:
 
     @property
     def why(self) -> str | None:
-        """Why the QP is not protected (yet), or why failover gave up; None when it is protected."""
+        """Why the QP is not protected (yet), or why failover gave up; None when it is protected.
+
+        While PROTECTED it says one thing: that the peer seems to be gone, and how this is known.
+        """
         connection = self._connection
-        return connection.driver.directory.explained(connection.why) if connection is not None else self._why
+        return connection.driver.directory.explained(connection.shown_why) if connection is not None else self._why
 
     @property
     def state(self) -> str:

@@ -504,7 +504,7 @@ class SwitchProcedure(PairState):
         if self.status is not Status.PAIRING:  # else: the pairing ends, and another may follow
             self._set_status(Status.UNPROTECTED, "the peer closed its QP")
 
-    def _on_quit(self) -> None:
+    def _on_quit(self, reason: str) -> None:
         if not self.over:
             self._end(Phase.BYE, tell=True)
-            self._set_status(Status.UNPROTECTED, "the application closed or reset the QP")
+            self._set_status(Status.UNPROTECTED, reason)

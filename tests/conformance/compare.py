@@ -29,7 +29,7 @@ from shiftverbs.demo.etcd_server import EtcdServer
 
 __all__ = ["Comparison", "compare", "known_to_pass", "report"]
 
-DEVICE, GID = "soft0", 0
+DEVICE, GID = "soft0", 3
 YARDSTICK = Path(__file__).with_name("kernel_soft_roce.txt")
 STATUSES = ("passed", "skipped", "failed")
 # Without any test beginning or ending, a child hangs; seconds.

@@ -85,7 +85,8 @@ def made(spawn: Spawn, shared_etcd: EtcdServer, job: str) -> dict[str, dict[str,
         str(Path(__file__).with_name("what_is_shadowed.py")),
         env={"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job},
     )
-    return json.loads(child.succeed(60).splitlines()[-1])
+    child.succeed(60)
+    return json.loads(child.printed[-1])
 
 
 def test_it_is_so(made: dict[str, dict[str, object]]) -> None:

@@ -45,6 +45,8 @@ def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) ->
     made.run()
     yield made
     exchanger.close()
+    assert made.outside.flush(10), "what one test has logged is not to be found in the next"
+    made.outside.close()
     _core.clear_attention()
 
 

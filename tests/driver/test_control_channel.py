@@ -212,6 +212,7 @@ def test_who_forges_or_replays_is_not_heard(driver: Driver, nic: Any, caplog: An
     port.inbox = kept * 5
     driver.run()
     assert driver.channel.replayed == 5 and len(heard) == 1 and not path.heard
+    assert driver.outside.flush(10)
     lines = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
     assert lines == ["nic0: forged control datagram from QPN 0x7: dropped"]
 
@@ -307,6 +308,7 @@ def test_lines_that_somebody_outside_may_cause_are_written_once_a_second(
         for _ in range(100):
             port.inbox += forger.says(Entry(11, 22, ABORT))
         driver.run()
+        assert driver.outside.flush(10)
         return sorted(record.getMessage().partition(": ")[2] for record in caplog.records)
 
     kinds = [

@@ -88,6 +88,7 @@ def test_a_removed_device_stops_nobody_else(
     done: list[bool] = []
     driver.post(lambda: done.append(True))
     driver.run()
+    assert driver.outside.flush(10)
     assert done and "the failover driver failed" not in caplog.text
     driver.nic_events.watch_nic(nic)  # another Context on it
     driver.run()
@@ -261,15 +262,15 @@ def test_what_is_logged_under_the_lock_waits_for_no_handler(driver: Driver) -> N
         other = threading.Thread(target=driver.run)
         other.start()
         assert logged.wait(10)
-        free = driver._lock.acquire(timeout=10)  # as closing a QP does
-        assert free
+        other.join(10)
+        assert not other.is_alive() and driver._lock.acquire(timeout=10)  # as closing a QP does
         driver._lock.release()
+        with driver.locked(), driver.locked():
+            logger.warning("said in a verb")
+        assert lines == []
     finally:
         handler.release()
-    other.join(10)
-    with driver.locked(), driver.locked():
-        logger.warning("said in a verb")
-        assert lines == ["said in a run"]
+    assert driver.outside.flush(10)
     logger.removeHandler(handler)
     assert lines == ["said in a run", "said in a verb"]
 
@@ -284,6 +285,7 @@ def test_the_end_of_what_no_connection_asked_for_is_told(
 
     nic.worker.finished += [(told.append, 0, 0, 9), (bug, 0, 0, 9), (told.append, errno.EBUSY, 0, 9)]
     driver.run()
+    assert driver.outside.flush(10)
     assert told == [0, errno.EBUSY] and "a bug" in caplog.text
 
 

@@ -257,6 +257,7 @@ def test_it_waits_for_nobody_who_came_home_or_left(book: KeyBook, told: Told, us
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(book.await_confirmed(mr, 30)))
     thread.start()
+    wait_until(lambda: book._changed._waiters, what="it waits")  # type: ignore[attr-defined]
     if way == "left":
         book.leave(told, user)  # type: ignore[arg-type]
     else:

@@ -34,7 +34,8 @@ def module_lock_taken() -> Iterator[None]:
 
 
 @pytest.fixture
-def outside() -> Iterator[announce.OutsideTheLock]:
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[announce.OutsideTheLock]:
+    monkeypatch.setattr(announce.logger, "filters", [])  # those of drivers that other tests made
     for each in (announce.logger, logging.root):
         each.manager._clear_cache()  # type: ignore[attr-defined]
     made = announce.OutsideTheLock(lambda: held.locked())
@@ -64,7 +65,7 @@ def handler() -> Iterator[Kept]:
     announce.logger.removeHandler(made)
 
 
-def test_what_was_kept_under_the_drivers_lock_is_written(
+def test_what_is_logged_under_the_drivers_lock_is_written(
     outside: announce.OutsideTheLock, handler: Kept
 ) -> None:
     def work() -> None:
@@ -73,14 +74,34 @@ def test_what_was_kept_under_the_drivers_lock_is_written(
             said.say(logging.WARNING, 0x11, "leaves")
             said.say(logging.DEBUG, 0x11, "nobody wants this")
             said.flush()
-            assert handler.texts == []
-        outside.write()
 
     thread = threading.Thread(target=work, daemon=True)
     with module_lock_taken():
         thread.start()
         thread.join(10)
-    assert not thread.is_alive() and handler.texts == ["QP 0x11: leaves"]
+        assert not thread.is_alive() and outside.flush(10)
+    assert handler.texts == ["QP 0x11: leaves"]
+
+
+def test_what_waits_for_a_handler_that_blocks_is_bounded(outside: announce.OutsideTheLock, handler: Kept) -> None:
+    blocks, go_on = threading.Event(), threading.Event()
+    handler.addFilter(lambda _: blocks.set() or go_on.wait(60))
+
+    def work() -> None:
+        announce.logger.warning("the first")
+        assert blocks.wait(10)
+        for number in range(announce.MOST_WAITING + 100):
+            announce.logger.warning("line %d", number)
+
+    thread = threading.Thread(target=work, name="shiftverbs-works")
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and not outside.flush(0.01)
+    go_on.set()
+    assert outside.flush(60)
+    lines = [f"line {number}" for number in range(announce.MOST_WAITING)]
+    lost = "100 lines of shiftverbs are lost: a log handler of the program's blocked"
+    assert handler.texts == ["the first", lost, *lines]
 
 
 def test_flush_tells_whether_everything_was_delivered() -> None:

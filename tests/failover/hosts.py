@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import Child, Spawn
+import pytest
+from harness import Child, EtcdServer, Spawn
 
 from shiftverbs.softrnic import faults
 
@@ -59,6 +60,23 @@ class Host:
         return self.end(timeout_s)
 
 
+def connect(a: Host, b: Host, setup: str = "", attrs: str = "", kind: str = "Endpoint") -> None:
+    """An endpoint `ep` on each host, connected to the other; setup: arguments of its class, kind; attrs: of connect."""
+    names = [h(f"ep = {kind}({setup}); ep.name()") for h in (a, b)]
+    b(f"ep.connect({names[0]!r}{', ' + attrs if attrs else ''})")
+    a(f"ep.connect({names[1]!r}{', ' + attrs if attrs else ''})")
+
+
+def connect_again(*hosts: Host) -> None:
+    """Take each host's `ep` through RESET, connect all of them as before, and wait until they are protected."""
+    for h in hosts:
+        h("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.05)")
+    for h in hosts:
+        h("ep.connect(ep.peer)")
+    for h in hosts:
+        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+
+
 class Network:
     """Hosts a and b on one software network."""
 
@@ -75,11 +93,9 @@ class Network:
     def pair(
         self, package: str = "shiftverbs", nics: str = "2", setup: str = "", attrs: str = "", kind: str = "Endpoint"
     ) -> tuple[Host, Host]:
-        """Two hosts with one connected QP each, `ep`; setup: arguments of its class, kind; attrs: of connect."""
+        """Two hosts with one connected QP each, as `connect` makes them."""
         a, b = self.host("a", package, nics), self.host("b", package, nics)
-        names = [h(f"ep = {kind}({setup}); ep.name()") for h in (a, b)]
-        b(f"ep.connect({names[0]!r}{', ' + attrs if attrs else ''})")
-        a(f"ep.connect({names[1]!r}{', ' + attrs if attrs else ''})")
+        connect(a, b, setup, attrs, kind)
         return a, b
 
     def protected(
@@ -123,3 +139,16 @@ def go(faults: Any, where: str, *hosts: Host) -> None:
         faults.up("a/soft0")
         for host in hosts:
             host(f"ep.wait({HOME!r}, 20)")
+
+
+@pytest.fixture(name="network")
+def network_of(spawn: Spawn, shared_etcd: EtcdServer, job: str, softrnic_dir: Path) -> Network:
+    """Two hosts to be, with etcd."""
+    return Network(spawn, {"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job}, softrnic_dir)
+
+
+@pytest.fixture(name="faults")
+def faults_of(network: Network) -> Iterator[Any]:
+    """The software RNIC's faults, on this test's network."""
+    with network.faults() as functions:
+        yield functions

@@ -12,18 +12,30 @@ import errno
 import importlib
 import importlib.util
 import json
+import os
+import signal
 import sys
+import threading
 import time
 import traceback
+import types
+from collections.abc import Callable
 from typing import Any
 
 PACKAGE = sys.argv[1]
+# How its applications behave beside what a test says: "" (they poll, one QP on a CQ), "blocks", "shares".
+HABIT = os.environ.get("FAILOVER_HABIT", "")
+# As programs have it written in them: RoCE v2 over IPv4.
+GID_INDEX = int(os.environ.get("FAILOVER_GID", "3"))
 
 
 def module(name: str) -> Any:
     """A module of the package under test."""
     return importlib.import_module(f"{PACKAGE}.{name}")
 
+
+# 67 ms in all. With plain pyverbs 2 s: nothing saves a QP whose peer is late by that on a busy machine.
+TIMEOUT, RETRY = (16, 7) if PACKAGE == "pyverbs" else (12, 3)
 
 if PACKAGE == "pyverbs":
     from shiftverbs import softrnic
@@ -44,8 +56,26 @@ ACCESS = (
 )
 
 
+class TimeIsOver(Exception):
+    """Raised by the alarm in get_cq_event."""
+
+
+def time_is_over(number: int, frame: Any) -> None:
+    """The alarm's handler."""
+    raise TimeIsOver
+
+
 class Endpoint:
-    """One RC QP with its CQ and a buffer of numbered slots of SLOT bytes; split: with one CQ for each queue."""
+    """One RC QP with its CQ and a buffer of numbered slots of SLOT bytes; split: with one CQ for each queue.
+
+    With the habit "blocks" it sleeps in get_cq_event where it would poll; with "shares" a second QP, with receives
+    outstanding and messages both ways so far, is on the same CQ.
+    """
+
+    beside: Any = None
+    _talks = False
+    # Those of the habit; with a channel of its own a test says itself how it waits.
+    _channels: dict[int, Any] = types.MappingProxyType({})  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -61,8 +91,9 @@ class Endpoint:
         self.context = context or (shared.context if shared else device.Context(name="soft0"))
         self.pd = shared.pd if shared else pd.PD(self.context)
         self.channel = cq.CompChannel(self.context) if channel else None
-        self.cq = shared.cq if shared else cq.CQ(self.context, 4 * depth, None, self.channel, 0)
-        self.recv_cq = cq.CQ(self.context, 2 * depth, None, self.channel, 0) if split else self.cq
+        self._channels = {}
+        self.cq = shared.cq if shared else self._cq(4 * depth)
+        self.recv_cq = self._cq(2 * depth) if split else self.cq
         self.access = access
         self.mr = mr.MR(self.pd, SLOT * 64, access)
         cap = qp.QPCap(max_send_wr=depth, max_recv_wr=depth, max_inline_data=inline)
@@ -70,14 +101,27 @@ class Endpoint:
             qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.recv_cq, cap=cap, sq_sig_all=sq_sig_all
         )
         self.qp = qp.QP(self.pd, init)
-        self.gid = self.context.query_gid(1, 1)
+        if HABIT == "shares" and shared is None:
+            self.beside = qp.QP(self.pd, init)
+        self.gid = self.context.query_gid(1, GID_INDEX)
         self.peer: dict[str, Any] = {}
+
+    def _cq(self, depth: int) -> Any:
+        if HABIT == "blocks" and self.channel is None:
+            channel = cq.CompChannel(self.context)
+            made = cq.CQ(self.context, depth, None, channel, 0)
+            self._channels[id(made)] = channel
+            return made
+        return cq.CQ(self.context, 2 * depth if HABIT == "shares" else depth, None, self.channel, 0)
 
     def name(self) -> dict[str, Any]:
         """What the peer needs to connect."""
-        return {"gid": str(self.gid), "qpn": self.qp.qp_num, "rkey": self.mr.rkey, "addr": self.mr.buf}
+        beside = self.beside.qp_num if self.beside is not None else None
+        return {
+            "gid": str(self.gid), "qpn": self.qp.qp_num, "rkey": self.mr.rkey, "addr": self.mr.buf, "beside": beside
+        }  # fmt: skip
 
-    def attr(self, timeout: int = 12, retry: int = 3, rnr: int = 7) -> Any:
+    def attr(self, timeout: int = TIMEOUT, retry: int = RETRY, rnr: int = 7) -> Any:
         """QPAttr towards the peer."""
         a = qp.QPAttr(port_num=1)
         a.qp_access_flags = self.access
@@ -87,7 +131,7 @@ class Endpoint:
         a.max_rd_atomic = a.max_dest_rd_atomic = 4
         a.min_rnr_timer = 1
         a.timeout, a.retry_cnt, a.rnr_retry = timeout, retry, rnr
-        gr = addr.GlobalRoute(dgid=addr.GID(self.peer["gid"]), sgid_index=1, hop_limit=64)
+        gr = addr.GlobalRoute(dgid=addr.GID(self.peer["gid"]), sgid_index=GID_INDEX, hop_limit=64)
         a.ah_attr = addr.AHAttr(port_num=1, is_global=1, gr=gr)
         return a
 
@@ -95,6 +139,16 @@ class Endpoint:
         """To RTS."""
         self.peer = peer
         self.qp.to_rts(self.attr(**attrs))
+        if self.beside is not None and peer.get("beside") and not self._talks:
+            self._talks = True
+            a = self.attr()
+            a.dest_qp_num = peer["beside"]
+            self.beside.to_rts(a)
+            sge = wr.SGE(self.mr.buf + 63 * SLOT, 8, self.mr.lkey)
+            for i in range(6):
+                self.beside.post_recv(wr.RecvWR(900 + i, 1, [sge]))
+            for flags in (0, e.IBV_SEND_SIGNALED):
+                self.beside.post_send(wr.SendWR(990, opcode=e.IBV_WR_SEND, num_sge=1, sg=[sge], send_flags=flags))
 
     def recv(self, slot: int, wr_id: int | None = None, length: int = SLOT) -> None:
         """Post one receive into a slot."""
@@ -145,11 +199,35 @@ class Endpoint:
         """Poll until count WCs came or the time is over: [wr_id, status, byte_len, qp_num is ours]."""
         seen: list[Any] = []
         deadline = time.monotonic() + timeout_s
-        while len(seen) < count and time.monotonic() < deadline:
-            _, wcs = (queue or self.cq).poll(min(most, max(1, count - len(seen))))
+        queue = queue or self.cq
+        late = False
+        while len(seen) < count and not late:
+            late = time.monotonic() >= deadline  # looked at before: what is there is found at least once
+            _, wcs = queue.poll(min(most, max(1, count - len(seen))))
+            if not wcs and id(queue) in self._channels:
+                queue.req_notify()
+                _, wcs = queue.poll(1)
+                if not wcs:
+                    self._sleep(queue, deadline - time.monotonic())
             for wc in wcs:
+                if self.beside is not None and wc.qp_num == self.beside.qp_num:
+                    continue
                 seen.append([wc.wr_id, STATUS.get(wc.status, wc.status), wc.byte_len, wc.qp_num == self.qp.qp_num])
         return seen
+
+    def _sleep(self, queue: Any, for_s: float) -> None:
+        """In get_cq_event; for_s: seconds."""
+        before = signal.signal(signal.SIGALRM, time_is_over)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(for_s, 0.001))
+            self._channels[id(queue)].get_cq_event(queue)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            queue.ack_events(1)
+        except TimeIsOver:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def none(self, for_s: float = 0.2) -> list[Any]:
         """What comes in a while in which nothing should."""
@@ -203,7 +281,7 @@ class Extended(Endpoint):
             send_ops_flags=sum(getattr(e, "IBV_QP_EX_WITH_" + name) for name in ops.split()),
         )
         self.qp = qp.QPEx(self.context, init)
-        self.gid = self.context.query_gid(1, 1)
+        self.gid = self.context.query_gid(1, GID_INDEX)
 
     def at(self, slot: int) -> tuple[int, int]:
         """(rkey, address) of a slot of the peer's."""
@@ -252,6 +330,32 @@ class Extended(Endpoint):
         """As Endpoint.poll."""
         found = self.take(count, queue, timeout_s, most)
         return [[x["wr_id"], x["status"], x["byte_len"], x["qp_num"] == self.qp.qp_num] for x in found]
+
+
+def when_it_waits(then: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """then(), in another thread, as soon as the main thread waits for a NIC; or never, if it does not in time."""
+    main_thread = threading.main_thread().ident
+
+    def waits() -> bool:
+        frame = sys._current_frames().get(main_thread or 0)
+        while frame is not None and frame.f_code.co_name != "in_slices":
+            frame = frame.f_back
+        return frame is not None
+
+    def watch() -> None:
+        deadline = time.monotonic() + timeout_s
+        while not waits():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.002)
+        then()
+
+    threading.Thread(target=watch).start()
+
+
+def ring(number: int) -> None:
+    """A signal for the main thread."""
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def run(source: str, names: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import EtcdServer, Spawn, wait_until
-from hosts import AWAY, HOME, HostError, Network
+from hosts import AWAY, HOME, HostError, Network, connect, connect_again
 
 
 def test_atomic_in_flight_gets_its_original_error(network: Network, faults: Any) -> None:
@@ -22,12 +22,7 @@ def test_atomic_in_flight_gets_its_original_error(network: Network, faults: Any)
     wait_until(lambda: b("ep.shift()['status']") == "FAILED", what="the peer is told")
     # Later use works as with pyverbs: RESET, heal, connect again, protected again.
     faults.switch_up("rail0")
-    for h in (a, b):
-        h("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.05)")
-    for h in (a, b):
-        h("ep.connect(ep.peer)")
-    for h in (a, b):
-        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+    connect_again(a, b)
     b("ep.recv(3)")
     a("ep.fill(2, 'again'); ep.post('SEND', slot=2, length=5, wr_id=9)")
     assert a("ep.poll(1)")[0][:2] == [9, "SUCCESS"]
@@ -109,9 +104,7 @@ def test_a_qp_connected_while_etcd_is_away_says_so_and_does_not_blame_the_peer(n
         a("import shiftverbs.exchanger.start as start; start._SHELL = '/nowhere/sh'")
     # The first one hears of it, the second is connected when it is known.
     for _ in range(2):
-        names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
-        b(f"ep.connect({names[0]!r})")
-        a(f"ep.connect({names[1]!r})")
+        connect(a, b)
         wait_until(lambda: words in (a("ep.shift()['why']") or ""), what="why says what is really missing")
         assert "the peer" not in a("ep.shift()['why']")
 
@@ -146,9 +139,7 @@ def test_etcd_coming_late_protects_late(network: Network, etcd_server: EtcdServe
 
 def test_peer_without_shiftverbs(network: Network, faults: Any) -> None:
     a, b = network.host("a"), network.host("b", "pyverbs")
-    names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
-    b(f"ep.connect({names[0]!r})")
-    a(f"ep.connect({names[1]!r})")
+    connect(a, b)
     b("ep.recv(1)")
     a("ep.post('SEND', length=5, wr_id=7)")
     assert a("ep.poll(1)")[0][:2] == [7, "SUCCESS"]

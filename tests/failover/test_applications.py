@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import wait_until
-from hosts import AWAY, HOME, Network
+from hosts import AWAY, HOME, Network, connect
 
 EVENTS = """
 def wait_event(n):
@@ -183,9 +183,8 @@ def test_observers_are_told(network: Network, faults: Any) -> None:
     network.env["SHIFTVERBS_JOB"] = str(network.env["SHIFTVERBS_JOB"]) + "-o"
     a, b = network.host("a"), network.host("b")
     a("from shiftverbs import observe; seen = []; s = observe.subscribe(lambda event: seen.append(event.kind))")
-    names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
-    b(f"ep.connect({names[0]!r}); [ep.recv(i) for i in range(4)]")
-    a(f"ep.connect({names[1]!r})")
+    connect(a, b)
+    b("[ep.recv(i) for i in range(4)]")
     assert a("ep.qp.shift.wait_protected(20)")
     faults.switch_down("rail0")
     a("ep.post('SEND', wr_id=1)")

@@ -95,7 +95,7 @@ for end, their_end in zip(ends, {source["control"]!r}):
     damaged = [bytes(x ^ (rng.random() < .02) * rng.randrange(256) for x in whole) for _ in range(200)]
     rubbish += damaged + [under_seal(x) for x in damaged] + [b"SV\\x01\\x01" + bytes(80)]
     ctx = _nic.open_device(end["device"])
-    port = _nic.ControlPort(ctx, 1, 1, 256)
+    port = _nic.ControlPort(ctx, 1, 3, 256)
     ah = port.create_ah(dgid=bytes.fromhex(end["gid"].replace(":", "")))
     for data in rubbish:
         port.send(ah, end["qpn"], end["qkey"], data)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness import wait_until
-from hosts import AWAY, HOME, Host, HostError, Network
+from hosts import AWAY, HOME, Host, HostError, Network, connect_again
 
 FLUSHED = "WR_FLUSH_ERR"
 GIVE_UP = """
@@ -137,14 +137,20 @@ def test_all_that_was_acknowledged_is_received(network: Network, faults: Any) ->
     assert statuses(wcs[len(received) :]) == [[i, FLUSHED] for i in range(len(received), 256)]
 
 
-def test_nothing_arrives_behind_a_flush(network: Network, faults: Any) -> None:
-    """The backup's commands are slow, and b hears nothing: what b still sends must not reach memory given back."""
+def on_a_slow_backup(network: Network, faults: Any) -> tuple[Host, Host]:
+    """Traffic on a backup where a's commands hang, receives posted, and b hears nothing of a's."""
     a, b = network.protected()
     away(faults, a, b)
     a("[ep.recv(i) for i in range(4)]")
     faults.hang("a/soft1")
     for device in ("a/soft0", "a/soft1"):
         faults.drop(device, direction="tx", opcode="ud", count=0)
+    return a, b
+
+
+def test_nothing_arrives_behind_a_flush(network: Network, faults: Any) -> None:
+    """The backup's commands are slow, and b hears nothing: what b still sends must not reach memory given back."""
+    a, b = on_a_slow_backup(network, faults)
     a(GIVE_UP)
     a("ep.wait(\"s.status == 'FAILED'\")")
     flushed = a("ep.poll(1, 1.5)")
@@ -309,8 +315,7 @@ def test_an_interrupted_reset_loses_no_end(network: Network, faults: Any) -> Non
     a("[ep.recv(i) for i in range(3)]")
     faults.hang("a/soft1")
     a(GIVE_UP)
-    a("import signal, threading; signal.signal(signal.SIGINT, signal.default_int_handler); None")
-    a("threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()")
+    a("signal.signal(signal.SIGINT, signal.default_int_handler); when_it_waits(lambda: ring(signal.SIGINT))")
     with pytest.raises(HostError, match="KeyboardInterrupt"):
         a(RESET)
     faults.unhang("a/soft1")
@@ -345,7 +350,7 @@ def test_who_is_collected_in_the_driver_waits_for_no_nic(network: Network, fault
         h(f"other.wait({AWAY!r})")
     a("ep.recv(1); other.recv(2)")
     faults.hang("a/soft1")
-    a("d = ep.qp._shadow.connection.driver; box = [ep.qp]; ep.qp = None; del ep; gone = []")
+    a("d = ep.qp._shadow.connection.driver; box = [ep.qp]; beside = ep.beside; ep.qp = None; del ep; gone = []")
     a("d.post(lambda: (box.clear(), gone.append(1))); d.run()")
     wait_until(lambda: a("len(gone)"), timeout_s=5, what="it is dropped, and the driver goes on")
     faults.unhang("a/soft1")
@@ -353,12 +358,7 @@ def test_who_is_collected_in_the_driver_waits_for_no_nic(network: Network, fault
 
 def test_closed_means_that_no_nic_writes_any_more(network: Network, faults: Any) -> None:
     """close() on a QP whose traffic is on a slow backup: what is sent afterwards must not reach the memory."""
-    a, b = network.protected()
-    away(faults, a, b)
-    a("[ep.recv(i) for i in range(4)]")
-    faults.hang("a/soft1")
-    for device in ("a/soft0", "a/soft1"):
-        faults.drop(device, direction="tx", opcode="ud", count=0)
+    a, b = on_a_slow_backup(network, faults)
     a.begin("ep.qp.close(); ep.fill(0, 'mine again')")
     try:
         a.end(1.0)
@@ -463,10 +463,5 @@ def test_everything_still_works_at_home(network: Network, faults: Any) -> None:
     three_unpolled(a, b)
     a(ERR)
     gets_them_all(a)
-    for h in (a, b):
-        h("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.05)")
-    for h in (a, b):
-        h("ep.connect(ep.peer)")
-    for h in (a, b):
-        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+    connect_again(a, b)
     three_unpolled(a, b)

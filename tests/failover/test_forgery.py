@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from harness import wait_until
-from hosts import AWAY, HOME, Host, Network
+from hosts import AWAY, HOME, Host, Network, connect, connect_again
 
 from shiftverbs.messages import Phase
 
@@ -35,9 +35,7 @@ def listened_to(network: Network) -> tuple[Host, Host]:
     a, b = network.host("a"), network.host("b")
     for h in (a, b):
         h(LISTEN)
-    names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
-    b(f"ep.connect({names[0]!r})")
-    a(f"ep.connect({names[1]!r})")
+    connect(a, b)
     for h in (a, b):
         assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
     return a, b
@@ -51,7 +49,7 @@ from shiftverbs import _nic, control
 from shiftverbs.messages import *
 ways = []
 for device, gid, qpn, qkey in {ends!r}:
-    port = _nic.ControlPort(_nic.open_device(device), 1, 1, 256)
+    port = _nic.ControlPort(_nic.open_device(device), 1, 3, 256)
     ways.append((port, port.create_ah(dgid=bytes.fromhex(gid.replace(":", ""))), qpn, qkey))
 
 def say(datagrams):
@@ -119,12 +117,7 @@ def test_what_is_replayed_does_nothing(network: Network, faults: Any) -> None:
     """All that was said in an earlier epoch, and in an earlier life of the QP whose end was an ABORT or a BYE."""
     a, b = listened_to(network)
     works(a, b)
-    for h in (a, b):
-        h("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.05)")
-    for h in (a, b):
-        h("ep.connect(ep.peer)")
-    for h in (a, b):
-        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+    connect_again(a, b)
     faults.down("a/soft0")
     works(a, b)
     faults.up("a/soft0")

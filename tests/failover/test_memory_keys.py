@@ -23,6 +23,7 @@ def sleep_for(n):
     while len(came) < n:
         ep.channel.get_cq_event(ep.cq); ep.cq.ack_events(1); ep.cq.req_notify()
         while wcs := ep.cq.poll(16)[1]:
+            wcs = [wc for wc in wcs if ep.beside is None or wc.qp_num != ep.beside.qp_num]
             came.extend([wc.wr_id, STATUS.get(wc.status, wc.status)] for wc in wcs)
 def sleeper(n):
     global thread

@@ -133,6 +133,17 @@ def test_a_change_of_a_qp_that_has_just_broken(network: Network, faults: Any, se
     assert b("ep.poll(1, 20)")[0][1] in wanted
 
 
+def test_sqd_of_a_qp_that_has_just_broken(network: Network, faults: Any) -> None:
+    """It is about to be away, where none can be drained: refused as there, and nothing is given up for it."""
+    a, b = network.protected()
+    breaks_unseen(faults, a)
+    with pytest.raises(HostError) as error:
+        a("attr = qp.QPAttr(); attr.qp_state = e.IBV_QPS_SQD; ep.qp.modify(attr, e.IBV_QP_STATE)")
+    assert error.value.code == 16
+    assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[9, "SUCCESS"]], a("ep.shift()")
+    assert b("ep.text(3, 6)") == "thanks" and a(STATE) == RTS
+
+
 def test_a_bad_change_of_a_qp_that_has_just_broken(network: Network, faults: Any) -> None:
     """Is refused, and the QP fails over all the same."""
     a, _ = network.protected()
@@ -348,6 +359,56 @@ def test_a_receiver_becomes_a_sender(network: Network, faults: Any, where: str, 
     a("ep.post('SEND', wr_id=6)")
     assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[6, "SUCCESS"]]
     assert [wc[:2] for wc in b("ep.poll(1, 20)")] == [[1, "SUCCESS"]]
+
+
+# Until the verb is over no other thread runs; where a NIC is to die first, the program waits for that.
+BECOME = """
+def become_sender(verb, dies):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        deadline = time.monotonic() + 20
+        while dies and time.monotonic() < deadline:
+            try:
+                pyverbs.qp.QP.query(ep.qp, e.IBV_QP_STATE)
+            except PyverbsRDMAError:
+                break
+        at = ep.attr()
+        if verb == "to_rts":
+            ep.qp.to_rts(at)
+        else:
+            at.qp_state = e.IBV_QPS_RTS
+            ep.qp.modify(at, ep.qp._get_comp_mask("RTS"))
+    finally:
+        sys.setswitchinterval(before)
+"""
+
+
+@pytest.mark.parametrize("verb", ["to_rts", "modify"])
+@pytest.mark.parametrize("how", ["in ERR", "NIC dead"])
+def test_a_receiver_that_has_just_broken_becomes_a_sender(
+    network: Network, faults: Any, how: str, verb: str
+) -> None:
+    """Nobody has looked at the failure of its default QP yet: it is ours to hide, as in RTS."""
+    a, b = receiver(network)
+    b("import sys, pyverbs.qp; from pyverbs.pyverbs_error import PyverbsRDMAError; ep.recv(0, 50)")
+    b(BECOME)
+    if how == "in ERR":
+        b("ep.qp._shadow.connection.watch = lambda now_ns: None")
+        b("at = qp.QPAttr(qp_state=e.IBV_QPS_ERR); pyverbs.qp.QP.modify(ep.qp, at, e.IBV_QP_STATE)")
+        b(f"become_sender({verb!r}, False)")
+    else:
+        b.begin(f"print('waits', flush=True); become_sender({verb!r}, True)")
+        b.child.expect("^waits$")
+        faults.kill("b/soft0")
+        b.end()
+    assert b("ep.qp.qp_state") == RTS and b(STATE) == RTS
+    b("ep.fill(3, 'thanks'); ep.post('RDMA_WRITE', slot=3, length=6, wr_id=9)")
+    assert [wc[:2] for wc in b("ep.poll(1, 20)")] == [[9, "SUCCESS"]], b("ep.shift()")
+    assert a("ep.text(3, 6)") == "thanks"
+    a("ep.post('SEND', wr_id=6)")
+    assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[6, "SUCCESS"]]
+    assert [wc[:2] for wc in b("ep.poll(1, 20)")] == [[50, "SUCCESS"]]
 
 
 def test_a_backup_connected_before_rts_is_connected_anew(network: Network, faults: Any) -> None:

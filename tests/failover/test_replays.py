@@ -96,10 +96,12 @@ def test_a_read_behind_a_fence_is_not_repeated_for_a_nic_that_died(network: Netw
 
 #: What b's NIC 0 tells of receives is not heard of: it dies with that.
 KEEPS_RECEIPTS = """
-c = ep.qp._shadow.connection
-looks = c.driver.looks
-real_drain, real_look_at = c.drain, looks.look_at
-c.drain = lambda k, *args, **named: None if k == 0 else real_drain(k, *args, **named)
+looks = ep.qp._shadow.connection.driver.looks
+for each in (ep.qp, ep.beside):
+    if each is not None:
+        c = each._shadow.connection
+        c.drain = lambda k, *args, real=c.drain, **named: None if k == 0 else real(k, *args, **named)
+real_look_at = looks.look_at
 looks.look_at = lambda user, queues: real_look_at(user, [queue for queue in queues if queue[1]])
 """
 

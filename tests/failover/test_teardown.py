@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import EtcdServer, wait_until
-from hosts import AWAY, Host, Network
+from hosts import AWAY, Host, Network, connect
 
 ORDERS = [
     "qp mr cq pd context",
@@ -105,9 +105,7 @@ def test_repeated_connections_leave_nothing(network: Network, shared_etcd: EtcdS
         h("first = Endpoint(); import os")
     counts = []
     for _ in range(4):
-        names = [h("ep = Endpoint(shared=first); ep.name()") for h in (a, b)]
-        for h, peer in ((b, names[0]), (a, names[1])):
-            h(f"ep.connect({peer!r})")
+        connect(a, b, setup="shared=first")
         for h in (a, b):
             assert h("ep.qp.shift.wait_protected(10)")
         b("ep.recv(1)")

@@ -20,6 +20,8 @@ backup.Nic._read_ports = lambda nic: tuple(
 )
 """
 
+UNFIT = "nothing can fail over to pair 1, on soft1: "
+
 
 def said(host: Host, text: str) -> int:
     """In how many lines a host logged it."""
@@ -35,15 +37,15 @@ def test_a_backup_in_another_partition_cannot_stand_in(network: Network, faults:
         h(f"ep.connect({names[i]!r}); second.connect({second[i]!r})")
     for h in (a, b):
         assert h("ep.qp.shift.wait_protected(20) and second.qp.shift.wait_protected(20)"), h("ep.shift()")
-    wait_until(lambda: said(b, "pair 1, on soft1, is not fit: soft1 has no P_Key 0xffff on port 1"), what="b says why")
-    wait_until(lambda: said(a, "pair 1, on soft1, is not fit: "), what="a says that it is so")
+    wait_until(lambda: said(b, f"{UNFIT}soft1 has no P_Key 0xffff on port 1"), what="b says why")
+    wait_until(lambda: said(a, UNFIT), what="a says that it is so")
     faults.down("a/soft0")
     for h in (a, b):
         for each in ("ep", "second"):
             h(f"{each}.wait(\"s.state == 'FALLBACK' and s.path == s.recv_path == 'soft2'\", 30)")
     # The partition comes, at an index that this NIC refuses, then at one that it takes.
     b("tables['soft1'] = (0x8001, 0x7fff, 0xffff)")
-    wait_until(lambda: said(b, "pair 1, on soft1, is not fit: step 1 on soft1: Invalid argument"), 20, "b says so")
+    wait_until(lambda: said(b, f"{UNFIT}step 1 on soft1: Invalid argument"), 20, "b says so")
     b("tables['soft1'] = (0xffff, 0x8001)")
     for h in (a, b):
         h("ep.wait('ep.qp._shadow.connection.protocol.pairs[1].clean', 30)")
@@ -78,9 +80,9 @@ def test_a_pair_that_never_arms_tells_why(network: Network, faults: Any) -> None
         h(f"ep.connect({names[i]!r})")
     lost = "the peer's zero-length SEND does not come"
     for h in (a, b):
-        wait_until(lambda h=h: "pair 1, on soft1, is not fit: " in (h("ep.qp.shift.why") or ""), what="why says it")
+        wait_until(lambda h=h: UNFIT in (h("ep.qp.shift.why") or ""), what="why says it")
     for h in (a, b):
-        wait_until(lambda h=h: said(h, "is not fit: ") > 0, 20, what="the log says it")
+        wait_until(lambda h=h: said(h, UNFIT) > 0, 20, what="the log says it")
     wait_until(lambda: said(a, lost) + said(b, lost) > 0, 20, what=lost)
     for rule in rules:
         faults.undrop(rule)
@@ -91,5 +93,5 @@ def test_a_pair_that_never_arms_tells_why(network: Network, faults: Any) -> None
     for h in (a, b):
         h(f"ep.wait({AWAY!r}, 20)")
         # Each reason once, however often ARM failed.
-        lines = [line for line in h.child.lines if "QP" in line and "pair 1, on soft1, is not fit: " in line]
+        lines = [line for line in h.child.lines if "QP" in line and UNFIT in line]
         assert lines and len(lines) == len(set(lines)), lines

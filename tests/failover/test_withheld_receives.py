@@ -16,9 +16,9 @@ ep.post('SEND', slot=1, wr_id=1)
 """
 
 
-def answers(a: Host) -> list[Any]:
+def answers(a: Host, timeout_s: float = 20.0) -> list[Any]:
     """What a gets that has a receive posted, and answers what comes there by a message."""
-    got = a("ep.poll(1, 0.5)")
+    got = a(f"ep.poll(1, {timeout_s})")
     if got:
         a("ep.post('SEND', slot=2, wr_id=2)")
         got += a("ep.poll(1)")
@@ -36,7 +36,7 @@ def test_a_message_does_not_overtake_the_receive_it_tells_of(network: Network, f
     a("ep.recv(7)")
     faults.hang("b/soft1")
     b(CREDIT)
-    assert answers(a) == [], "the peer heard of a receive that the NIC does not have"
+    assert answers(a, 0.5) == [], "the peer heard of a receive that the NIC does not have"
     if then == "registered":
         faults.unhang("b/soft1")
     else:
@@ -79,7 +79,7 @@ def test_the_path_fails_while_a_receive_is_withheld(network: Network, faults: An
     a("ep.recv(7)")
     faults.hang("b/soft1")
     b(CREDIT)
-    assert answers(a) == []
+    assert answers(a, 0.5) == []
     faults.down("a/soft1")
     faults.unhang("b/soft1")
     assert answers(a) == [[7, "SUCCESS"], [2, "SUCCESS"]], a("ep.shift()")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from one_process import Verbs
+from one_process import Connected, Verbs
 
 import shiftverbs  # opens the software RNIC before pyverbs
 
@@ -50,6 +50,18 @@ def settled(thing: Any, k: int = 1) -> Any:
     held = thing._shadow
     until(lambda: held is None or held.state(k) != "pending")
     return held
+
+
+def protected(v: Verbs, channel: bool = False) -> Connected:
+    """As Verbs.connected, when both QPs are protected."""
+    pair = v.connected(channel)
+    both_protected(pair.first, pair.second)
+    return pair
+
+
+def both_protected(*qps: Any, timeout_s: float = 15.0) -> None:
+    """Wait until these QPs are."""
+    assert all(qp.shift.wait_protected(timeout_s) for qp in qps), [qp.shift for qp in qps]
 
 
 def nics_are_idle() -> None:

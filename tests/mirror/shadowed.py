@@ -12,8 +12,8 @@ import threading
 import time
 from typing import Any
 
-from one_process import Verbs, collect, show
-from shadow_checks import LOGGED, cable, check, main, nics_are_idle, settled, until
+from one_process import Verbs, collect, in_threads, show
+from shadow_checks import LOGGED, both_protected, cable, check, main, nics_are_idle, protected, settled, until
 
 import shiftverbs  # opens the software RNIC before pyverbs
 from shiftverbs import _nic
@@ -37,7 +37,7 @@ def every_resource_has_its_shadow(v: Verbs) -> None:
     mr.close()
     assert len(keymap) == 0
     assert first._shadow.qpn(0) == first.qp_num and first._shadow.qpn(1) not in (0, second._shadow.qpn(1))
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15), (first.shift, second.shift)
+    both_protected(first, second)
     ctx.close()
 
 
@@ -95,7 +95,7 @@ def connecting_never_waits_for_the_peer(v: Verbs) -> None:
     settled(first)
     until(lambda: first.shift.status == "PAIRING")
     late.to_rts(v.attr(ctx, first.qp_num))
-    assert first.shift.wait_protected(15) and late.shift.wait_protected(15), (first.shift, late.shift)
+    both_protected(first, late)
     v.send(late, mr, 2)
     assert show(collect(cq, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
     assert lonely.shift.status == "PAIRING" and lonely.shift.why
@@ -166,12 +166,9 @@ def a_programs_own_subclasses(v: Verbs) -> None:
     cq = TracingCQ(ctx, 100)
     mr = v.mr.MR(pd, 4096, 1)
     first, second = TracingQP(pd, v.rc(cq)), v.qp.QP(pd, v.rc(cq))
-    for mine, theirs in ((first, second), (second, first)):
-        mine.to_rts(v.attr(ctx, theirs.qp_num))
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
-    v.receive(second, mr, 1)
-    v.send(first, mr, 2)
-    assert show(collect(cq, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
+    v.connect(ctx, first, second)
+    both_protected(first, second)
+    assert show(v.exchange(first, second, mr, cq, 1, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
     assert calls[0] == "post_send" and calls[-1] == "poll" and first._core.posted == 1
     sge = v.wr.SGE(mr.buf, 8, mr.lkey)
     v.qp.QP.post_recv(first, v.wr.RecvWR(wr_id=3, num_sge=1, sg=[sge]))
@@ -185,15 +182,10 @@ def a_programs_own_subclasses(v: Verbs) -> None:
 @check
 def protection_ends_and_the_qp_goes_on(v: Verbs) -> None:
     """What binding a memory window does to a QP (the software RNIC has no windows to bind)."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    ctx, _, cq, mr, first, second = protected(v)
     for number in range(3):
-        v.receive(second, mr, number)
-        v.send(first, mr, 10 + number)
-        assert show(collect(cq, 2)) == [(number, 0, 128, 64), (10 + number, 0, 0, 64)]
+        completions = v.exchange(first, second, mr, cq, number, 10 + number)
+        assert show(completions) == [(number, 0, 128, 64), (10 + number, 0, 0, 64)]
         if number == 0:
             try:
                 first.bind_mw(None, None)
@@ -203,9 +195,7 @@ def protection_ends_and_the_qp_goes_on(v: Verbs) -> None:
             assert first.shift.status == "UNPROTECTED" and "window" in first.shift.why
             assert first.qp_state == v.e.IBV_QPS_RTS
     until(lambda: second.shift.status != "PROTECTED")
-    v.receive(second, mr, 5)
-    v.send(first, mr, 6)
-    assert len(collect(cq, 2)) == 2
+    v.exchange(first, second, mr, cq, 5, 6)
     ctx.close()
     LOGGED[:] = [line for line in LOGGED if "gave up" not in line]
 
@@ -214,32 +204,23 @@ def protection_ends_and_the_qp_goes_on(v: Verbs) -> None:
 def eight_threads(v: Verbs) -> None:
     ctx = v.context()
     pd = v.pd.PD(ctx)
-    failures: list[BaseException] = []
-    protected: list[bool] = []
+    ready = []
 
     def work() -> None:
-        try:
-            cq = v.cq.CQ(ctx, 20)
-            mr = v.mr.MR(pd, 4096, 1)
-            for number in range(4):
-                first, second = v.pair(ctx, pd, cq)
-                if number == 3:
-                    protected.append(first.shift.wait_protected(30) and second.shift.wait_protected(30))
-                v.receive(second, mr, number)
-                v.send(first, mr, 100 + number)
-                assert len(collect(cq, 2)) == 2
-                first.close()
-                second.close()
-        except BaseException as error:
-            failures.append(error)
+        cq = v.cq.CQ(ctx, 20)
+        mr = v.mr.MR(pd, 4096, 1)
+        for number in range(4):
+            first, second = v.pair(ctx, pd, cq)
+            if number == 3:
+                both_protected(first, second, timeout_s=30)
+                ready.append(True)
+            v.exchange(first, second, mr, cq, number, 100 + number)
+            first.close()
+            second.close()
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    failures = in_threads(8, work)
     assert not failures, failures
-    assert protected == [True] * 8, protected
+    assert ready == [True] * 8
     ctx.close()
 
 
@@ -296,12 +277,8 @@ def reasons(v: Verbs) -> None:
 def failover_is_not_seen(v: Verbs) -> None:
     """qp_state, query, CQ events and completions while the traffic is on the backup."""
     e = v.e
-    ctx = v.context()
-    channel = v.cq.CompChannel(ctx)
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    ctx, _, cq, mr, first, second = protected(v, channel=True)
+    channel = cq.comp_channel
     cable("down")
     for number in range(5):
         cq.req_notify()
@@ -392,26 +369,19 @@ def waiting_does_not_hold_the_gil(v: Verbs) -> None:
 def reset_and_again(v: Verbs) -> None:
     """RESET and a new connection of the same QPs."""
     e = v.e
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
+    ctx, _, cq, mr, first, second = v.connected()
     for round_number in range(3):
-        v.receive(second, mr, round_number)
-        v.send(first, mr, 10 + round_number)
-        assert [wc.status for wc in collect(cq, 2)] == [0, 0]
+        completions = v.exchange(first, second, mr, cq, round_number, 10 + round_number)
+        assert [wc.status for wc in completions] == [0, 0]
         v.receive(second, mr, 77)  # is lost with the RESET
         for qp in (first, second):
             qp.modify(v.qp.QPAttr(qp_state=e.IBV_QPS_RESET), e.IBV_QP_STATE)
             assert qp.qp_state == e.IBV_QPS_RESET
         while cq.poll(8)[0]:
             pass
-        for mine, theirs in ((first, second), (second, first)):
-            mine.to_rts(v.attr(ctx, theirs.qp_num))
-            assert mine.qp_state == e.IBV_QPS_RTS
-    v.receive(second, mr, 1)
-    v.send(first, mr, 2)
-    assert show(collect(cq, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
+        v.connect(ctx, first, second)
+        assert first.qp_state == second.qp_state == e.IBV_QPS_RTS
+    assert show(v.exchange(first, second, mr, cq, 1, 2)) == [(1, 0, 128, 64), (2, 0, 0, 64)]
     ctx.close()
 
 
@@ -485,25 +455,18 @@ def unknown_backup(v: Verbs) -> None:
     assert first.shift.status == "UNPROTECTED" and "soft7" in first.shift.why, first.shift
     assert [line for line in LOGGED if "soft7" in line and "soft0, soft1" in line], LOGGED
     LOGGED.clear()
-    v.receive(second, mr, 1)
-    v.send(first, mr, 2)
-    assert len(collect(cq, 2)) == 2
+    v.exchange(first, second, mr, cq, 1, 2)
     ctx.close()
 
 
 @check
 def no_backup(v: Verbs) -> None:
     """One NIC only, or none named for this one."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
+    ctx, pd, cq, mr, first, second = v.connected()
     assert first.shift.status == "UNPROTECTED" and "no backup" in first.shift.why, first.shift
     assert len(LOGGED) == 1 and "soft0 has no backup NIC" in LOGGED[0], LOGGED
     LOGGED.clear()
-    v.receive(second, mr, 1)
-    v.send(first, mr, 2)
-    assert len(collect(cq, 2)) == 2
+    v.exchange(first, second, mr, cq, 1, 2)
     try:
         v.qp.QP(pd, v.rc(cq, v.cap(1 << 24, 1)))
     except PyverbsRDMAError as error:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from one_process import Verbs, collect
-from shadow_checks import LOGGED, cable, check, main, nics_are_idle, settled, until
+from shadow_checks import LOGGED, both_protected, cable, check, main, nics_are_idle, protected, settled, until
 
 import shiftverbs  # opens the software RNIC before pyverbs
 from shiftverbs import pyverbs_objects
@@ -98,37 +98,40 @@ def garbage_in_cycles(v: Verbs) -> None:
     nics_are_idle()
 
 
+def in_child(work: Callable[[], Any]) -> None:
+    """Run work() in a forked child, which then ends without the interpreter's own; it has to go well."""
+    child = os.fork()
+    if child == 0:
+        status = 9
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, work
+
+
 @check
 def fork_with_shadows(v: Verbs) -> None:
     """A forked child that closes, collects and ends as it likes leaves the parent's protection alone."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    ctx, _, cq, mr, first, second = protected(v)
     sys.stdout.flush()
-    for ending in range(12):
-        child = os.fork()
-        if child == 0:
-            status = 9
-            try:
-                assert first.shift.status  # may be asked
-                if ending % 4 == 1:
-                    gc.collect()
-                if ending % 4 == 2:
-                    mr.close()
-                if ending % 4 == 3:
-                    with contextlib.suppress(PyverbsRDMAError):  # the device is the parent's
-                        second.modify(v.qp.QPAttr(qp_state=v.e.IBV_QPS_ERR), v.e.IBV_QP_STATE)
-                    ctx.close()
-                    assert first.shift.status == "UNPROTECTED"
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, ending
+
+    def use(ending: Callable[[], Any]) -> None:
+        assert first.shift.status  # may be asked
+        ending()
+
+    def error_and_close() -> None:
+        with contextlib.suppress(PyverbsRDMAError):  # the device is the parent's
+            second.modify(v.qp.QPAttr(qp_state=v.e.IBV_QPS_ERR), v.e.IBV_QP_STATE)
+        ctx.close()
+        assert first.shift.status == "UNPROTECTED"
+
+    for ending in (int, gc.collect, mr.close, error_and_close) * 3:
+        in_child(lambda: use(ending))
     assert first.shift.status == "PROTECTED"
     cable("down")
     for number in range(5):
@@ -196,20 +199,13 @@ def made_in_a_forked_child(v: Verbs) -> None:
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(10)
-    child = os.fork()
-    if child == 0:
-        status = 9
-        try:
-            signal.alarm(20)
-            as_with_pyverbs(v, v.context(), {})
-            ctx.close()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> None:
+        signal.alarm(20)
+        as_with_pyverbs(v, v.context(), {})
+        ctx.close()
+
+    in_child(child)
     go.set()
     holder.join()
     ctx.close()
@@ -218,12 +214,8 @@ def made_in_a_forked_child(v: Verbs) -> None:
 @check
 def made_from_what_a_forked_child_inherited(v: Verbs) -> None:
     """On the parent's Context too. The software RNIC refuses that, so it is told of no other process: we alone are."""
-    ctx = v.context()
-    channel = v.cq.CompChannel(ctx)
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    ctx, pd, cq, mr, first, second = protected(v, channel=True)
+    channel = cq.comp_channel
     nics_are_idle()
     parent, held = os.getpid, mr._shadow
     os.getpid = lambda: parent() + 1
@@ -259,8 +251,7 @@ def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
     pd = pd_amid(ctx, lambda: v.pd.PD(ctx))
     watched = shiftverbs.runtime.current().driver.nic_events._watched_events
     assert pd._shadow.domain is made.pop()._shadow.domain is ctx._domain
-    first, second = v.pair(ctx, pd, v.cq.CQ(ctx, 20))
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    both_protected(*v.pair(ctx, pd, v.cq.CQ(ctx, 20)))
     assert watched == {ctx._domain.async_events}, watched
     ctx.close()
     assert not watched
@@ -279,11 +270,7 @@ kept: list[Any] = []
 @check
 def left_to_the_exit(v: Verbs) -> None:
     """Everything is still open, and referenced by a module, when the interpreter ends."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
-    mr = v.mr.MR(pd, 4096, 1)
-    pair = v.pair(ctx, pd, cq)
-    assert pair[0].shift.wait_protected(15)
+    ctx, pd, cq, mr, *pair = protected(v)
     v.receive(pair[1], mr, 1)
     v.send(pair[0], mr, 2)
     kept.extend([pair, mr, cq, pd, ctx, [kept]])
@@ -321,11 +308,8 @@ def left_to_the_exit_in_cycles(v: Verbs) -> None:
 
 @check
 def closed_objects_do_not_crash(v: Verbs) -> None:
-    ctx = v.context()
-    channel = v.cq.CompChannel(ctx)
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20, None, channel)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
+    ctx, _, cq, mr, first, second = v.connected(channel=True)
+    channel = cq.comp_channel
     first.close()
     for use in (
         lambda: v.send(first, mr, 1),
@@ -351,10 +335,7 @@ def closed_objects_do_not_crash(v: Verbs) -> None:
 @check
 def an_interrupted_close_can_be_repeated(v: Verbs) -> None:
     """Ctrl-C while close waits for a NIC that hangs: whatever closes the QP next does all that is left."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
-    first, second = v.pair(ctx, pd, cq)
-    assert first.shift.wait_protected(15) and second.shift.wait_protected(15)
+    ctx, _, cq, mr, first, second = protected(v)
     whole = shiftverbs.runtime.Runtime.qp_closing
 
     def interrupted(machinery: Any, held: Any) -> None:
@@ -383,17 +364,25 @@ def an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
     for nic in ctx._domain.backups:
         nic.worker.call(go.wait, 30)
 
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+    shadow, in_slices = shiftverbs.shadow, shiftverbs.waiting.in_slices
 
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    try:
+    def close_amid(happens: Callable[[], Any]) -> None:
+        def waits(*args: Any) -> bool:
+            shadow.in_slices = in_slices
+            happens()
+            return in_slices(*args)
+
+        shadow.in_slices = waits
         mr.close()
+
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        close_amid(lambda: signal.raise_signal(signal.SIGALRM))
     except KeyboardInterrupt:
         assert pyverbs_objects.mr_pointer(mr) and not go.is_set()
-    threading.Timer(0.2, go.set).start()
-    mr.close()
+    else:
+        raise AssertionError("nothing broke it off")
+    close_amid(go.set)
     assert go.is_set() and not pyverbs_objects.mr_pointer(mr)
     ctx.close()
 
@@ -401,10 +390,7 @@ def an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
 @check
 def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     """A backup NIC is slow to destroy a shadow QP, whose journal ends only then, when its CQ has long been closed."""
-    ctx = v.context()
-    pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
-    mr = v.mr.MR(pd, 4096, 1)
-    first, second = v.pair(ctx, pd, cq)
+    ctx, _, cq, mr, first, second = v.connected()
     settled(first)
     v.receive(second, mr, 1)
     v.send(first, mr, 2)
@@ -441,9 +427,7 @@ def a_cq_that_cannot_be_destroyed_works_on(v: Verbs) -> None:
         raise AssertionError("it was destroyed")
     mr = v.mr.MR(pd, 4096, 1)
     first, second = v.pair(ctx, pd, cq)
-    v.receive(second, mr, 1)
-    v.send(first, mr, 2)
-    assert len(collect(cq, 2)) == 2
+    v.exchange(first, second, mr, cq, 1, 2)
     verbs.destroy_qp(stranger)
     cq.close()
     ctx.close()

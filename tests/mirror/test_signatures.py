@@ -142,4 +142,6 @@ print("passed")
 
 
 def test_the_calls_do_what_they_do_by_position(spawn: Spawn) -> None:
-    assert spawn("-c", PROGRAM, softrnic="1", name="keywords").succeed(30).splitlines()[-1:] == ["passed"]
+    child = spawn("-c", PROGRAM, softrnic="1", name="keywords")
+    child.succeed(30)
+    assert child.printed[-1:] == ["passed"]

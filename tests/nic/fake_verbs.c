@@ -29,6 +29,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct call calls[MAX_CALLS];
 static int n_calls;
+static int n_returned;
 static int held_qp = -1; /* fake QP whose commands hang; 0 = those of all fake QPs; -1 = none */
 static int ah_held;
 static int ah_entered;
@@ -89,6 +90,14 @@ int fake_calls(struct call *copy, int max) {
     return n;
 }
 
+/* How many commands have ended. */
+int fake_returned(void) {
+    pthread_mutex_lock(&lock);
+    int n = n_returned;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
 /* The attributes of the last command as text. */
 const char *fake_last_attr(void) {
     static char text[2048];
@@ -136,6 +145,7 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
         ret = failing[id].ret;
         err = failing[id].err;
     }
+    n_returned++;
     pthread_mutex_unlock(&lock);
     errno = err;
     return ret;

@@ -471,10 +471,24 @@ def case_exit_with_a_hung_job_that_comes_back_too_late() -> None:
     until(n_calls)
     globals()["kept"] = worker
 
+    # Little is left of the modules by then: what is needed comes along.
+    def others_sleep(open_: Any = open, listdir: Any = os.listdir, us: str = str(threading.get_native_id())) -> bool:
+        return all(
+            open_(f"/proc/self/task/{thread}/stat").read().rpartition(")")[2].split()[0] == "S"
+            for thread in listdir("/proc/self/task")
+            if thread != us
+        )
+
     class ReleaseLate:
-        def __del__(self, release: Any = library.fake_hold, wait: Any = time.sleep) -> None:
-            release(-1)
-            wait(0.05)
+        def __del__(
+            self, library: Any = library, sleep: Any = others_sleep, now: Any = time.monotonic, wait: Any = time.sleep
+        ) -> None:
+            library.fake_hold(-1)
+            deadline = now() + 20
+            while not (library.fake_returned() == 1 and sleep()):
+                assert now() < deadline, "the verb does not return, or its thread does not come to rest"
+                wait(0.001)
+            wait(0.05)  # were it at rest because it waits for the GIL, here it is
 
     globals()["late"] = ReleaseLate()
 
