@@ -7,6 +7,7 @@
   network.py      a private software network and its faults
   host.py         one host: a child process that runs workload.py, and its conversation with us
   scenario.py     one kind of traffic under one fault, with shiftverbs or with plain pyverbs
+  story.py        one cable, before and after: what is told first
   report.py       the live view, the table, the JSON file
 in the child, an ordinary verbs program (works with either package):
   workload.py     the program: commands in, reports out, the loop

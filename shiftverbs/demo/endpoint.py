@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["Endpoint", "Peer", "Verbs", "wc_status_name"]
 
 GID_ROWS = 16
+GID_TYPE_ROCE_V2 = 1  # as pyverbs' query_gid_type has it, after sysfs
 
 
 class Verbs:
@@ -95,7 +96,7 @@ class Endpoint:
         self.rd_atomic = max(1, min(16, attributes.max_qp_rd_atom, attributes.max_qp_init_rd_atom))
 
     def _find_gid(self) -> tuple[int, str]:
-        """Return the first IPv4-mapped GID (RoCEv2 over IPv4), else the first that is not zero."""
+        """Return the first IPv4-mapped GID of RoCE v2, else the first that is not zero."""
         fallback: tuple[int, str] | None = None
         for index in range(GID_ROWS):
             try:
@@ -103,7 +104,7 @@ class Endpoint:
             except self.verbs.error.PyverbsError:
                 break
             groups = gid.split(":")
-            if groups[:6] == ["0000"] * 5 + ["ffff"]:
+            if groups[:6] == ["0000"] * 5 + ["ffff"] and self.context.query_gid_type(1, index) == GID_TYPE_ROCE_V2:
                 return index, gid
             if fallback is None and set(gid) - set("0:"):
                 fallback = (index, gid)

@@ -18,6 +18,7 @@ from shiftverbs.demo.options import Plan, plan_from
 from shiftverbs.demo.report import PlainView, View, make_view, to_json, write_json
 from shiftverbs.demo.rxe import RxeNetwork, RxeNetworkError
 from shiftverbs.demo.scenario import BaselineResult, Lab
+from shiftverbs.demo.story import Story
 from shiftverbs.softrnic import SoftrnicError
 
 __all__ = ["main", "run"]
@@ -45,28 +46,33 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def run(plan: Plan, view: View) -> int:
-    """Run all scenarios of a plan. Returns the exit status."""
+    """Tell the story and run all scenarios of a plan. Returns the exit status."""
     started = time.monotonic()
     count = len(plan.traffic) * len(plan.faults)
-    view.open(count * (2 if plan.baseline else 1))
-    try:
-        view.begin("setting up")
-        view.phase("starting etcd")
-        with RxeNetwork() if plan.device == "rxe" else SoftNetwork() as network, EtcdServer() as etcd:
-            lab = Lab(plan, network, etcd.endpoint, view.phase, view.tick)
-            try:
-                _scenarios(plan, lab, view)
-            finally:
-                lab.end_hosts()
-    finally:
-        view.close()
+    logs: list[str] = []
+    told = True
+    with RxeNetwork() if plan.device == "rxe" else SoftNetwork() as network, EtcdServer() as etcd:
+        if plan.story:
+            story = Story(plan, network, etcd.endpoint, view.say)
+            told = story.tell()
+            logs += story.logs
+            view.say("Now each traffic through each fault, with plain pyverbs first; then the tables")
+        lab = Lab(plan, network, etcd.endpoint, view.phase, view.tick)
+        view.open(count * (2 if plan.baseline else 1))
+        try:
+            _scenarios(plan, lab, view)
+        finally:
+            lab.end_hosts()
+            view.close()
     view.summary(time.monotonic() - started)
-    for log in lab.logs:
+    if not told:
+        view.say("The story at the beginning is NOT verified")
+    for log in (*logs, *lab.logs):
         print(log, file=sys.stderr)
     if plan.json_path is not None:
         write_json(plan.json_path, to_json(view.scenarios, view.baseline))
     verified = all(result.ok for result in view.scenarios) and all(result.ok for result in view.baseline)
-    return 0 if verified and len(view.scenarios) == count else 1
+    return 0 if told and verified and len(view.scenarios) == count else 1
 
 
 def _scenarios(plan: Plan, lab: Lab, view: View) -> None:

@@ -25,6 +25,8 @@ FAULTS = {
 class Plan:
     """What one run does. warm_s, fault_s, home_s: seconds of traffic before a fault, on the backup, at home again.
 
+    baseline_s: seconds of traffic with plain pyverbs before its fault. story: it is told first; story_s: seconds of
+    each of its phases.
     reconnect: a new connection for each scenario. Otherwise those of one kind of traffic share theirs, and coming
     home takes longer each time: a NIC that fails again soon after it was healed is trusted less.
     device: "soft" or "rxe". retry_cnt: of the QPs, where it is not the usual one.
@@ -36,6 +38,9 @@ class Plan:
     fault_s: float
     home_s: float
     baseline: bool = True
+    baseline_s: float = 0.5
+    story: bool = False
+    story_s: float = 4.0
     device: str = "soft"
     reconnect: bool = True
     seed: int = 1
@@ -89,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="soft",
         help="which devices: soft (the software RNIC), rxe (the kernel's soft-RoCE, in a prepared virtual machine)",
     )
+    parser.add_argument(
+        "--story",
+        action=argparse.BooleanOptionalAction,
+        help="begin with one cable, before and after, told as it happens (by default where everything is run on the "
+        "software RNIC and neither --quick nor a choice is given)",
+    )
     parser.add_argument("--no-baseline", action="store_true", help="leave out the runs with plain pyverbs")
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the contents of all messages (default 1)"
@@ -107,6 +118,7 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         return tuple(name for name in known if name in wanted)
 
     seconds = parsed.seconds or (0.3 if parsed.quick else 2.0)
+    everything = not (parsed.quick or parsed.traffic or parsed.fault or parsed.no_baseline)
     return Plan(
         traffic=chosen(parsed.traffic, TRAFFIC),
         faults=chosen(parsed.fault, FAULTS),
@@ -114,6 +126,9 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         fault_s=seconds,
         home_s=seconds,
         baseline=not parsed.no_baseline,
+        baseline_s=min(seconds, Plan.baseline_s),
+        story=everything and parsed.device == "soft" if parsed.story is None else parsed.story,
+        story_s=seconds if parsed.seconds or parsed.quick else Plan.story_s,
         device=parsed.device,
         seed=parsed.seed,
         json_path=parsed.json,

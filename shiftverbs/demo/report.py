@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,9 +21,69 @@ __all__ = ["LiveView", "PlainView", "RateMeter", "View", "make_view", "to_json",
 
 BARS = " ▁▂▃▄▅▆▇█"
 SCENARIO_COLUMNS = (
-    "traffic", "fault", "messages", "MB", "lost", "dup", "reord", "corrupt",
-    "detect ms", "fallback ms", "failback ms", "",
+    "", "messages", "MB", "lost", "dup", "re-\nord", "cor-\nrupt", "detect\nms", "fall-\nback\nms",
+    "fail-\nback\nms", "",
 )  # fmt: skip
+SCENARIO_TITLE = "\nshiftverbs: RC traffic through failures"
+BASELINE_TITLE = "\nplain pyverbs: same traffic, same faults"
+BASELINE_COLUMNS = ("traffic", "fault", "died of", "after ms")
+# Without a terminal, and without COLUMNS in the environment.
+COLUMNS = 80
+
+
+def columns() -> int:
+    """Return how wide lines may be: COLUMNS, else the terminal's width, else 80."""
+    return max(40, shutil.get_terminal_size((COLUMNS, 24)).columns)
+
+
+def wrap(text: str, width: int, hang: int | None = None) -> list[str]:
+    """Return lines of at most `width` columns; hang: indentation of further ones, by default that of their own.
+
+    Nothing is cut: a word that is too long is folded.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        own = len(line) - len(line.lstrip())
+        further = " " * min(own if hang is None else hang, width // 2)
+        folded = textwrap.wrap(
+            line.strip(), width, initial_indent=line[: min(own, width // 2)], subsequent_indent=further
+        )
+        lines.extend(folded)
+    return lines
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int) -> list[str]:
+    """Return rows as lines of at most `width` columns; the first `left` columns of them are flush left.
+
+    Where it is too wide, the widest column's cells are wrapped until it fits.
+    """
+    every = [header, *rows]
+    widths = [max(len(line) for row in every for line in row[n].split("\n")) for n in range(len(header))]
+    gaps = len(widths) - 1
+    while sum(widths) + gaps > width:
+        widths[widths.index(max(widths))] -= 1
+    gap = "  " if sum(widths) + 2 * gaps <= width else " "
+    lines = []
+    for row in every:
+        cells = [
+            [part for line in cell.split("\n") for part in textwrap.wrap(line, w) or [""]]
+            for cell, w in zip(row, widths, strict=True)
+        ]
+        height = max(len(cell) for cell in cells)
+        for cell in cells:
+            # Headings stand on their column, cells hang from their row's top.
+            missing = [""] * (height - len(cell))
+            cell[:] = [*missing, *cell] if row is header else [*cell, *missing]
+        for parts in zip(*cells, strict=True):
+            padded = [
+                part.ljust(w) if column < left else part.rjust(w)
+                for column, (part, w) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append(gap.join(padded).rstrip())
+    return lines
 
 
 class RateMeter:
@@ -67,8 +130,7 @@ def _number(value: float | None) -> str:
 
 def _scenario_row(result: ScenarioResult) -> list[str]:
     return [
-        result.traffic,
-        result.fault,
+        " " + result.fault,
         f"{result.messages:,}",
         f"{result.bytes / 1e6:,.0f}",
         str(result.lost),
@@ -82,9 +144,25 @@ def _scenario_row(result: ScenarioResult) -> list[str]:
     ]
 
 
-def _baseline_row(result: BaselineResult) -> list[str]:
-    said = "survived: the fault was none" if result.survived else result.error or "FAILED to run"
-    return [result.traffic, result.fault, said, _number(result.error_ms)]
+def scenario_table(results: Sequence[ScenarioResult], width: int) -> list[str]:
+    """Return the table of scenarios with shiftverbs: a section for each kind of traffic."""
+    rows: list[list[str]] = []
+    for traffic, group in itertools.groupby(results, lambda result: result.traffic):
+        rows.append([traffic, *[""] * (len(SCENARIO_COLUMNS) - 1)])
+        rows.extend(_scenario_row(result) for result in group)
+    return table(SCENARIO_COLUMNS, rows, 1, width)
+
+
+def _said(result: BaselineResult) -> str:
+    if result.problem is not None:
+        return "NOT MEASURED"
+    return "survived: the fault was none" if result.survived else result.error or "?"
+
+
+def baseline_table(results: Sequence[BaselineResult], width: int) -> list[str]:
+    """Return the table of what plain pyverbs died of."""
+    rows = [[r.traffic, r.fault, _said(r), _number(r.error_ms)] for r in results]
+    return table(BASELINE_COLUMNS, rows, 3, width)
 
 
 class View:
@@ -94,6 +172,10 @@ class View:
         self.meter = RateMeter()
         self.scenarios: list[ScenarioResult] = []
         self.baseline: list[BaselineResult] = []
+
+    def say(self, text: str, hang: int = 0) -> None:
+        """Print words to stay, wrapped; hang: indentation of further lines. Not while the live part is open."""
+        raise NotImplementedError
 
     def open(self, total: int) -> None:
         """Begin; total: how many scenarios and baselines there will be."""
@@ -130,7 +212,17 @@ class View:
         text = f"shiftverbs: {good} of {len(self.scenarios)} scenarios verified"
         if self.baseline:
             text += f"; plain pyverbs died in {died} of {len(self.baseline)}"
+        if failed := sum(result.problem is not None for result in self.baseline):
+            text += f", {failed} not measured"
         return text
+
+    def repeated(self) -> list[str]:
+        """One line per baseline that died before its fault at first."""
+        return [
+            f"{b.traffic} / {b.fault}, plain pyverbs: died before its fault; run {b.repeats + 1} counts"
+            for b in self.baseline
+            if b.repeats and b.ok
+        ]
 
     def problems(self) -> list[str]:
         """One paragraph per scenario that is not ok."""
@@ -150,8 +242,13 @@ class PlainView(View):
         self._next_line = 0.0
         self._phase = ""
 
-    def _line(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+    def _line(self, text: str, hang: int | None = None) -> None:
+        for line in wrap(text, columns(), hang):
+            print(line, file=self._out, flush=True)
+
+    def say(self, text: str, hang: int = 0) -> None:
+        """One paragraph."""
+        self._line(text, hang)
 
     def begin(self, title: str) -> None:
         """One line."""
@@ -174,41 +271,32 @@ class PlainView(View):
         """The row as a line."""
         super().result(result)
         if isinstance(result, ScenarioResult):
-            cells = zip(SCENARIO_COLUMNS[2:], _scenario_row(result)[2:], strict=True)
+            names = (name.replace("-\n", "").replace("\n", " ") for name in SCENARIO_COLUMNS[1:])
+            cells = zip(names, _scenario_row(result)[1:], strict=True)
             self._line("   " + "  ".join(f"{name} {value}".strip() for name, value in cells))
-            if result.problem:
-                self._line("   " + result.problem)
         else:
-            self._line("   " + _baseline_row(result)[2])
-            if result.problem:
-                self._line("   " + result.problem)
+            self._line("   " + _said(result))
+        if result.problem:
+            self._line("   " + result.problem)
 
     def summary(self, seconds: float) -> None:
-        """Tables with aligned columns."""
+        """The tables, then what is not verified."""
         if self.scenarios:
-            self._line("\nshiftverbs")
-            self._table(
-                [list(SCENARIO_COLUMNS), *[_scenario_row(result) for result in self.scenarios]], left=2
-            )
+            self._line(SCENARIO_TITLE)
+            for line in scenario_table(self.scenarios, columns()):
+                self._line(line)
         if self.baseline:
-            self._line("\nplain pyverbs, same traffic, same faults")
-            header = ["traffic", "fault", "died of", "after ms"]
-            self._table([header, *[_baseline_row(result) for result in self.baseline]], left=3)
+            self._line(BASELINE_TITLE)
+            for line in baseline_table(self.baseline, columns()):
+                self._line(line)
+        for text in self.repeated():
+            self._line(text)
         problems = self.problems()
         if problems:
             self._line("\nnot verified (the whole story stands above, with the scenario):")
         for problem in problems:
             self._line("  " + problem.splitlines()[0])
         self._line(f"\n{self.verdict()} ({seconds:.0f} s)")
-
-    def _table(self, rows: list[list[str]], left: int) -> None:
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows:
-            cells = [
-                cell.ljust(width) if column < left else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            self._line("  ".join(cells).rstrip())
 
 
 class LiveView(View):
@@ -231,6 +319,13 @@ class LiveView(View):
         )
         self._task = self._progress.add_task("demo", total=1)
         self._live = rich.live.Live(console=self.console, get_renderable=self._render, refresh_per_second=8)
+
+    def say(self, text: str, hang: int = 0) -> None:
+        """One paragraph."""
+        self._print("\n".join(wrap(text, self.console.width, hang)))
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False)
 
     def open(self, total: int) -> None:
         """Start drawing."""
@@ -271,28 +366,21 @@ class LiveView(View):
         return Group(*parts)
 
     def _scenario_table(self) -> Any:
-        from rich.table import Table
-
-        table = Table(title="shiftverbs: RC traffic through failures", title_justify="left")
-        for column, name in enumerate(SCENARIO_COLUMNS):
-            table.add_column(name, justify="left" if column < 2 else "right")
-        for result in self.scenarios:
-            row = _scenario_row(result)
-            row[-1] = "[green]ok[/green]" if result.ok else "[red]FAILED[/red]"
-            table.add_row(*row)
-        return table
+        lines = scenario_table(self.scenarios, self.console.width)
+        return self._coloured([SCENARIO_TITLE, *lines])
 
     def _baseline_table(self) -> Any:
-        from rich.table import Table
+        return self._coloured([BASELINE_TITLE, *baseline_table(self.baseline, self.console.width)])
 
-        table = Table(title="plain pyverbs: same traffic, same faults", title_justify="left")
-        for column, name in enumerate(("traffic", "fault", "died of", "after ms")):
-            table.add_column(name, justify="left" if column < 3 else "right")
-        for result in self.baseline:
-            row = _baseline_row(result)
-            row[2] = f"[yellow]{row[2]}[/yellow]" if result.ok else f"[red]{row[2]}[/red]"
-            table.add_row(*row)
-        return table
+    @staticmethod
+    def _coloured(lines: list[str]) -> Any:
+        from rich.text import Text
+
+        text = Text("\n".join(lines))
+        text.highlight_regex(r"\bok$", "green")
+        text.highlight_regex(r"FAILED|NOT MEASURED|survived.*", "red")
+        text.highlight_regex(r"[A-Z]+_[A-Z_]+", "yellow")
+        return text
 
     def close(self) -> None:
         """Stop drawing; nothing of the live part stays."""
@@ -305,11 +393,12 @@ class LiveView(View):
             self.console.print(self._scenario_table())
         if self.baseline:
             self.console.print(self._baseline_table())
+        for text in self.repeated():
+            self._print(text)
         for problem in self.problems():
-            self.console.print(problem, style="red", markup=False, highlight=False)
+            self._print(problem, "red")
         good = not self.problems()
-        style = "bold green" if good else "bold red"
-        self.console.print(f"{self.verdict()} ({seconds:.0f} s)", style=style, highlight=False)
+        self._print(f"\n{self.verdict()} ({seconds:.0f} s)", "bold green" if good else "bold red")
 
 
 def make_view(plain: bool, out: TextIO | None = None) -> View:

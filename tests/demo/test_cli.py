@@ -6,13 +6,23 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from shiftverbs import cli
 from shiftverbs.demo import options
 from shiftverbs.demo.options import FAULTS, TRAFFIC, plan_from
-from shiftverbs.demo.report import PlainView, RateMeter, make_view, to_json, write_json
+from shiftverbs.demo.report import (
+    PlainView,
+    RateMeter,
+    baseline_table,
+    make_view,
+    scenario_table,
+    to_json,
+    wrap,
+    write_json,
+)
 from shiftverbs.demo.scenario import BaselineResult, ScenarioResult
 
 
@@ -46,6 +56,24 @@ def test_selection_keeps_the_order(arguments):
 def test_quick_is_shorter_and_seconds_wins():
     assert parse("--quick").warm_s < parse().warm_s
     assert parse("--quick", "--seconds", "0.7").fault_s == 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), True),
+        (("--json", "x", "--seconds", "1"), True),
+        (("--quick",), False),
+        (("--traffic", "send"), False),
+        (("--fault", "switch"), False),
+        (("--no-baseline",), False),
+        (("--device", "rxe"), False),
+        (("--no-story",), False),
+        (("--quick", "--story", "--device", "rxe"), True),
+    ],
+)
+def test_the_story_is_told_where_everything_is_run(arguments, told):
+    assert parse(*arguments).story is told
 
 
 @pytest.mark.parametrize(
@@ -87,7 +115,9 @@ def test_version_names_pyverbs_release():
     done = subprocess.run(
         [sys.executable, "-m", "shiftverbs", "version"], capture_output=True, text=True, timeout=30
     )
-    assert re.fullmatch(r"shiftverbs \d+\.\d+\.\d+, pyverbs \d+\.\d+, Python 3\.\d+\.\d+\S*\n", done.stdout), done
+    assert re.fullmatch(
+        r"shiftverbs \d+\.\d+\.\d+, pyverbs \d+\.\d+, Python 3\.\d+\.\d+\S*\n", done.stdout
+    ), done
 
 
 def results():
@@ -159,6 +189,105 @@ def test_live_view_draws_and_closes(monkeypatch):
     view.summary(3.0)
     text = out.getvalue()
     assert "title of it" in text and "MB/s" in text and "FAILED" in text and "1 of 2 scenarios" in text
+
+
+def many_results(number, text):
+    """All twelve scenarios with figures of some size; text: what a baseline died of, and problems."""
+    scenarios, baseline = [], []
+    wrong = 0 if number < 100_000 else number
+    for traffic in TRAFFIC:
+        for fault in FAULTS:
+            scenarios.append(
+                ScenarioResult(
+                    traffic, fault, number, number * 65536, wrong, wrong, wrong, wrong,
+                    number / 10, number / 10, number / 10, ok=number < 10, problem=text,
+                )
+            )  # fmt: skip
+            baseline.append(BaselineResult(traffic, fault, False, text, float(number), repeats=number % 3))
+    baseline[-1].problem = text
+    return scenarios, baseline
+
+
+WORST = {
+    "small": (1, "RETRY_EXC_ERR"),
+    "usual": (45_678, "RETRY_EXC_ERR"),
+    "large": (12_345_678, "post_send: Failed to post send: [Errno 12] Cannot allocate memory " * 3),
+    "one long word": (999_999_999_999, "x" * 300 + "\n" + "{" * 200),
+}
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("name", WORST)
+def test_tables_fit_and_nothing_is_cut(name, width):
+    scenarios, baseline = many_results(*WORST[name])
+    for lines, rows in (
+        (
+            scenario_table(scenarios, width),
+            [[r.fault, f"{r.messages:,}", "ok" if r.ok else "FAILED"] for r in scenarios],
+        ),
+        (baseline_table(baseline, width), [[r.traffic, r.fault, f"{r.error_ms:.1f}"] for r in baseline]),
+    ):
+        assert max(map(len, lines)) <= width
+        letters = Counter("".join(lines).replace(" ", ""))
+        assert letters["…"] == 0
+        assert not Counter("".join(cell for row in rows for cell in row).replace(" ", "")) - letters
+    if name in ("small", "usual") and width == 80:
+        assert len(scenario_table(scenarios, width)) == 3 + 3 + 12, "a line each, a heading for each traffic"
+
+
+@pytest.mark.parametrize("columns", ["80", None])
+@pytest.mark.parametrize("name", WORST)
+def test_every_plain_line_fits_in_80_columns(monkeypatch, columns, name):
+    """With COLUMNS, and without both that and a terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "__stdout__", io.StringIO())
+    out = io.StringIO()
+    view = PlainView(out)
+    scenarios, baseline = many_results(*WORST[name])
+    view.say("A long paragraph. " * 20, hang=4)
+    for result in (*baseline, *scenarios):
+        view.begin(f"{result.traffic} / {result.fault}, plain pyverbs")
+        view.phase("plain pyverbs died of RETRY_EXC_ERR before its fault was given: no measurement")
+        view.result(result)
+    view.summary(1234.0)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    assert "…" not in out.getvalue()
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_every_line_of_the_live_view_fits_in_80_columns(monkeypatch, name):
+    import rich.console as rich_console
+
+    from shiftverbs.demo.report import LiveView
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    view = LiveView()
+    out = io.StringIO()
+    view.console = rich_console.Console(file=out, width=80)
+    scenarios, baseline = many_results(*WORST[name])
+    view.begin("write_imm / initiator_port, plain pyverbs")
+    view.phase("plain pyverbs died of RETRY_EXC_ERR before its fault was given: no measurement")
+    for second in range(80):
+        view.meter.update(second * 10**8, float(second))
+    for result in (*baseline, *scenarios):
+        view.result(result)
+        view.console.print(view._render())
+    view.say("A long paragraph. " * 20, hang=4)
+    view.summary(1234.0)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    assert "…" not in out.getvalue() and "NOT" in out.getvalue()
+
+
+def test_wrapped_words_are_indented_and_none_is_lost():
+    words = "   a few words that are too many for one line of thirty"
+    assert wrap(words, 30) == ["   a few words that are too", "   many for one line of thirty"]
+    assert wrap(words, 31, hang=6)[1].startswith("      m")
+    assert wrap("", 30) == [""] and wrap("x\n\ny", 30) == ["x", "", "y"]
+    assert "".join(wrap("y" * 95, 30)) == "y" * 95
 
 
 def test_rate_meter_counts_bytes_per_second_and_survives_new_counters():

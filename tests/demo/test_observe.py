@@ -3,6 +3,8 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -138,6 +140,62 @@ def test_flush_inside_a_callback_does_not_wait_for_itself():
         observe.publish(fallback(1))
         assert observe.flush(5)
     assert results == [False]
+
+
+AMID = """
+import signal, threading
+from shiftverbs import observe
+where, then = {where!r}, {then!r}
+seen, inner = [], []
+def due(at):
+    if at == where:
+        signal.raise_signal(signal.SIGUSR1)
+class List(list):
+    def append(self, one):
+        list.append(self, one)
+        due("append")
+    def remove(self, one):
+        list.remove(self, one)
+        due("remove")
+class Thread(threading.Thread):
+    def start(self):
+        due("start")
+        super().start()
+class Stop(Exception):
+    pass
+def handler(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    with observe.subscribe(inner.append):
+        observe.publish(observe.Unprotected(qp_num=1, device="soft0", why="a test"))
+        observe.flush(5)
+    if then == "raise":
+        raise Stop
+signal.signal(signal.SIGUSR1, handler)
+observe._subscriptions = List()
+observe.threading.Thread = Thread
+subscription = None
+try:
+    subscription = observe.subscribe(seen.append)
+    subscription.cancel()
+except Stop:
+    pass
+with observe.subscribe(seen.append):
+    observe.publish(observe.Unprotected(qp_num=2, device="soft0", why="a test"))
+    assert observe.flush(10)
+print([event.qp_num for event in seen].count(2) >= 1, [event.qp_num for event in inner])
+print([thread.name for thread in threading.enumerate()].count("shiftverbs-observe"))
+"""
+
+
+@pytest.mark.parametrize("then", ["return", "raise"])
+@pytest.mark.parametrize("where", ["append", "start", "remove"])
+def test_a_signal_handler_subscribes_in_the_middle_of_that(where, then):
+    """It waits for no lock of the thread that it broke into, and leaves none taken."""
+    done = subprocess.run(
+        [sys.executable, "-c", AMID.format(where=where, then=then)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True [1]", "1"], (done.stdout, done.stderr)
 
 
 def test_a_forked_child_starts_empty():

@@ -12,7 +12,8 @@ CHILD = str(Path(__file__).with_name("mutated_traffic.py"))
 
 def run(spawn, kind, mutation):
     child = spawn(CHILD, kind, mutation)
-    return json.loads(child.succeed(40).splitlines()[-1])
+    child.succeed(40)
+    return json.loads(child.printed[-1])
 
 
 @pytest.mark.parametrize("kind", ["write_imm", "send", "read"])
