@@ -8,14 +8,14 @@ PYTEST_ARGS   ?=
 
 APT_PACKAGES := gcc libc6-dev util-linux \
     python3 python3-dev python3-venv python3-pyverbs \
-    libibverbs-dev ibverbs-utils perftest iproute2 openssl \
+    libibverbs-dev ibverbs-utils perftest iproute2 openssl curl \
     clang libclang-rt-dev spin valgrind
 
 C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '*.h')
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench test conformance compat test-san test-debian test-rxe soak-rxe fuzz soak lint wheel clean distclean
+.PHONY: help setup build demo bench test conformance compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -30,6 +30,7 @@ help:
 	@echo "test-debian  demo and tests in a bare Debian of another release (root): make test-debian RELEASE=trixie"
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
 	@echo "soak    random faults on real processes: make soak MINUTES=30 [SEED=…]"
+	@echo "docs    the documentation as a site, build/site/index.html; warnings are errors"
 	@echo "lint    ruff, mypy, cython-lint, clang-format"
 	@echo "wheel   wheel and source distribution in dist/"
 	@echo "clean   remove what build made; distclean removes $(VENV) too"
@@ -99,6 +100,12 @@ fuzz: build
 MINUTES ?= 5
 soak: build
 	$(PYTHON) tests/soak/campaign.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# The pages quote what the commands print, so those must run. Not --quiet, with which mkdocs counts no warnings. What
+# mkdocs-material says of its own future is no warning about our pages.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: build
+	$(PYTHON) -m mkdocs build --strict
 
 # cython-lint calls pycodestyle by name.
 lint: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
