@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import programs, recovery
+from . import programs, recovery, start
 from .lab import ROOT, Lab, SuiteError, machine
 from .rows import Row
 
@@ -25,6 +25,7 @@ GROUPS: tuple[tuple[str, Group, int, bool], ...] = (
     ("verbs", programs.verb_rows, 1, True),
     ("wire", programs.wire_rows, 1, True),
     ("network", programs.network_rows, len(programs.RUNS), False),
+    ("start", start.start_rows, 1, True),
     ("failures", recovery.failure_rows, 2 * len(recovery.MODES), True),
     ("many", recovery.many_rows, 2, True),
 )

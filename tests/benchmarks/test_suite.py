@@ -119,3 +119,19 @@ def test_a_failure_and_the_way_back_are_measured(tmp_path: Path) -> None:
                 failure, trips = recovery._one_failure(pair, lambda: faults.down("a/soft0"))
                 assert failure.detect_ms and failure.fallback_ms and failure.failback_ms
                 assert bool(trips) is (mode == "blocked")
+
+
+def test_a_start_is_measured_from_the_import_to_protected() -> None:
+    """Without a broker, with the host's, and with pyverbs: the rows' machinery, not their figures."""
+    from benchmarks.suite import start
+    from benchmarks.suite.lab import Lab
+
+    with Lab() as lab, start.started(lab, "shiftverbs", warm=True) as first:
+        for package, warm in (("pyverbs", False), ("shiftverbs", False), ("shiftverbs", True)):
+            with start.started(lab, package, warm) as took:
+                assert 0 < took["import"] < took["rts"]
+                assert ("protected" in took) is (package == "shiftverbs")
+                assert took["rts"] <= took.get("protected", took["rts"])
+        assert first["protected"] > 0
+        brokers = [path.name for path in Path(lab.network.directory).glob("broker-?")]
+        assert sorted(brokers) == ["broker-a", "broker-b"], "the warm ones have met one broker a host"

@@ -1,0 +1,66 @@
+"""The rows about a program's start: from importing the package to a QP that is PROTECTED."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator
+
+from shiftverbs.softrnic import library_path
+
+from .lab import Child, Lab
+from .programs import Progress
+from .rows import Row, ratio_row
+
+Times = dict[str, float]
+
+
+@contextlib.contextmanager
+def started(lab: Lab, package: str, warm: bool) -> Iterator[Times]:
+    """Two processes, one on each host, that start at once and connect.
+
+    :param warm: they join their host's broker, which is there; otherwise each starts one of its own
+    :return: milliseconds from the import to "import", "rts" and, with shiftverbs, "protected", of the slower of both
+    :raises SuiteError: they do not come so far
+    """
+    job = lab.job()
+    with contextlib.ExitStack() as stack:
+        children = []
+        for host in "ab":
+            env = lab.environment(host, package, job) | {"LD_PRELOAD": str(library_path())}
+            # Compiled modules of our own, whatever the environment says: an installed package has its.
+            env.pop("PYTHONDONTWRITEBYTECODE", None)
+            env["PYTHONPYCACHEPREFIX"] = f"{lab.network.directory}/bytecode"
+            if warm:
+                env["SHIFTVERBS_BROKER"] = f"{lab.network.directory}/broker-{host}"
+            children.append(stack.enter_context(Child("start_host", env, package, lab.device)))
+        who = [child.answer() for child in children]
+        for child, peer in zip(children, reversed(who), strict=True):
+            child.tell(**peer)
+        both = [child.answer() for child in children]
+        yield {name: max(times[name] for times in both) for name in both[0]}
+
+
+def start_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
+    """From import to PROTECTED, without a broker and with one, beside pyverbs from import to RTS."""
+    progress("from import to PROTECTED")
+    seen: dict[str, list[Times]] = {"pyverbs": [], "cold": [], "warm": []}
+    # Not counted: these two have the modules compiled and the hosts' brokers started, which stay as long as they do.
+    with started(lab, "shiftverbs", warm=True):
+        for _ in range(3 if quick else 9):
+            for kind, times in seen.items():
+                package = "pyverbs" if kind == "pyverbs" else "shiftverbs"
+                with started(lab, package, warm=kind == "warm") as took:
+                    times.append(took)
+    plain = [times["rts"] for times in seen["pyverbs"]]
+    rows = []
+    for kind, broker in (("cold", "each starts its broker"), ("warm", "the host's broker is there")):
+        values = [times["protected"] for times in seen[kind]]
+        row = ratio_row(f"import to PROTECTED, {broker} (pyverbs: to RTS)", "ms", plain, values, None)
+        parts = {name: statistics.median(times[name] for times in seen[kind]) for name in ("import", "rts")}
+        row.note = (
+            f"{min(values):.0f} to {max(values):.0f} ms (pyverbs {min(plain):.0f} to {max(plain):.0f}); "
+            f"imported after {parts['import']:.0f}, RTS after {parts['rts']:.0f}"
+        )
+        rows.append(row)
+    return rows
