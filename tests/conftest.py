@@ -62,24 +62,24 @@ def spawn(softrnic_dir: Path) -> Iterator[Spawn]:
         child.close()
 
 
-@pytest.fixture(scope="session")
-def shared_etcd() -> Iterator[EtcdServer]:
-    """One etcd for the whole session. Never stop it: tests that do take `etcd_server`."""
+def running_etcd() -> Iterator[EtcdServer]:
     server = EtcdServer()
     try:
         yield server.start()
     finally:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def shared_etcd() -> Iterator[EtcdServer]:
+    """One etcd for the whole session. Never stop it: tests that do take `etcd_server`."""
+    yield from running_etcd()
 
 
 @pytest.fixture
 def etcd_server() -> Iterator[EtcdServer]:
     """An etcd of the test's own, to be stopped and started at will."""
-    server = EtcdServer()
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    yield from running_etcd()
 
 
 @pytest.fixture

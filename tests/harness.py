@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
@@ -42,16 +43,51 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = 
         time.sleep(0.005)
 
 
+class _Lines:
+    """The lines that come out of a pipe, which never blocks. seen: the list that all of them are added to."""
+
+    def __init__(self, fd: int, seen: list[str]) -> None:
+        self.open = True
+        self._fd = fd
+        self._seen = seen
+        self._rest = b""
+        os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self) -> list[str]:
+        """Return the lines that have come since the last time."""
+        data = self._rest
+        try:
+            while self.open and (more := os.read(self._fd, 65536)):
+                data += more
+            self.open = False
+        except BlockingIOError:
+            pass
+        *whole, self._rest = data.split(b"\n")
+        if not self.open and self._rest:
+            whole.append(self._rest)
+            self._rest = b""
+        lines = [line.decode(errors="replace") for line in whole]
+        self._seen += lines
+        return lines
+
+
 class Child:
     """A child interpreter (or any program) whose output lines can be waited for.
 
-    Standard error is merged into the output: a test that fails shows all of it.
+    `lines` has all that it wrote, for waiting and for the text of failures; `printed` only its standard output, for
+    tests that compare. Each stream has a pipe of its own: print() writes a line's text and its end one after the
+    other, and another thread's log line would come between them.
     """
 
     def __init__(self, args: Sequence[str], env: Mapping[str, str], name: str = "child") -> None:
         self.name = name
         self.args = list(args)
         self.lines: list[str] = []
+        self.printed: list[str] = []
+        self.errors: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
@@ -60,21 +96,28 @@ class Child:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
-            errors="replace",
             bufsize=1,
         )
         self._reader = threading.Thread(target=self._read, name=f"{name}-output", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
+        """Read both pipes. What was written to standard error before a printed line stands before it in `lines`."""
         assert self.process.stdout is not None
-        with self.process.stdout:
-            for line in self.process.stdout:
+        assert self.process.stderr is not None
+        with self.process.stdout as stdout, self.process.stderr as stderr:
+            printed = _Lines(stdout.fileno(), self.printed)
+            errors = _Lines(stderr.fileno(), self.errors)
+            while ready := select.select([pipe for pipe in (printed, errors) if pipe.open], [], [])[0]:
+                said = printed.read() if printed in ready else []
+                said = errors.read() + said
                 with self._changed:
-                    self.lines.append(line.rstrip("\n"))
+                    self.lines += said
                     self._changed.notify_all()
+                if not printed.open and not errors.open:
+                    break
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -4,8 +4,21 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Connected(NamedTuple):
+    """Two connected RC QPs, and what they stand on."""
+
+    ctx: Any
+    pd: Any
+    cq: Any
+    mr: Any
+    first: Any
+    second: Any
 
 
 class Verbs:
@@ -43,13 +56,24 @@ class Verbs:
         attr.ah_attr = self.addr.AHAttr(gr=route, is_global=1, port_num=1)
         return attr
 
+    def connect(self, ctx: Any, first: Any, second: Any) -> None:
+        for mine, theirs in ((first, second), (second, first)):
+            mine.to_rts(self.attr(ctx, theirs.qp_num))
+
     def pair(self, ctx: Any, pd: Any, cq: Any, other: Any = None, **more: Any) -> tuple[Any, Any]:
         """Two connected RC QPs."""
         first = self.qp.QP(pd, self.rc(cq, **more))
         second = self.qp.QP(pd, self.rc(other or cq, **more))
-        for mine, theirs in ((first, second), (second, first)):
-            mine.to_rts(self.attr(ctx, theirs.qp_num))
+        self.connect(ctx, first, second)
         return first, second
+
+    def connected(self, channel: bool = False) -> Connected:
+        """Two connected RC QPs on a Context of their own; channel: their CQ has one, its `comp_channel`."""
+        ctx = self.context()
+        events = self.cq.CompChannel(ctx) if channel else None
+        pd, cq = self.pd.PD(ctx), self.cq.CQ(ctx, 20, None, events)
+        mr = self.mr.MR(pd, 4096, self.e.IBV_ACCESS_LOCAL_WRITE)
+        return Connected(ctx, pd, cq, mr, *self.pair(ctx, pd, cq))
 
     def send(self, qp: Any, mr: Any, wr_id: int, length: int = 64, flags: int | None = None) -> None:
         flags = self.e.IBV_SEND_SIGNALED if flags is None else flags
@@ -60,6 +84,12 @@ class Verbs:
     def receive(self, qp: Any, mr: Any, wr_id: int, length: int = 64) -> None:
         sge = self.wr.SGE(mr.buf + 2048, length, mr.lkey)
         qp.post_recv(self.wr.RecvWR(wr_id=wr_id, num_sge=1, sg=[sge]))
+
+    def exchange(self, first: Any, second: Any, mr: Any, cq: Any, received: int, sent: int) -> list[Any]:
+        """A SEND from first to second, with these wr_ids. Returns the completions of both, from the CQ they share."""
+        self.receive(second, mr, received)
+        self.send(first, mr, sent)
+        return collect(cq, 2)
 
 
 def collect(cq: Any, count: int, timeout_s: float = 10.0) -> list[Any]:
@@ -72,6 +102,24 @@ def collect(cq: Any, count: int, timeout_s: float = 10.0) -> list[Any]:
         found += wcs
         assert time.monotonic() < deadline, f"{len(found)} of {count} completions"
     return found
+
+
+def in_threads(count: int, work: Callable[[], None]) -> list[BaseException]:
+    """Run work() in so many threads at once, to their ends. Returns what was raised."""
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
 
 
 def show(wcs: list[Any]) -> list[tuple[int, int, int, int]]:

@@ -1,4 +1,7 @@
-"""The wheel, built and installed as a user would, outside the checkout."""
+"""The wheel for the Python that runs this, built and installed as a user would, outside the checkout.
+
+`make test-debian` does the same with the Python of another Debian.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from harness import ROOT
+from harness import ROOT, EtcdServer
 
-pytestmark = pytest.mark.slow
+# A wheel is compiled and installed before the first test here: minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(*args: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -54,6 +58,8 @@ def clean_env() -> dict[str, str]:
 
 def test_contents(built: tuple[Path, Path]) -> None:
     sdist, wheel = built
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{tag}-{tag}-linux_" in wheel.name, "for the Python that runs this"
     names = zipfile.ZipFile(wheel).namelist()
     assert [n for n in names if n.startswith("shiftverbs/_core.") and n.endswith(".so")]
     assert [n for n in names if n.startswith("shiftverbs/_nic.") and n.endswith(".so")]
@@ -64,6 +70,8 @@ def test_contents(built: tuple[Path, Path]) -> None:
     ]
     with tarfile.open(sdist) as archive:
         sources = [name.partition("/")[2] for name in archive.getnames()]
+    in_the_tree = [*ROOT.glob("examples/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "mkdocs.yml"]
+    assert {path.relative_to(ROOT).as_posix() for path in in_the_tree} <= set(sources)
     assert {"CMakeLists.txt", "LICENSE", "README.md", "shiftverbs/_core.pyx", "tests/conftest.py"} <= set(
         sources
     )
@@ -84,6 +92,17 @@ def test_installed_command_line(installed: Path, tmp_path: Path) -> None:
     assert "demo" in run(installed.parent / "shiftverbs", "--help", cwd=tmp_path, env=clean_env())
     env = clean_env() | {"SOFTRNIC_DIR": str(tmp_path / "nic")}
     run(installed, "-m", "shiftverbs.softrnic", "list", cwd=tmp_path, env=env)
+
+
+def test_doctor_of_the_installed_wheel(installed: Path, tmp_path: Path, shared_etcd: EtcdServer, job: str) -> None:
+    env = clean_env() | {
+        "SOFTRNIC": "1", "SOFTRNIC_DIR": str(tmp_path / "nic"),
+        "SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job,
+    }  # fmt: skip
+    said = run(installed.parent / "shiftverbs", "doctor", "--json", cwd=tmp_path, env=env)
+    found = json.loads(said[said.index("{") :])
+    assert found["ok"], found
+    assert "traffic soft0 to soft1 and back" in {check["name"] for check in found["checks"]}
 
 
 def test_failover_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:

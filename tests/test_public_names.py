@@ -27,7 +27,7 @@ FOR_PROGRAMS = [
     ),
 ]
 #: "Arguments … as `down`": the docstring of the named function has them.
-ELSEWHERE = re.compile(r"Arguments [^.]*\bas :func:`(\w+)`")
+ELSEWHERE = re.compile(r"Arguments [^.]*\bas `(\w+)`")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MODULES = {
