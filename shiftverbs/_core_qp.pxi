@@ -49,7 +49,6 @@ cdef class QPCore:
     cdef KeyMap keymap
     cdef RemoteKeys _remote_keys
     cdef int made_in
-    cdef size_t send_bytes
     cdef size_t recv_bytes
     cdef object __weakref__
 
@@ -84,10 +83,9 @@ cdef class QPCore:
         q.recv_mask = ring_slots(max_recv_wr) - 1
         q.send_stride = sizeof(SendRec) + sges * sizeof(ibv_sge) + ((max_inline_data + 7) & ~<uint32_t>7)
         q.recv_stride = sizeof(RecvRec) + max_recv_sge * sizeof(ibv_sge)
-        self.send_bytes = (q.send_mask + 1) * q.send_stride
         self.recv_bytes = (q.recv_mask + 1) * q.recv_stride
         # Not zeroed: a record is written whole when it is appended, and only those between head and tail are read.
-        q.sends = <char *>malloc(self.send_bytes)
+        q.sends = <char *>malloc((q.send_mask + 1) * q.send_stride)
         q.recvs = <char *>malloc(self.recv_bytes)
         q.scratch = <ibv_sge *>calloc(max(sges, max_recv_sge, 1), sizeof(ibv_sge))
         if q.sends == NULL or q.recvs == NULL or q.scratch == NULL:
@@ -368,7 +366,7 @@ cdef class QPCore:
     @property
     def journal_bytes(self) -> int:
         """Memory of both rings."""
-        return self.send_bytes + self.recv_bytes
+        return (self.q.send_mask + 1) * self.q.send_stride + self.recv_bytes
 
     @property
     def posted(self) -> int:
@@ -883,13 +881,17 @@ cdef class QPCore:
             return 'posted'
         q.fence_wanted = 1
         q.fence_force = force_signal
+        if force_signal and q.blocked:
+            # Nothing may be posted behind what waits for the hardware's room: the last of that will do.
+            send_rec(q, end - 1).state |= REC_HW_SIGNALED
+            q.last_signaled = end
         return 'wanted'
 
     def post_fence_write(self, uint64_t remote_addr, uint32_t rkey) -> int:
         """Our own fence: a signaled zero-length WRITE behind everything on the send pair; the gate closes.
 
-        `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN
-        while WRs wait in the journal, not for a key: no fence was posted then.
+        `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN while WRs
+        wait in the journal, not for a key: no fence was posted then, the last of them becomes it.
         """
         cdef QPState *q = &self.q
         cdef ibv_send_wr wr
@@ -897,7 +899,7 @@ cdef class QPCore:
         cdef Pair *pair = self.ready(q.send_pair)
         cdef int rc
         self.pump()
-        if q.wired != send_end(q):
+        if q.wired != send_end(q) or q.fence_active:
             return EAGAIN
         memset(&wr, 0, sizeof(wr))
         wr.wr_id = make_id(False, KIND_FENCE, pair.generation, q.wired)

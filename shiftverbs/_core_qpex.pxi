@@ -119,9 +119,9 @@ cdef class WrBuilder:
             else:
                 b.wr.sg_list = self.sges + b.at
             b.wr.next = &self.built[i + 1].wr if i + 1 < self.n_built else NULL
-        if q.tail - q.head + self.n_built > q.send_cap:
+        if not has_room(q, self.n_built):
             make_room(q.scq, q.send_pair)
-            if q.tail - q.head + self.n_built > q.send_cap:
+            if not has_room(q, self.n_built) and not (discount_answered(q) and has_room(q, self.n_built)):
                 return ENOMEM
         if plainly:
             return post_send_plainly(q, &self.built[0].wr, &bad)

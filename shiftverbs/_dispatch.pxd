@@ -11,12 +11,12 @@ from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shiftverbs._journal cimport (
-    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FENCE_POSTED, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED,
-    EV_RQ_FENCED, EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS,
-    REC_DONE, REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs,
-    abort_sends, after_retire, cq_push, device_gone, emit, flush_proven, hand_over, post_refused, provider_errno,
-    pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut, send_rec, sends_shown,
-    seq_mask,
+    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED, EV_RQ_FENCED,
+    EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
+    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
+    after_retire, cq_push, device_gone, discount_answered, emit, fence_last, flush_proven, hand_over, post_refused,
+    provider_errno, pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut, send_rec,
+    sends_shown, seq_mask,
 )
 from shiftverbs._map cimport MapSlot, map_find
 from shiftverbs.libverbs cimport (
@@ -114,7 +114,7 @@ cdef inline void end_by_own_error(QPState *q) noexcept nogil:
     if is_plain(q):
         q.guarded = 0
         q.fence_active = q.fence_wanted = 0
-        q.key_wait = q.blocked = 0
+        q.key_wait = 0
     else:
         begin_end(q)
 
@@ -263,6 +263,8 @@ cdef inline int recv_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
         if q.rx_target_set and q.rx >= q.rx_target:
             q.rx_target_set = 0
             emit(q, EV_RX_REACHED, k, <int64_t>q.rx, 0)
+        if k != q.send_pair:
+            q.crossed = q.wired
         if pair.watch_first:
             first_wc(q, k)
     return 1
@@ -377,14 +379,6 @@ cdef inline int post_default(QPState *q, uint64_t first) noexcept nogil:
     return rc
 
 
-cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
-    """WR `seq` is the last on this pair: what comes later is withheld until it has completed."""
-    q.fence_wanted = 0
-    q.fence_active = 1
-    q.fence_seq = seq
-    q.send_open = 0
-
-
 cdef inline int send_refused(
         QPState *q, uint64_t first, int rc, int err, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil:
     """The hardware refused the WR at `wired`; the chain `wr` was appended from `first` on. What the post returns.
@@ -425,8 +419,12 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         return EINVAL
     while at != NULL:
         err = send_append(q, at)
-        if err == ENOMEM and make_room(q.scq, q.send_pair):
-            err = send_append(q, at)
+        if err == ENOMEM:
+            if make_room(q.scq, q.send_pair):
+                err = send_append(q, at)
+            if err == ENOMEM and discount_answered(q):
+                err = send_append(q, at)
+                last = NULL  # the records may lie elsewhere now; they are more than fit into one call
         if err:
             bad[0] = at
             break
@@ -435,15 +433,16 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
             last.wr.next = &rec.wr
         last = rec
         at = at.next
-    if last == NULL:
+    if q.tail == first:
         return err
+    last = send_rec(q, q.tail - 1)
     q.posted += q.tail - first
     if q.fence_wanted and q.send_open and (q.fence_force or last.state & REC_SIGNALED):
         last.state |= REC_HW_SIGNALED
         last.wr.send_flags |= IBV_SEND_SIGNALED
         q.last_signaled = q.tail
     if q.send_open:
-        if q.send_pair or q.wired != first or q.recv_withheld:
+        if q.send_pair or q.wired != first or q.recv_withheld or q.tail - q.head > q.send_cap:
             rc = hand_over(q)
         else:
             rc = post_default(q, first)
@@ -452,11 +451,8 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
                 rc = post_default(q, q.wired) if q.wired < q.tail else 0
         if rc:
             err = send_refused(q, first, rc, err, wr, bad)
-        if q.fence_wanted and q.send_open and q.tail > first and q.wired == q.tail:
-            last = send_rec(q, q.tail - 1)
-            if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
-                start_fence(q, q.tail - 1)
-                emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+        if q.fence_wanted and q.tail > first:
+            fence_last(q)
     elif q.ending:
         emit(q, EV_LATE_POST, -1, 0, 0)
     return err

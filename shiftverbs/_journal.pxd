@@ -5,7 +5,8 @@ Everything here is plain C memory, and everything runs under the GIL, which is t
 belongs to one QPCore, one CQState to one CQCore; pointers between them are dropped when either closes.
 
 Life of a send WR: appended at `tail`; handed to the hardware of `send_pair` at `wired`; retired at `head`.
-head <= wired <= tail, all three 64-bit and growing for ever. A record is addressed by its sequence number, and that
+head <= wired <= tail, all three 64-bit and growing for ever; wired - head <= send_cap, tail - head <= 2 * send_cap.
+A record is addressed by its sequence number, and that
 number is what the hardware carries as wr_id:
 
     bit 63 receive | bits 62..60 kind | bits 59..56 generation of the pair | bits 55..0 sequence number
@@ -199,6 +200,8 @@ ctypedef struct QPState:
     uint64_t posted_ts      # two-sided WRs appended
     uint64_t wired_ts       # handed to hardware
     uint64_t acked_ts       # completed
+    uint64_t crossed        # sends below it were handed over when something came over another NIC than theirs
+    uint64_t answered       # crossed, when the queue was last full: these take no room of the application's
     int send_pair
     int send_open
     int refused             # errno of a post that closed the gate, until the next one
@@ -299,6 +302,10 @@ cdef inline RecvRec *recv_rec(const QPState *q, uint64_t seq) noexcept nogil:
 
 cdef inline ibv_sge *send_sges(SendRec *rec) noexcept nogil:
     return <ibv_sge *>(rec + 1)
+
+
+cdef inline char *inline_bytes(const QPState *q, SendRec *rec) noexcept nogil:
+    return <char *>(send_sges(rec) + (q.max_send_sge if q.max_send_sge else 1))
 
 
 cdef inline ibv_sge *recv_sges(RecvRec *rec) noexcept nogil:
@@ -441,6 +448,54 @@ cdef inline void push_recv_error(QPState *q, RecvRec *rec, int status, uint32_t 
     cq_push(q.rcq, &wc)
 
 
+# --- room ----------------------------------------------------------------------------------------------------
+
+cdef inline bint has_room(const QPState *q, uint64_t n) noexcept nogil:
+    """Whether n more send WRs are within what the application asked room for."""
+    return q.tail - q.head + n <= q.send_cap or q.tail - q.answered + n <= q.send_cap
+
+
+cdef inline bint double_sends(QPState *q) noexcept nogil:
+    """Twice the records, each at its new place with what points into it. False: out of memory, nothing changed."""
+    cdef uint64_t mask = 2 * q.send_mask + 1
+    cdef char *sends = <char *>malloc(<size_t>(mask + 1) * q.send_stride)
+    cdef uint64_t seq = q.head
+    cdef SendRec *old
+    cdef SendRec *rec
+    if sends == NULL:
+        return False
+    while seq < q.tail:
+        old = send_rec(q, seq)
+        rec = <SendRec *>(sends + <size_t>(seq & mask) * q.send_stride)
+        memcpy(rec, old, q.send_stride)
+        rec.wr.sg_list = send_sges(rec)
+        if rec.app_flags & IBV_SEND_INLINE and opcode_in(rec.wr.opcode, payload_out_opcodes()):
+            send_sges(rec)[0].addr = <uint64_t><size_t>inline_bytes(q, rec)
+        seq += 1
+    free(q.sends)
+    q.sends = sends
+    q.send_mask = mask
+    return True
+
+
+cdef inline bint discount_answered(QPState *q) noexcept nogil:
+    """The send queue is full: leave out what the peer may have answered. Whether that changed anything.
+
+    On one NIC an ACK comes before the answer of the peer's application: who got the answer finds the send complete.
+    While the two directions use different NICs the answer may overtake it, and an application that goes by the answer
+    posts more than it has room for, as it sees it no more than ever. A WR can be answered only if the hardware has it,
+    and that takes send_cap at most: twice as many records do.
+    """
+    if q.recv_pair != q.send_pair and q.crossed < q.wired:
+        q.crossed = q.wired
+    if q.crossed <= q.head or q.crossed <= q.answered:
+        return False
+    if q.send_mask + 1 < 2 * q.send_cap and not double_sends(q):
+        return False
+    q.answered = q.crossed
+    return True
+
+
 # --- appending -----------------------------------------------------------------------------------------------
 
 cdef inline void note_rkey(QPState *q, uint32_t rkey) noexcept nogil:
@@ -457,7 +512,7 @@ cdef inline void note_rkey(QPState *q, uint32_t rkey) noexcept nogil:
 
 cdef inline int copy_inline(QPState *q, SendRec *rec, const ibv_send_wr *wr) noexcept nogil:
     """The application may reuse inline buffers when post returns, so the journal keeps the bytes themselves."""
-    cdef char *to = <char *>(send_sges(rec) + (q.max_send_sge if q.max_send_sge else 1))
+    cdef char *to = inline_bytes(q, rec)
     cdef uint64_t total = 0
     cdef int i
     for i in range(wr.num_sge):
@@ -480,7 +535,7 @@ cdef inline int send_append(QPState *q, const ibv_send_wr *wr) noexcept nogil:
     cdef uint32_t state = 0
     cdef uint32_t rkey
     cdef int i, rc
-    if seq - q.head >= q.send_cap:
+    if not has_room(q, 1):
         return ENOMEM
     if <uint32_t>wr.num_sge > q.max_send_sge or not opcode_in(wr.opcode, known_opcodes()):
         return EINVAL
@@ -668,6 +723,9 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
     if q.recv_withheld and q.send_limit < end:
         end = q.send_limit
     while q.wired < end:
+        if q.wired - q.head >= q.send_cap:
+            q.blocked = 1
+            return 0
         rec = send_rec(q, q.wired)
         if not rec.state & REC_PROVEN:
             wr = rec.wr
@@ -700,14 +758,36 @@ cdef inline uint64_t send_end(const QPState *q) noexcept nogil:
     return q.tail
 
 
+cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
+    """WR `seq` is the last on this pair: what comes later is withheld until it has completed."""
+    q.fence_wanted = 0
+    q.fence_active = 1
+    q.fence_seq = seq
+    q.send_open = 0
+
+
+cdef inline void fence_last(QPState *q) noexcept nogil:
+    """A fence is wanted, and something was handed over: the last of it is the fence, if nothing waits behind it."""
+    cdef SendRec *last
+    if not q.send_open or q.wired != q.tail or q.tail == q.head:
+        return
+    last = send_rec(q, q.tail - 1)
+    if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
+        start_fence(q, q.tail - 1)
+        emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+
+
 cdef inline void pump_send(QPState *q) noexcept nogil:
     """Hand over what waits in the journal. A refusal is told when what is ahead has completed: each gets its own WC."""
+    cdef uint64_t before = q.wired
     cdef int err = provider_errno(hand_over(q))
     if err:
         if completion_due(q) and not device_gone(err):
             q.blocked = 1
         else:
             post_refused(q, q.send_pair, err)
+    elif q.fence_wanted and q.wired > before:
+        fence_last(q)
 
 
 cdef inline int pump_recv(QPState *q) noexcept nogil:

@@ -8,7 +8,8 @@ each WR of the application, how far the peer has executed, which hardware WCs we
 - the application sees exactly the WCs of its signaled WRs and of its receives, in order, never early;
 - the peer sees every two-sided message exactly once, in order;
 - a READ's WC comes only after its response did;
-- posts fail with ENOMEM exactly when the application's own capacity is used up.
+- posts fail with ENOMEM exactly when the application's own capacity is used up, what the peer may have answered over
+  another NIC left out.
 
 Hypothesis prints the steps that failed and how to repeat them.
 """
@@ -78,6 +79,12 @@ class Side:
     send_pair: int = 0
     recv_pair: int = 0
     over: bool = False
+    crossed: int = 0  # the most that the peer may have answered over another NIC
+
+    def may_cross(self) -> None:
+        """To be called after whatever hands over, and where receives begin to come over another pair."""
+        if self.send_pair != self.recv_pair:
+            self.crossed = len(self.sends) - self.world.qp.unwired[0]
 
     def peer_rx(self) -> int:
         return len(self.received)
@@ -157,8 +164,11 @@ class DataPath(RuleBasedStateMachine):
         chain: list[object] = []
         for wr in reversed(wanted):
             flags = SIGNALED if wr.signaled else 0
-            chain.insert(0, fake.send_wr(wr.wr_id, wr.opcode, flags, next_wr=chain[0] if chain else None))
+            # A READ into what a WRITE ahead of it is sent from would make a replay unsafe.
+            sges = [(0x3000 if wr.opcode == READ else 0x1000, 64, 1)]
+            chain.insert(0, fake.send_wr(wr.wr_id, wr.opcode, flags, sges, next_wr=chain[0] if chain else None))
         before = side.world.qp.outstanding[0]
+        side.may_cross()
         try:
             side.world.qp.post_send(chain[0])
             err = 0
@@ -166,13 +176,21 @@ class DataPath(RuleBasedStateMachine):
             err = e.error_code
         self.consume()
         room = CAP - (len(side.sends) - side.head)
+        taken = side.world.qp.outstanding[0] - (len(side.sends) - side.head)
         if err:
             assert err == errno.ENOMEM and room < len(wanted), f"{room} free, {before} outstanding"
-            wanted = wanted[:room]
+            assert max(room, 0) <= taken < len(wanted)
         else:
-            assert len(wanted) <= room
-        side.sends += wanted
-        assert side.world.qp.outstanding[0] == len(side.sends) - side.head
+            assert taken == len(wanted)
+        if taken > room:  # something came over another NIC: what was handed over by then takes no room
+            crossed = side.crossed
+            if side.send_pair != side.recv_pair:  # completions polled for room may have had more handed over
+                crossed = len(side.sends) + taken - side.world.qp.unwired[0]
+            assert len(side.sends) + taken - crossed <= CAP
+        side.sends += wanted[:taken]
+        outstanding, unwired = side.world.qp.outstanding[0], side.world.qp.unwired[0]
+        assert outstanding <= 2 * CAP and outstanding - unwired <= CAP
+        side.may_cross()
 
     @rule(q=st.integers(0, 1), n=st.integers(1, 3))
     def post_recv(self, q: int, n: int) -> None:
@@ -253,6 +271,7 @@ class DataPath(RuleBasedStateMachine):
         hw = side.world.hw[k]
         if hw.done[1] >= hw.count(recv=True):
             return False
+        side.may_cross()
         post = hw.post(hw.done[1], recv=True)
         hw.done[1] += 1
         LIB.fv_free_slots(ctypes.c_void_p(hw.ptr), 1, ctypes.c_size_t(hw.done[1]))

@@ -148,6 +148,8 @@ class Journal:
         self.fence_seq: int | None = None
         self.fence_wanted = False
         self.blocked = False
+        self.crossed = 0  # sends below it were handed over when something last came over another NIC
+        self.answered = 0  # crossed, as a full queue found it: these take no room
         self.send_limit: int | None = None  # sends from this one on were posted behind a receive that is withheld
         self.look: Callable[[int], None] = lambda k: None  # takes what the CQs of pair k hold
 
@@ -158,7 +160,9 @@ class Journal:
 
     def post_send(self, wr: Wr) -> int:
         """0; ENOMEM (12) with a full journal; what the hardware of the send pair refuses this WR with."""
-        if self.tail - self.head >= self.capacity:
+        if not self.has_room():
+            self.look(self.send_pair)
+        if not self.has_room() and not self.discount_answered():
             return 12
         if wr.opcode in TWO_SIDED:
             self.posted_ts += 1
@@ -180,10 +184,25 @@ class Journal:
         elif rc:
             self.cut()
             return rc
-        if self.fence_wanted and self.send_open and self.wired == self.tail:
+        if self.fence_wanted:
+            self.fence_last()
+        return 0
+
+    def fence_last(self) -> None:
+        """The last of what was handed over is the fence, if nothing waits behind it."""
+        if self.send_open and self.wired == self.tail > self.head and self.rec(self.tail - 1).hw_signaled:
             self.start_fence(self.tail - 1)
             self.emit("FENCE_POSTED", self.send_pair, 0)
-        return 0
+
+    def has_room(self) -> bool:
+        return self.tail - max(self.head, self.answered) < self.capacity
+
+    def discount_answered(self) -> bool:
+        """While the directions use different NICs, an answer may overtake the ACK: what it may answer takes no room."""
+        if self.send_pair != self.recv_pair:
+            self.crossed = max(self.crossed, self.wired)
+        self.answered = max(self.answered, self.crossed)
+        return self.has_room()
 
     def cut(self) -> None:
         """Take the newest record out again: the hardware refused it."""
@@ -239,7 +258,10 @@ class Journal:
 
     def pump(self) -> None:
         """Hand over what waits; what is refused is told when all ahead of it has completed."""
+        before = self.wired
         rc = self.hand_over()
+        if not rc and self.fence_wanted and self.wired > before:
+            self.fence_last()
         if rc:
             ahead = (self.rec(seq) for seq in range(self.head, self.wired))
             if rc not in GONE and any(rec.hw_signaled and not rec.proven for rec in ahead):
@@ -252,6 +274,9 @@ class Journal:
         self.blocked = False
         k = self.send_pair
         while self.send_open and self.wired < self.send_end():
+            if self.wired - self.head >= self.capacity:
+                self.blocked = True
+                return 0
             rec = self.rec(self.wired)
             if not rec.proven:
                 wr = rec.wr
@@ -414,12 +439,14 @@ class Journal:
             return
         if pair.recv_stale or not self.rhead <= seq < self.rwired:
             return
-        self.take_recv(seq, status)
+        if self.take_recv(seq, status) and k != self.send_pair:
+            self.crossed = self.wired
 
-    def take_recv(self, seq: int, status: str) -> None:
+    def take_recv(self, seq: int, status: str) -> bool:
+        """Whether a message came with it."""
         rec = self.recvs[seq - self.rhead]
         if rec.done:
-            return
+            return False
         rec.done = True
         while self.recvs and self.recvs[0].done:
             self.recvs.popleft()
@@ -431,6 +458,7 @@ class Journal:
             if self.rx_target is not None and self.rx >= self.rx_target:
                 self.rx_target = None
                 self.emit("RX_REACHED", self.recv_pair, self.rx)
+        return status == "SUCCESS"
 
     def retire_below(self, seq: int) -> None:
         """RC completes in order: what lies before `seq` is complete."""
@@ -706,6 +734,9 @@ class Journal:
             self.start_fence(end - 1)
             return "posted"
         self.fence_wanted = True
+        if self.blocked:
+            self.rec(end - 1).hw_signaled = True
+            self.last_signaled = end
         return "wanted"
 
     def fence_end(self) -> int:

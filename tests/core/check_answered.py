@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A message's answer comes over one NIC before its ACK over another: the sender goes by the answer, and may."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from collections.abc import Callable
+
+import pytest
+from fake import FLUSH, INLINE, REM_ACCESS, SIGNALED, SUCCESS, PostStruct, World, send_wr, seqs
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from shiftverbs import _core
+
+Make = Callable[..., World]
+WITH_SEND = 1 << 2  # IBV_QP_EX_WITH_SEND
+
+
+@pytest.fixture
+def half_home(make: Make) -> Callable[..., World]:
+    """`half_home(max_send=…)`: sends go to pair 1, receives came to pair 0 already."""
+
+    def build(**options: int) -> World:
+        w = make(**options)
+        w.protect()
+        assert w.qp.move_begin() == "idle"
+        w.scq.set_active(1, True)
+        w.qp.open_send(1)
+        w.recv(100, 8)
+        return w
+
+    return build
+
+
+def refused(w: World, wr_id: int) -> None:
+    with pytest.raises(PyverbsRDMAError) as e:
+        w.send(wr_id)
+    assert e.value.error_code == errno.ENOMEM
+
+
+def chain(w: World, *wr_ids: int) -> None:
+    made = [send_wr(wr_ids[-1])]
+    for wr_id in reversed(wr_ids[:-1]):
+        made.append(send_wr(wr_id, next_wr=made[-1]))
+    w.qp.post_send(made[-1])
+
+
+def home(w: World) -> list[PostStruct]:
+    """A SWITCH to pair 0, whose peer had nothing of it; what pair 0 was handed then."""
+    w.fence(0, 1)
+    for k in (0, 1):
+        w.reset_pair(k)
+    before = w.hw[0].count()
+    w.switch(0, 0)
+    return w.hw[0].posts(before)
+
+
+def test_a_ping_pong_of_depth_one(half_home: Callable[..., World]) -> None:
+    w = half_home(max_send=1)
+    w.send(0)
+    w.hw[0].receive()
+    assert w.poll() == [(100, SUCCESS)]
+    w.send(1)
+    assert seqs(w.hw[1].posts()) == [0], "the NIC has room for what the application asked for"
+    refused(w, 2)  # nobody can have answered 1
+    w.hw[1].complete()
+    assert w.poll() == [(0, SUCCESS)]
+    assert seqs(w.hw[1].posts()) == [0, 1]
+    w.hw[0].receive()
+    assert w.poll() == [(101, SUCCESS)]
+    w.send(2)
+    w.hw[1].complete()
+    assert w.poll() == [(1, SUCCESS)]
+    w.hw[1].complete()
+    assert w.poll() == [(2, SUCCESS)]
+    assert w.qp.outstanding[0] == 0
+
+
+def test_without_a_second_nic_full_is_full(guarded: World) -> None:
+    w = guarded
+    w.recv(100, 2)
+    for i in range(w.max_send):
+        w.send(i)
+    w.hw[0].receive()
+    assert w.poll() == [(100, SUCCESS)]
+    refused(w, 99)
+
+
+def test_answers_that_came_before_the_last_halves_met(half_home: Callable[..., World]) -> None:
+    """Polled while the directions differed, gone by later."""
+    w = half_home(max_send=2)
+    w.send(0)
+    w.send(1)
+    w.hw[0].receive(2)
+    assert w.poll() == [(100, SUCCESS), (101, SUCCESS)]
+    assert w.qp.open_recv(1) == 0
+    w.send(2)
+    w.send(3)
+    refused(w, 4)
+    assert seqs(w.hw[1].posts()) == [0, 1]
+    w.hw[1].complete(2)
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
+    assert seqs(w.hw[1].posts()) == [0, 1, 2, 3]
+
+
+def test_what_was_copied_inline_moves_along(half_home: Callable[..., World]) -> None:
+    w = half_home(max_send=4)
+    source = ctypes.create_string_buffer(16)
+    at = ctypes.addressof(source)
+
+    def send(wr_id: int) -> None:
+        source.value = b"message %d" % wr_id
+        w.send(wr_id, flags=SIGNALED | INLINE, sges=[(at, 9, 0)])
+
+    for i in range(4):
+        send(i)
+    w.hw[0].receive(4)
+    w.poll()
+    before = w.qp.journal_bytes
+    for i in range(4, 8):
+        send(i)
+    assert w.qp.journal_bytes > before
+    source.value = b"overwritten"
+    posts = home(w)
+    assert [bytes(p.inline_data[: p.inline_len]) for p in posts] == [b"message %d" % i for i in range(4)]
+    after = w.hw[0].count()
+    w.hw[0].complete(4)
+    assert w.poll() == [(i, SUCCESS) for i in range(4)]
+    posts = w.hw[0].posts(after)
+    assert [bytes(p.inline_data[: p.inline_len]) for p in posts] == [b"message %d" % i for i in range(4, 8)]
+    w.hw[0].complete(4)
+    assert w.poll() == [(i, SUCCESS) for i in range(4, 8)]
+
+
+def test_a_chain_beyond_the_room(half_home: Callable[..., World]) -> None:
+    w = half_home(max_send=4)
+    for i in range(3):
+        w.send(i)
+    w.hw[0].receive(3)
+    w.poll()
+    chain(w, 3, 4, 5, 6)
+    assert seqs(w.hw[1].posts()) == [0, 1, 2, 3] and w.qp.unwired[0] == 3
+    w.hw[1].complete(4)
+    assert w.poll() == [(i, SUCCESS) for i in range(4)]
+    assert seqs(w.hw[1].posts()) == list(range(7))
+    w.hw[1].complete(3)
+    assert w.poll() == [(i, SUCCESS) for i in range(4, 7)]
+
+
+def test_a_batch_of_the_extended_post_beyond_the_room(half_home: Callable[..., World]) -> None:
+    w = half_home(max_send=2)
+    builder = _core.WrBuilder(w.qp, w.hw[0].ptr, WITH_SEND)
+    w.send(0)
+    w.send(1)
+    w.hw[0].receive(2)
+    w.poll()
+    builder.wr_start()
+    for wr_id in (2, 3):
+        w.lib.fv_next_wr(w.hw[0].ptr, wr_id, SIGNALED)
+        builder.wr_send()
+    builder.wr_complete()
+    assert seqs(w.hw[1].posts()) == [0, 1] and w.qp.unwired[0] == 2
+    w.hw[1].complete(2)
+    assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
+    w.hw[1].complete(2)
+    assert w.poll() == [(2, SUCCESS), (3, SUCCESS)]
+
+
+def test_a_chain_that_just_fits_again(half_home: Callable[..., World]) -> None:
+    """What was left out is complete by now; the discount has not ended, and the NIC takes no more than it has."""
+    w = half_home(max_send=4)
+    for i in range(4):
+        w.send(i)
+    w.hw[0].receive(4)
+    w.poll()
+    w.send(4)
+    w.hw[1].complete(1)
+    assert w.poll() == [(0, SUCCESS)] and w.qp.unwired[0] == 0
+    chain(w, 5, 6)
+    assert seqs(w.hw[1].posts()) == [0, 1, 2, 3, 4] and w.qp.unwired[0] == 2
+    w.hw[1].complete(4)
+    assert w.poll() == [(i, SUCCESS) for i in range(1, 5)]
+    w.hw[1].complete(2)
+    assert w.poll() == [(5, SUCCESS), (6, SUCCESS)]
+    assert w.qp.outstanding[0] == 0
+
+
+def test_an_own_error_flushes_what_waited_too(half_home: Callable[..., World]) -> None:
+    w = half_home(max_send=2)
+    for i in range(2):
+        w.send(i)
+    w.hw[0].receive(2)
+    w.poll()
+    w.send(2)
+    posts = home(w)
+    assert w.qp.is_plain and seqs(posts) == [0, 1] and w.qp.unwired[0] == 1
+    w.hw[0].fail_send(REM_ACCESS)
+    w.hw[0].flush()
+    seen = w.poll()
+    w.hw[0].flush()
+    seen += w.poll()
+    assert [(i, s) for i, s in seen if i < 100] == [(0, REM_ACCESS), (1, FLUSH), (2, FLUSH)]
+    assert w.qp.outstanding[0] == 0
+
+
+def test_a_move_that_begins_while_sends_wait_for_room(half_home: Callable[..., World]) -> None:
+    """Nothing is posted after them, and our own WRITE cannot overtake them: the last of them is the fence."""
+    w = half_home(max_send=2)
+    for i in range(2):
+        w.send(i)
+    w.hw[0].receive(2)
+    w.poll()
+    w.send(2, flags=0)
+    assert w.qp.move_begin() == "wanted"
+    assert w.qp.post_fence_write(0, 0) == errno.EAGAIN
+    assert w.events() == []
+    w.hw[1].complete()
+    assert w.poll() == [(0, SUCCESS)] and (_core.EV_FENCE_POSTED, 1, 0, 0) in w.events()
+    assert seqs(w.hw[1].posts()) == [0, 1, 2] and w.hw[1].post(2).flags & SIGNALED
+    assert not w.qp.send_is_open
+    w.hw[1].complete(2)
+    assert w.poll() == [(1, SUCCESS)], "nobody asked for a WC of the fence"
+    assert _core.EV_FENCE_DONE in w.kinds() and w.qp.outstanding[0] == 0
