@@ -46,6 +46,7 @@ def check(net: Network) -> None:
         data_before_its_message(executions)
         nothing_acknowledged_is_lost(net, side, peer)
         reads_are_right(side)
+        no_more_than_asked_for(side)
         if not ended(side) and not ended(peer):
             everything_executed(side, executions)
             memory_is_right(side, peer)
@@ -56,6 +57,13 @@ def check(net: Network) -> None:
     receives_before_messages(net)
     no_storm(net)
     nothing_is_given_up_early(net)
+
+
+def no_more_than_asked_for(side: Side) -> None:
+    """A NIC has room for what the application asked room for, and for two WRs of our own."""
+    for k, qp in enumerate(side.qps):
+        if qp.most > side.journal.capacity + 2:
+            raise Violation("no send queue overflows", f"{side.name}, pair {k}: {qp.most} WRs at a time")
 
 
 def nothing_is_given_up_early(net: Network) -> None:

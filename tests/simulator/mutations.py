@@ -412,6 +412,33 @@ def let_an_old_message_cover_a_write() -> Iterator[None]:
         yield
 
 
+@mutation("a MOVE that begins while sends wait for the NIC's room makes the last of them its fence")
+def fence_only_what_is_posted_next() -> Iterator[None]:
+    original = Journal.pump
+
+    def pump(journal: Journal) -> None:
+        with mock.patch.object(Journal, "fence_last", lambda journal: None):
+            original(journal)
+
+    with mock.patch.object(Journal, "pump", pump):
+        yield
+
+
+@mutation("the NIC is handed no more at a time than the application asked room for")
+def hand_over_all_at_once() -> Iterator[None]:
+    original = Journal.hand_over
+
+    def hand_over(journal: Journal) -> int:
+        capacity, journal.capacity = journal.capacity, 1 << 30
+        try:
+            return original(journal)
+        finally:
+            journal.capacity = capacity
+
+    with mock.patch.object(Journal, "hand_over", hand_over):
+        yield
+
+
 @mutation("both sides learn of an ABORT")
 def abort_in_silence() -> Iterator[None]:
     original = PairProtocol._say

@@ -198,6 +198,7 @@ class HwQp:
         self.life = 0
         self.held: list[tuple[Any, ...]] = []
         self.completed: list[Any] = []  # for judging only
+        self.most = 0  # that ever were in the send queue at a time, for judging only
         nic.qps[number] = self
         self.reset()
 
@@ -246,6 +247,7 @@ class HwQp:
         if self.state != "RTS":
             return 22
         self.unsent.append(wqe)
+        self.most = max(self.most, len(self.unsent) + len(self.unacked))
         self._kick()
         return 0
 
