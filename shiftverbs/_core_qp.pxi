@@ -91,6 +91,7 @@ cdef class QPCore:
         if q.sends == NULL or q.recvs == NULL or q.scratch == NULL:
             raise MemoryError
         self.attach(0, qp_ptr, qp_num)
+        q.pairs[0].sending = 1
 
     def __dealloc__(self):
         self.unlink()
@@ -449,6 +450,7 @@ cdef class QPCore:
         """Sends go to pair k, first those that wait in the journal."""
         cdef Pair *pair = self.ready(k)
         pair.watch_first = 1
+        pair.sending = 1
         self.q.send_pair = k
         self.q.send_open = 1
         self.pump()
@@ -856,6 +858,7 @@ cdef class QPCore:
         q.guarded = q.ending = 0
         q.pairs[0].fence_again = 0
         self.pair_reset(0)
+        q.pairs[0].sending = 1
         for k in range(1, MAX_PAIRS):
             q.pairs[k].forgotten = 1
 

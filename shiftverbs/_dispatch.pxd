@@ -55,7 +55,7 @@ cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noex
         if not pair.sq_error_seen:
             if kind == KIND_APP:
                 pair.failed_seq = (wc.wr_id & seq_mask()) + 1
-            if kind != KIND_ARM and k == q.send_pair:
+            if kind != KIND_ARM and k == q.send_pair and pair.sending:
                 sends_shown(q, wc.wr_id & seq_mask())
         pair.sq_error_seen = 1
     if pair.first_status == 0 or (pair.first_status == IBV_WC_WR_FLUSH_ERR and wc.status != IBV_WC_WR_FLUSH_ERR):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fake import FLUSH, READ, RETRY_EXC, SIGNALED, World
 
 
@@ -71,3 +72,25 @@ def test_abort_without_recorded_error(guarded: World) -> None:
     guarded.send(0)
     guarded.qp.abort()
     assert guarded.poll() == [(0, RETRY_EXC)]
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_pair_that_was_handed_nothing_shows_nothing(guarded: World, target: int) -> None:
+    """A SWITCH rebuilds it and ends in an ABORT before its sends begin: our own WR fails there, and proves no other."""
+    w = guarded
+    if target:
+        w.fence(0)
+        w.switch(1, 0)
+    w.send(0, flags=0)
+    w.send(1)
+    w.send(2, READ)
+    w.fence(target)
+    w.reset_pair(target)
+    assert w.qp.open_recv(target) == 0
+    w.qp.begin_end()
+    w.qp.begin_fence(target)
+    assert w.qp.post_marker(target) == 0
+    w.hw[target].flush()
+    w.poll()
+    w.qp.abort(RETRY_EXC)
+    assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH)]

@@ -110,6 +110,7 @@ class PairState:
         self.sq_fenced = self.rq_fenced = self.fence_again = False
         self.forgotten = self.recv_stale = self.error_raised = False
         self.sq_error_seen = self.rq_error_seen = False
+        self.sending = False  # sends were handed over in this life
         self.rq_out = 0
         self.recv_upto = 0
         self.first_status: str | None = None
@@ -128,6 +129,7 @@ class Journal:
         deliver: Callable[[tuple[Any, ...]], None],
     ) -> None:
         self.pairs = [PairState(qp) for qp in qps]
+        self.pairs[0].sending = True
         self.capacity = capacity
         self.recv_capacity = recv_capacity
         self.emit = emit
@@ -377,7 +379,7 @@ class Journal:
         else:
             if not pair.sq_error_seen and kind == APP:
                 pair.failed_wr = seq
-            if not pair.sq_error_seen and kind != ARM and k == self.send_pair:
+            if not pair.sq_error_seen and kind != ARM and k == self.send_pair and pair.sending:
                 self.sends_shown(min(seq, self.wired))
             pair.sq_error_seen = True
         if pair.first_status in (None, "WR_FLUSH_ERR"):
@@ -491,6 +493,7 @@ class Journal:
         self.send_open = False
 
     def open_send(self, k: int) -> None:
+        self.pairs[k].sending = True
         self.send_pair = k
         self.send_open = True
         self.pump()

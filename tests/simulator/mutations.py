@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from simulator.hosts import Side
-from simulator.journal import Journal
+from simulator.journal import Journal, PairState
 from simulator.rnic import TWO_SIDED
 
 from shiftverbs import events as ev
@@ -403,6 +403,18 @@ def give_up_after_one_quick_round() -> Iterator[None]:
 @mutation("the first error of a send queue says that all before it is complete")
 def forget_what_a_nic_has_shown() -> Iterator[None]:
     with mock.patch.object(Journal, "sends_shown", lambda journal, end: None):
+        yield
+
+
+@mutation("an error of our own WR on a pair that was handed nothing says nothing of what others were handed")
+def trust_a_pair_that_was_handed_nothing() -> Iterator[None]:
+    original = PairState.renew
+
+    def renew(pair: PairState) -> None:
+        original(pair)
+        pair.sending = True
+
+    with mock.patch.object(PairState, "renew", renew):
         yield
 
 

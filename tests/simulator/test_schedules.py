@@ -33,6 +33,7 @@ FIRST_FOUND = {
     "replay_atomics": 92,
     "try_for_ever": 7,
     "end_without_a_drain": 5748,
+    "trust_a_pair_that_was_handed_nothing": 213566,
 }
 
 #: Seeds that once failed. What each found is told in CHANGELOG.md or in the commit that names it.
