@@ -110,9 +110,16 @@ class Child:
         with self.process.stdout as stdout, self.process.stderr as stderr:
             printed = _Lines(stdout.fileno(), self.printed)
             errors = _Lines(stderr.fileno(), self.errors)
-            while ready := select.select([pipe for pipe in (printed, errors) if pipe.open], [], [])[0]:
-                said = printed.read() if printed in ready else []
+            poll = select.poll()
+            for pipe in (printed, errors):
+                poll.register(pipe, select.POLLIN)
+            while True:
+                ready = {fd for fd, _ in poll.poll()}
+                said = printed.read() if printed.fileno() in ready else []
                 said = errors.read() + said
+                for pipe in (printed, errors):
+                    if not pipe.open and pipe.fileno() in ready:
+                        poll.unregister(pipe)
                 with self._changed:
                     self.lines += said
                     self._changed.notify_all()
