@@ -8,7 +8,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from fake import FLUSH, INLINE, REM_ACCESS, SIGNALED, SUCCESS, PostStruct, World, send_wr, seqs
+from fake import FLUSH, INLINE, READ, REM_ACCESS, SIGNALED, SUCCESS, PostStruct, World, send_wr, seqs
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core
@@ -222,3 +222,78 @@ def test_a_move_that_begins_while_sends_wait_for_room(half_home: Callable[..., W
     w.hw[1].complete(2)
     assert w.poll() == [(1, SUCCESS)], "nobody asked for a WC of the fence"
     assert _core.EV_FENCE_DONE in w.kinds() and w.qp.outstanding[0] == 0
+
+
+@pytest.fixture
+def sends_home(make: Make) -> Callable[..., World]:
+    """`sends_home(max_send=…)`: sends go to pair 0 already, receives still come to pair 1."""
+
+    def build(**options: int) -> World:
+        w = make(**options)
+        w.protect()
+        w.rcq.set_active(1, True)
+        assert w.qp.move_recv(1) == 0
+        w.recv(100, 8)
+        return w
+
+    return build
+
+
+def test_a_chain_whose_ring_is_doubled_halfway_fits_again(sends_home: Callable[..., World]) -> None:
+    """Completions that come during the post make the whole of it fit into one call of the NIC's."""
+    w = sends_home(max_send=4)
+    w.send(0, flags=0)
+    w.send(1)
+    w.hw[0].complete(2)
+    w.scqs[0].hide(1)  # its WC is there when the post looks for room the second time
+    with pytest.raises(PyverbsRDMAError) as e:
+        chain(w, 2, 3, 4, 5, 6)
+    assert e.value.error_code == errno.ENOMEM
+    assert w.qp.unwired[0] == 0 and seqs(w.hw[0].posts()) == list(range(6))
+    w.hw[0].complete(4)
+    assert w.poll() == [(i, SUCCESS) for i in range(1, 6)]
+
+
+def test_a_fence_is_not_what_the_nic_has_without_a_signal(half_home: Callable[..., World]) -> None:
+    """A chain's first WR is handed over while room is sought for its second, which finds none."""
+    w = half_home(max_send=8)
+    for i in range(8):
+        w.send(i)
+    w.hw[0].receive()
+    w.poll()
+    w.send(8)
+    w.fence(0, 1)
+    w.reset_pair(0)
+    w.reset_pair(1)
+    before = w.hw[1].count()
+    w.switch(1, 0)
+    assert seqs(w.hw[1].posts(before)) == list(range(8)) and w.qp.unwired[0] == 1
+    for i in range(9, 15):
+        w.send(i)
+    w.events()
+    assert w.qp.move_begin() == "wanted"
+    w.hw[1].complete(8)
+    last = send_wr(16)
+    with pytest.raises(PyverbsRDMAError):
+        w.qp.post_send(send_wr(15, flags=0, next_wr=last))
+    kinds = w.kinds()
+    assert w.hw[1].count() - before == 16
+    posted = w.hw[1].post(-1)
+    assert _core.EV_FENCE_POSTED not in kinds or posted.flags & SIGNALED
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_an_answer_of_before_a_switch(half_home: Callable[..., World], target: int) -> None:
+    """The message was heard, the WRITE ahead of it is sent again: the answer's sender may go on."""
+    w = half_home(max_send=2)
+    w.send(0, opcode=READ, flags=0)
+    w.send(1)
+    w.fence(0, 1)
+    for k in (0, 1):
+        w.reset_pair(k)
+    w.switch(target, 1)
+    w.hw[target].receive()
+    w.poll()
+    w.send(2)
+    w.send(3)
+    refused(w, 4)
