@@ -412,6 +412,7 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
     cdef ibv_send_wr *at = wr
     cdef SendRec *rec
     cdef SendRec *last = NULL
+    cdef bint linked = True
     cdef int err = 0
     cdef int rc = 0
     if q.closed:
@@ -424,7 +425,8 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
                 err = send_append(q, at)
             if err == ENOMEM and discount_answered(q):
                 err = send_append(q, at)
-                last = NULL  # the records may lie elsewhere now; they are more than fit into one call
+                last = NULL  # the records may lie elsewhere now
+                linked = q.tail == first + 1
         if err:
             bad[0] = at
             break
@@ -437,12 +439,13 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         return err
     last = send_rec(q, q.tail - 1)
     q.posted += q.tail - first
-    if q.fence_wanted and q.send_open and (q.fence_force or last.state & REC_SIGNALED):
+    # What was handed over while room was sought is as the hardware has it.
+    if q.fence_wanted and q.send_open and q.wired < q.tail and (q.fence_force or last.state & REC_SIGNALED):
         last.state |= REC_HW_SIGNALED
         last.wr.send_flags |= IBV_SEND_SIGNALED
         q.last_signaled = q.tail
     if q.send_open:
-        if q.send_pair or q.wired != first or q.recv_withheld or q.tail - q.head > q.send_cap:
+        if q.send_pair or q.wired != first or q.recv_withheld or not linked or q.tail - q.head > q.send_cap:
             rc = hand_over(q)
         else:
             rc = post_default(q, first)

@@ -469,6 +469,7 @@ cdef inline bint double_sends(QPState *q) noexcept nogil:
         old = send_rec(q, seq)
         rec = <SendRec *>(sends + <size_t>(seq & mask) * q.send_stride)
         memcpy(rec, old, q.send_stride)
+        rec.wr.next = NULL
         rec.wr.sg_list = send_sges(rec)
         if rec.app_flags & IBV_SEND_INLINE and opcode_in(rec.wr.opcode, payload_out_opcodes()):
             send_sges(rec)[0].addr = <uint64_t><size_t>inline_bytes(q, rec)
