@@ -37,11 +37,11 @@ from shiftverbs._dispatch cimport (
 )
 from shiftverbs cimport _journal, _replay
 from shiftverbs._journal cimport (
-    EVENT_SLOTS, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
+    EVENT_SLOTS, KIND_ARM, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
     forget_events, has_payload, has_room, key_none, make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv,
-    pump_send, rdma_opcodes, recv_rec, send_end, send_rec, start_fence,
+    post_own_fence, pump_send, rdma_opcodes, recv_rec, send_end, send_rec, start_fence,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs._replay cimport Seen, replay_seen

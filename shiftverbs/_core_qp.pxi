@@ -776,6 +776,8 @@ cdef class QPCore:
             # A fenced WR was sent only when the responses of all READs before it were there: those are proven too.
             fenced = fenced or rec.app_flags & IBV_SEND_FENCE != 0
         q.proven_end = end
+        if q.crossed < end:
+            q.crossed = end  # executed, and answered perhaps, though something ahead is sent again
         if q.shown_end > lost:
             q.shown_end = lost
         q.wired = first
@@ -875,7 +877,7 @@ cdef class QPCore:
         cdef QPState *q = &self.q
         cdef uint64_t end = send_end(q)
         self.pair(0)
-        q.fence_active = q.fence_wanted = 0
+        q.fence_active = q.fence_wanted = q.own_fence = 0
         if end == q.head:
             q.send_open = 0
             return 'idle'
@@ -891,29 +893,22 @@ cdef class QPCore:
         return 'wanted'
 
     def post_fence_write(self, uint64_t remote_addr, uint32_t rkey) -> int:
-        """Our own fence: a signaled zero-length WRITE behind everything on the send pair; the gate closes.
+        """Our own fence, if one is wanted: a signaled zero-length WRITE behind all on the send pair; the gate closes.
 
-        `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN while WRs
-        wait in the journal, not for a key: no fence was posted then, the last of them becomes it.
+        `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN where
+        there is a fence already, or WRs wait in the journal, not for a key: then EV_FENCE_POSTED tells of it.
         """
         cdef QPState *q = &self.q
-        cdef ibv_send_wr wr
-        cdef ibv_send_wr *bad = NULL
-        cdef Pair *pair = self.ready(q.send_pair)
-        cdef int rc
+        self.ready(q.send_pair)
         self.pump()
-        if q.wired != send_end(q) or q.fence_active:
+        if not q.fence_wanted:
             return EAGAIN
-        memset(&wr, 0, sizeof(wr))
-        wr.wr_id = make_id(False, KIND_FENCE, pair.generation, q.wired)
-        wr.opcode = <ibv_wr_opcode>IBV_WR_RDMA_WRITE
-        wr.send_flags = IBV_SEND_SIGNALED
-        wr.wr.rdma.remote_addr = remote_addr
-        wr.wr.rdma.rkey = rkey
-        rc = self.errno_of(ibv_post_send(pair.qp, &wr, &bad))
-        if rc == 0:
-            start_fence(q, q.wired)
-        return rc
+        q.own_fence_addr = remote_addr
+        q.own_fence_rkey = rkey
+        if q.wired != send_end(q):
+            q.own_fence = 1
+            return EAGAIN
+        return post_own_fence(q)
 
     def move_cancel(self) -> None:
         """No MOVE after all: the gate opens on the pair that carries sends now."""

@@ -263,7 +263,7 @@ cdef inline int recv_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
         if q.rx_target_set and q.rx >= q.rx_target:
             q.rx_target_set = 0
             emit(q, EV_RX_REACHED, k, <int64_t>q.rx, 0)
-        if k != q.send_pair:
+        if k != q.send_pair and q.crossed < q.wired:
             q.crossed = q.wired
         if pair.watch_first:
             first_wc(q, k)
@@ -435,9 +435,10 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
             last.wr.next = &rec.wr
         last = rec
         at = at.next
-    if q.tail == first:
-        return err
-    last = send_rec(q, q.tail - 1)
+    if last == NULL:
+        if q.tail == first:
+            return err
+        last = send_rec(q, q.tail - 1)
     q.posted += q.tail - first
     # What was handed over while room was sought is as the hardware has it.
     if q.fence_wanted and q.send_open and q.wired < q.tail and (q.fence_force or last.state & REC_SIGNALED):

@@ -27,7 +27,7 @@ from shiftverbs.libverbs cimport (
     IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
     IBV_WR_TSO, ibv_comp_channel, ibv_cq, ibv_post_recv, ibv_post_send, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
-    ibv_wc, ibv_wc_opcode, ibv_wc_status,
+    ibv_wc, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
 )
 
 
@@ -230,6 +230,9 @@ ctypedef struct QPState:
     int op_err_pair
     int fence_wanted
     int fence_force
+    int own_fence           # our own WRITE is to be posted as the fence, as soon as nothing waits ahead of it
+    uint64_t own_fence_addr
+    uint32_t own_fence_rkey
     int fence_active
     uint64_t fence_seq
     int rx_target_set
@@ -768,27 +771,50 @@ cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
     q.send_open = 0
 
 
+cdef inline int post_own_fence(QPState *q) noexcept nogil:
+    """A signaled zero-length WRITE behind everything on the send pair; the gate closes. 0, or the provider's errno."""
+    cdef ibv_send_wr wr
+    cdef ibv_send_wr *bad = NULL
+    cdef int rc
+    memset(&wr, 0, sizeof(wr))
+    wr.wr_id = make_id(False, KIND_FENCE, q.pairs[q.send_pair].generation, q.wired)
+    wr.opcode = <ibv_wr_opcode>IBV_WR_RDMA_WRITE
+    wr.send_flags = IBV_SEND_SIGNALED
+    wr.wr.rdma.remote_addr = q.own_fence_addr
+    wr.wr.rdma.rkey = q.own_fence_rkey
+    rc = provider_errno(ibv_post_send(q.pairs[q.send_pair].qp, &wr, &bad))
+    if rc == 0:
+        start_fence(q, q.wired)
+    return rc
+
+
 cdef inline void fence_last(QPState *q) noexcept nogil:
-    """A fence is wanted, and something was handed over: the last of it is the fence, if nothing waits behind it."""
+    """A fence is wanted: the last that this pair is handed is it, if it tells of its end.
+
+    Else our own WRITE, if that was to be posted and had to wait.
+    """
     cdef SendRec *last
-    if not q.send_open or q.wired != q.tail or q.tail == q.head:
+    if not q.send_open or q.pairs[q.send_pair].qp == NULL or q.wired != send_end(q):
         return
-    last = send_rec(q, q.tail - 1)
-    if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
-        start_fence(q, q.tail - 1)
+    if q.wired > q.head:
+        last = send_rec(q, q.wired - 1)
+        if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
+            start_fence(q, q.wired - 1)
+            emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+            return
+    if q.own_fence and post_own_fence(q) == 0:
         emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
 
 
 cdef inline void pump_send(QPState *q) noexcept nogil:
     """Hand over what waits in the journal. A refusal is told when what is ahead has completed: each gets its own WC."""
-    cdef uint64_t before = q.wired
     cdef int err = provider_errno(hand_over(q))
     if err:
         if completion_due(q) and not device_gone(err):
             q.blocked = 1
         else:
             post_refused(q, q.send_pair, err)
-    elif q.fence_wanted and q.wired > before:
+    elif q.fence_wanted:
         fence_last(q)
 
 

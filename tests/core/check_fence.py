@@ -80,8 +80,9 @@ def test_markers_and_dummies_never_reach_the_application(world: World) -> None:
     w.qp.post_marker(0)
     w.qp.post_arm_send(0)
     w.qp.post_arm_recv(0)
-    w.qp.post_fence_write(0, 0)
-    w.hw[0].complete(3)
+    w.send(0, flags=0)
+    assert w.qp.move_begin() == "wanted" and w.qp.post_fence_write(0, 0) == 0
+    w.hw[0].complete(4)
     w.hw[0].receive(2)
     assert w.poll() == []
     assert w.scq.swallowed == 3 and w.rcq.swallowed == 2

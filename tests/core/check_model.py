@@ -84,7 +84,7 @@ class Side:
     def may_cross(self) -> None:
         """To be called after whatever hands over, and where receives begin to come over another pair."""
         if self.send_pair != self.recv_pair:
-            self.crossed = len(self.sends) - self.world.qp.unwired[0]
+            self.crossed = max(self.crossed, len(self.sends) - self.world.qp.unwired[0])
 
     def peer_rx(self) -> int:
         return len(self.received)
@@ -185,7 +185,7 @@ class DataPath(RuleBasedStateMachine):
         if taken > room:  # something came over another NIC: what was handed over by then takes no room
             crossed = side.crossed
             if side.send_pair != side.recv_pair:  # completions polled for room may have had more handed over
-                crossed = len(side.sends) + taken - side.world.qp.unwired[0]
+                crossed = max(crossed, len(side.sends) + taken - side.world.qp.unwired[0])
             assert len(side.sends) + taken - crossed <= CAP
         side.sends += wanted[:taken]
         outstanding, unwired = side.world.qp.outstanding[0], side.world.qp.unwired[0]
@@ -358,6 +358,7 @@ class DataPath(RuleBasedStateMachine):
         for wr in side.sends[side.head : end]:
             wr.proven = wr.proven or wr.opcode != READ
         core.trim(side.peer_rx())
+        side.crossed = max(side.crossed, end)
         self.skip_proven(side)
         core.open_send(target)
         side.send_pair = side.recv_pair = target

@@ -176,7 +176,9 @@ def test_own_fence_write_refused(guarded: World) -> None:
 
 def test_own_fence_write_that_fails_is_a_path_error(guarded: World) -> None:
     w = guarded
-    w.qp.post_fence_write(0, 0)
+    w.send(0, flags=0)
+    assert w.qp.move_begin() == "wanted" and w.qp.post_fence_write(0, 0) == 0
+    w.hw[0].complete()
     w.hw[0].fail_send(RETRY_EXC)
     assert w.poll() == [] and w.kinds() == [_core.EV_ERROR]
 

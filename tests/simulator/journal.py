@@ -149,6 +149,7 @@ class Journal:
         self.ending = False
         self.fence_seq: int | None = None
         self.fence_wanted = False
+        self.own_fence = False  # our own WRITE is to be the fence, once nothing waits ahead of it
         self.blocked = False
         self.crossed = 0  # sends below it were handed over when something last came over another NIC
         self.answered = 0  # crossed, as a full queue found it: these take no room
@@ -191,10 +192,21 @@ class Journal:
         return 0
 
     def fence_last(self) -> None:
-        """The last of what was handed over is the fence, if nothing waits behind it."""
-        if self.send_open and self.wired == self.tail > self.head and self.rec(self.tail - 1).hw_signaled:
-            self.start_fence(self.tail - 1)
+        """A fence is wanted: the last that can be handed over is it, else our own WRITE that had to wait."""
+        if not self.send_open or self.wired != self.fence_end():
+            return
+        if self.wired > self.head and self.rec(self.wired - 1).hw_signaled:
+            self.start_fence(self.wired - 1)
             self.emit("FENCE_POSTED", self.send_pair, 0)
+        elif self.own_fence:
+            self.post_own_fence()
+
+    def post_own_fence(self) -> None:
+        k = self.send_pair
+        wqe = Wqe(self.hw_id(False, FENCE, k, self.wired), "WRITE", [0], -1, True, False, None)
+        if self.pairs[k].qp.post_send(wqe) == 0:
+            self.start_fence(self.wired)
+            self.emit("FENCE_POSTED", k, 0)
 
     def has_room(self) -> bool:
         return self.tail - max(self.head, self.answered) < self.capacity
@@ -260,9 +272,8 @@ class Journal:
 
     def pump(self) -> None:
         """Hand over what waits; what is refused is told when all ahead of it has completed."""
-        before = self.wired
         rc = self.hand_over()
-        if not rc and self.fence_wanted and self.wired > before:
+        if not rc and self.fence_wanted:
             self.fence_last()
         if rc:
             ahead = (self.rec(seq) for seq in range(self.head, self.wired))
@@ -442,7 +453,7 @@ class Journal:
         if pair.recv_stale or not self.rhead <= seq < self.rwired:
             return
         if self.take_recv(seq, status) and k != self.send_pair:
-            self.crossed = self.wired
+            self.crossed = max(self.crossed, self.wired)
 
     def take_recv(self, seq: int, status: str) -> bool:
         """Whether a message came with it."""
@@ -647,6 +658,7 @@ class Journal:
                 rec.hw_signaled = True
                 first = min(first, seq)
         self.proven_end = end
+        self.crossed = max(self.crossed, end)
         self.shown_end = min(self.shown_end, lost)
         self.wired = first
         self.wired_ts = self.acked_ts = peer_rx
@@ -728,7 +740,7 @@ class Journal:
 
     def move_begin(self) -> str:
         self.fence_seq = None
-        self.fence_wanted = False
+        self.fence_wanted = self.own_fence = False
         end = self.fence_end()
         if end == self.head:
             self.send_open = False
@@ -749,13 +761,12 @@ class Journal:
 
     def post_fence_write(self) -> None:
         self.pump()
-        if self.wired != self.fence_end() or self.fence_seq is not None or not self.fence_wanted:
+        if not self.fence_wanted:
             return
-        k = self.send_pair
-        wqe = Wqe(self.hw_id(False, FENCE, k, self.wired), "WRITE", [0], -1, True, False, None)
-        if self.pairs[k].qp.post_send(wqe) == 0:
-            self.start_fence(self.wired)
-            self.emit("FENCE_POSTED", k, 0)
+        if self.wired != self.fence_end():
+            self.own_fence = True
+        else:
+            self.post_own_fence()
 
     def move_cancel(self) -> None:
         self.fence_seq = None

@@ -62,6 +62,9 @@ LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+# Never garbage: the collector clears an MR before it is closed, and pyverbs 44 then takes its memory for its own and
+# frees it.
+ON_PAGES: list[MR] = []
 PROTECTION = {"none": 0, "read": mmap.PROT_READ, "read_write": mmap.PROT_READ | mmap.PROT_WRITE}
 
 
@@ -179,6 +182,7 @@ class Device:
         ctypes.memset(addr, 0xAA, size)
         mr = MR(self.pd, size, flag_bits(access, "IBV_ACCESS_"), addr)
         self.mrs.append(mr)
+        ON_PAGES.append(mr)
         return {"index": len(self.mrs) - 1, "addr": addr, "lkey": mr.lkey, "rkey": mr.rkey, "size": size}
 
     def unmap(self, addr: int, size: int) -> None:
