@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -18,6 +19,13 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# A process keeps two descriptors for each software network that it ever gave faults in, and every test has its own;
+# a login shell's usual limit is 1,024.
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+_wanted = 8192 if _hard == resource.RLIM_INFINITY else min(8192, _hard)
+if _soft != resource.RLIM_INFINITY and _soft < _wanted:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_wanted, _hard))
 
 # What a shell runs in the background is born deaf to SIGINT, and so would be every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -43,6 +43,13 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = 
         time.sleep(0.005)
 
 
+def readable(fd: int, timeout_s: float) -> bool:
+    """Whether there is something to read, or the end, within the time; of any descriptor, above 1,023 too."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 class _Lines:
     """The lines that come out of a pipe, which never blocks. seen: the list that all of them are added to."""
 

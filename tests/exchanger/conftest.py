@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import select
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
-from harness import EtcdServer
+from harness import EtcdServer, readable
 
 from shiftverbs.config import Config
 from shiftverbs.exchanger import (
@@ -43,7 +42,7 @@ class Watched:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Collect what there is, waiting up to timeout_s for something."""
-        select.select([self.exchanger.fileno()], [], [], timeout_s)
+        readable(self.exchanger.fileno(), timeout_s)
         self.events += self.exchanger.poll_events()
 
     def until(self, condition: Callable[[list[ExchangerEvent]], object], timeout_s: float = 30.0) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, child_env
+from harness import ROOT, child_env, readable
 
 
 class VerbsError(Exception):
@@ -111,7 +110,7 @@ class HostProcess:
     def _answer(self, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
-            ready = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]
+            ready = readable(self._answers.fileno(), max(0.0, deadline - time.monotonic()))
             data = os.read(self._answers.fileno(), 1 << 20) if ready else b""
             if not data:
                 why = "died" if ready else f"did not answer in {timeout_s} s"
