@@ -26,6 +26,9 @@ DEFAULT_JOB = "default"
 DEADLINE_RANGE_MS = (10, 3_600_000)
 # struct sockaddr_un: 108 bytes with the terminating zero.
 MAX_SOCKET_PATH = 107
+# Values of SHIFTVERBS_BROKER that are no paths.
+SHARED_BROKER = "shared"
+OWN_BROKER = "own"
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}")
@@ -88,8 +91,8 @@ class Config:
     require_deadline_ms: int = 30_000
     # SHIFTVERBS_PEER_DEADLINE_MS
     peer_deadline_ms: int = 2000
-    # SHIFTVERBS_BROKER: UNIX socket of a broker shared by the host; None means one of our own.
-    broker: str | None = None
+    # SHIFTVERBS_BROKER: SHARED_BROKER, OWN_BROKER, or the UNIX socket of a broker that somebody looks after.
+    broker: str = SHARED_BROKER
 
     # SHIFTVERBS_METRICS: where to serve Prometheus metrics: address, first and last port to try.
     metrics: tuple[str, int, int] | None = None
@@ -210,7 +213,9 @@ def _readable_file(variable: str, value: str) -> str:
     return path
 
 
-def _socket_path(variable: str, value: str) -> str:
+def _broker(variable: str, value: str) -> str:
+    if value in (SHARED_BROKER, OWN_BROKER):
+        return value
     path = os.path.abspath(os.path.expanduser(value))
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ConfigError(variable, value, f"must be a socket's path of at most {MAX_SOCKET_PATH} bytes")
@@ -396,9 +401,11 @@ VARIABLES: dict[str, Variable] = {
     ),
     "SHIFTVERBS_BROKER": Variable(
         "broker",
-        _socket_path,
-        f"a path of at most {MAX_SOCKET_PATH} bytes",
-        "UNIX socket of the broker that the processes of a host share. Not set: one for this process.",
+        _broker,
+        f"`{SHARED_BROKER}`, `{OWN_BROKER}`, or a path of at most {MAX_SOCKET_PATH} bytes",
+        "Which process speaks to etcd for this one. Not set, or shared: one for all processes of this user and host "
+        "with the same settings, started by the first of them, its socket in SHIFTVERBS_RUN_DIR; where none can be "
+        "shared, as own. Own: one for this process alone. A path: whoever listens on that socket.",
     ),
     "SHIFTVERBS_METRICS": Variable(
         "metrics",
@@ -411,7 +418,7 @@ VARIABLES: dict[str, Variable] = {
         "run_dir",
         _directory,
         "a directory",
-        "Where processes have the sockets that `shiftverbs status` asks. Not set: `$XDG_RUNTIME_DIR/shiftverbs` if "
-        "there is such a directory, else `$TMPDIR/shiftverbs-UID`.",
+        "Where processes have the sockets that `shiftverbs status` asks, and the shared broker its. Not set: "
+        "`$XDG_RUNTIME_DIR/shiftverbs` if there is such a directory, else `$TMPDIR/shiftverbs-UID`.",
     ),
 }

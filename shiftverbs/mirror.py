@@ -7,7 +7,6 @@ import enum
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -41,9 +40,11 @@ def release() -> str:
         found = None
     if found is not None:
         return found.group(1)
+    from importlib import metadata  # here only: it would be a tenth of this package's import
+
     try:
-        return importlib.metadata.version(SOURCE)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(SOURCE)
+    except metadata.PackageNotFoundError:
         return "(release unknown)"
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from . import _core, _nic, async_events, changes, memory_keys, pyverbs_objects
+from . import _core, _nic, async_events, changes, memory_keys, pyverbs_objects, run_dir
 from .backup import BackupError, Nic, Nics
 from .config import Config, ConfigError
 from .connection import Connection
@@ -91,7 +91,7 @@ class Runtime:
             host, first, last = self.config.metrics
             self.metrics_port = _core.without_signals(metrics.serve, self, host, range(first, last + 1))
         try:
-            where = publisher.directory(self.config.run_dir)
+            where = run_dir.directory(self.config.run_dir)
             return publisher.Publisher(functools.partial(snapshot.take, self), self.instance, where)
         except (OSError, RuntimeError) as error:
             level = logging.WARNING if self.config.run_dir is not None else logging.INFO

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shiftverbs.run_dir import directory
 from shiftverbs.telemetry import reader
-from shiftverbs.telemetry.publisher import directory
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

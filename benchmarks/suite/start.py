@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import tempfile
 from collections.abc import Iterator
 
 from shiftverbs.softrnic import library_path
@@ -19,7 +20,7 @@ Times = dict[str, float]
 def started(lab: Lab, package: str, warm: bool) -> Iterator[Times]:
     """Two processes, one on each host, that start at once and connect.
 
-    :param warm: they join their host's broker, which is there; otherwise each starts one of its own
+    :param warm: they join their host's broker, which is there; otherwise each is the first and starts it
     :return: milliseconds from the import to "import", "rts" and, with shiftverbs, "protected", of the slower of both
     :raises SuiteError: they do not come so far
     """
@@ -31,8 +32,9 @@ def started(lab: Lab, package: str, warm: bool) -> Iterator[Times]:
             # Compiled modules of our own, whatever the environment says: an installed package has its.
             env.pop("PYTHONDONTWRITEBYTECODE", None)
             env["PYTHONPYCACHEPREFIX"] = f"{lab.network.directory}/bytecode"
-            if warm:
-                env["SHIFTVERBS_BROKER"] = f"{lab.network.directory}/broker-{host}"
+            # Where nobody was yet, no broker is.
+            run_dir = f"{lab.network.directory}/warm" if warm else stack.enter_context(tempfile.TemporaryDirectory())
+            env["SHIFTVERBS_RUN_DIR"] = run_dir
             children.append(stack.enter_context(Child("start_host", env, package, lab.device)))
         who = [child.answer() for child in children]
         for child, peer in zip(children, reversed(who), strict=True):
@@ -54,7 +56,7 @@ def start_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
                     times.append(took)
     plain = [times["rts"] for times in seen["pyverbs"]]
     rows = []
-    for kind, broker in (("cold", "each starts its broker"), ("warm", "the host's broker is there")):
+    for kind, broker in (("cold", "no broker yet"), ("warm", "the host's broker is there")):
         values = [times["protected"] for times in seen[kind]]
         row = ratio_row(f"import to PROTECTED, {broker} (pyverbs: to RTS)", "ms", plain, values, None)
         parts = {name: statistics.median(times[name] for times in seen[kind]) for name in ("import", "rts")}

@@ -4,7 +4,7 @@
     python -m shiftverbs.exchanger.broker --socket PATH
 
 runs one for the host (SHIFTVERBS_BROKER=PATH in the applications; where etcd is comes from the broker's own
-environment). Without SHIFTVERBS_BROKER each application's process starts one of its own and no hand is needed.
+environment). No hand is needed: the first process that wants one starts it, and the next ones join.
 
 It is a process of its own so that gRPC's threads, its trouble with fork, and etcd3's need for one particular
 protobuf implementation stay out of the application.
@@ -30,12 +30,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..announce import Seldom
-from ..config import Config, ConfigError
+from ..config import OWN_BROKER, SHARED_BROKER, Config, ConfigError
 from . import link_events, records, wire
 from .coming_link import ComingLink
 from .key_table import KeyTable
 from .settings import config_of, store_identity
-from .socket_path import bind_socket, identity, remove_socket
+from .socket_path import bind_socket, identity, of_host, remove_socket
 
 if TYPE_CHECKING:
     from .etcd_link import EtcdLink
@@ -149,7 +149,8 @@ class Broker:
                 if not self._dropping or time.monotonic() >= end:
                     return not self._failed
             if shared and self._idle_exit_s is not None and not self._clients and not self._dropping:
-                if time.monotonic() - idle_since >= self._idle_exit_s:
+                # Whose path was taken away is found by nobody any more.
+                if time.monotonic() - idle_since >= self._idle_exit_s or identity(self._path or "") != self._bound:
                     return True
             timeout = self._table.next_due_s(time.monotonic())
             if self._accept_at is not None:
@@ -467,13 +468,21 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m shiftverbs.exchanger.broker",
         description="Speaks to etcd for the shiftverbs processes of this host.",
     )
-    parser.add_argument("--socket", metavar="PATH", help="serve this UNIX socket (default: $SHIFTVERBS_BROKER)")
+    default = "$SHIFTVERBS_BROKER, or where this user's processes look for the one they share"
+    parser.add_argument("--socket", metavar="PATH", help=f"serve this UNIX socket (default: {default})")
     # How shiftverbs starts it.
     parser.add_argument("--client-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--client-pidfd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--listen-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
+
+
+def _named_path(config: Config) -> str:
+    """Where a broker started by hand serves."""
+    if config.broker == OWN_BROKER:
+        raise ConfigError("SHIFTVERBS_BROKER", OWN_BROKER, "a broker of one process is started by that process")
+    return of_host(config) if config.broker == SHARED_BROKER else config.broker
 
 
 def _report_failure(options: argparse.Namespace, reason: str) -> None:
@@ -507,20 +516,18 @@ def main(argv: list[str] | None = None) -> int:
         # The thread that started us takes no signals, and we have its mask.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
     listener = None
-    path = None
+    path = options.socket
     try:
         config = config_of(json.loads(options.settings)) if options.settings else Config.from_environ()
-        path = options.socket or config.broker
         if not config.etcd:
             raise ConfigError("SHIFTVERBS_ETCD", "", "must say where etcd is")
         if options.listen_fd is not None:
             listener = socket.socket(fileno=options.listen_fd)
         elif options.client_fd is None:
-            if path is None:
-                raise ConfigError("SHIFTVERBS_BROKER", "", "must be set, or --socket given")
-            listener = bind_socket(os.path.abspath(path))
+            path = os.path.abspath(options.socket or _named_path(config))
+            listener = bind_socket(path)
         idle_exit_s = config.broker_idle_exit_s if options.listen_fd is not None else None
-        broker = Broker(config, listener, path if listener is not None else None, idle_exit_s)
+        broker = Broker(config, listener, path, idle_exit_s)
         if options.client_fd is not None:
             broker.adopt(socket.socket(fileno=options.client_fd), options.client_pidfd)
     except Exception as error:

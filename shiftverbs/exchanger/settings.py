@@ -9,7 +9,7 @@ from typing import Any
 from ..config import Config, Endpoint
 
 _FIELDS = (
-    "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file", "broker",
+    "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file",
     "lease_ttl_s", "etcd_timeout_ms", "etcd_backoff_min_ms", "etcd_backoff_max_ms",
     "broker_batch_window_us", "broker_idle_exit_s",
 )  # fmt: skip

@@ -1,25 +1,51 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The UNIX socket of a broker shared by the host: who may create it, and who is trusted at it."""
+"""The UNIX socket of a broker shared by the host: where it is, who may create it, and who is trusted at it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import socket
 import stat
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import kept
+from .. import run_dir
+from ..config import MAX_SOCKET_PATH, Config
+from . import kept, wire
+from .settings import settings_of
 
 _PEERCRED = struct.Struct("3i")
 # How long to wait for whoever has the lock. Nobody has it for longer than a connect() may take.
 LOCK_TIMEOUT_S = 10.0
 _LOCK_PERIOD_S = 0.01
+_NOTE_BYTES = 64
+
+
+def of_host(config: Config) -> str:
+    """Where the broker is that processes share unasked: those of one user on one host that would start the same one.
+
+    Creates its directory. Raises OSError where there is none that is safe, or its path is too long for a socket.
+    """
+    where = run_dir.directory(config.run_dir)
+    run_dir.own_directory(where)
+    # Whoever plays several hosts, or lives in a network of its own, reaches etcd by other ways.
+    alike = [
+        settings_of(config), wire.PROTOCOL, sys.executable, str(Path(__file__).resolve()),
+        os.environ.get("SOFTRNIC_HOST"), wire.namespace("net"), wire.namespace("pid"),
+    ]  # fmt: skip
+    digest = hashlib.blake2s(json.dumps(alike, sort_keys=True).encode(), digest_size=8).hexdigest()
+    path = os.path.abspath(where / f"broker-{digest}")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise OSError(errno.ENAMETOOLONG, f"a socket's path has at most {MAX_SOCKET_PATH} bytes", path)
+    return path
 
 
 class SocketInUse(OSError):
@@ -96,27 +122,40 @@ def connect_or_bind(path: str) -> tuple[socket.socket, bool]:
         return (sock, True) if sock is not None else (_bind(path), False)
 
 
+def connect_or_replace(path: str, ended: tuple[int, int]) -> tuple[socket.socket, bool]:
+    """As `connect_or_bind`, but the broker that `name_broker` called so has ended, whoever has a copy of its socket."""
+    with locked(path):
+        if named_broker(path) == ended:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        sock = _connect(path)
+        return (sock, True) if sock is not None else (_bind(path), False)
+
+
 def name_broker(path: str, pid: int, began: int) -> None:
     """Note beside the socket `path` which process is started for it. began: when that began, in ticks since boot."""
     with contextlib.suppress(OSError):
         note = os.open(path + ".lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            os.pwrite(note, f"{pid} {began}\n".ljust(40).encode(), 0)
+            os.pwrite(note, f"{pid} {began} {wire.pid_namespace()}\n".ljust(_NOTE_BYTES).encode(), 0)
         finally:
             os.close(note)
 
 
 def named_broker(path: str) -> tuple[int, int] | None:
-    """What `name_broker` noted last; that process may be gone, and its number another one's."""
+    """What `name_broker` noted of the broker that was started last, by a process that numbers processes as we do.
+
+    That broker may be gone, and its number another one's.
+    """
     try:
         note = os.open(path + ".lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if os.fstat(note).st_uid not in (os.geteuid(), 0):
                 return None
-            pid, began = os.pread(note, 40, 0).split()
+            pid, began, namespace = os.pread(note, _NOTE_BYTES, 0).decode("ascii").split()
         finally:
             os.close(note)
-        return int(pid), int(began)
+        return (int(pid), int(began)) if namespace == str(wire.pid_namespace()) else None
     except (OSError, ValueError):
         return None
 
@@ -174,6 +213,8 @@ def _bind(path: str) -> socket.socket:
         if not stat.S_ISSOCK(status.st_mode):
             raise FileExistsError(errno.EEXIST, "is in the way and not a socket", path)
         os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.truncate(path + ".lock", 0)  # what is noted there was said of another
     with kept.making:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         kept.keep(listener)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shlex
 import signal
@@ -22,9 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config import OWN_BROKER, SHARED_BROKER, Config
 from . import kept, socket_path, wire
 from .settings import settings_of, store_identity
+
+logger = logging.getLogger("shiftverbs.exchanger")
 
 # Python and this package are loaded before the hello; on a busy host with cold caches even that takes its time.
 START_TIMEOUT_S = 30.0
@@ -41,6 +44,10 @@ class BrokerError(Exception):
 
 class _NoHello(BrokerError):
     """There is one, which says nothing."""
+
+
+class _Ended(BrokerError):
+    """There was one."""
 
 
 @dataclass
@@ -86,6 +93,12 @@ def _look_at(pid: int | None) -> _Looks | None:
         return _Looks(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]), turns)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _has_ended(pid: int, began: int) -> bool:
+    """Whether a process is no more, though perhaps nobody has taken note of its end."""
+    seen = _look_at(pid)
+    return seen is None or seen.began != began or seen.state in "ZX"
 
 
 def _kill(pid: int, began: int) -> None:
@@ -136,22 +149,40 @@ def open_connection(config: Config, progress: Callable[[str], None] = lambda pha
 
     progress: is told what is waited for. Raises BrokerError or OSError.
     """
+    if config.broker == OWN_BROKER:
+        return _open(config, None, progress)
+    if config.broker != SHARED_BROKER:
+        return _open(config, config.broker, progress)
+    try:
+        path = socket_path.of_host(config)
+        try:
+            return _open(config, path, progress)
+        except _Ended:  # it took its leave, for want of anything to do, in this very moment
+            return _open(config, path, progress)
+    except (BrokerError, OSError) as error:
+        # Nobody asked for a shared one: without it all is as it should be, and somewhat slower.
+        logger.info("no broker to share, this process has one of its own: %s", error)
+        return _open(config, None, progress)
+
+
+def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> Connection:
+    """Get the broker that is shared at a socket, or (None) one for this process alone."""
     spawned = None
     try:
         progress("a broker is being started")
-        if config.broker is None:
+        if path is None:
             sock, spawned = _start_own(config)
         else:
-            sock, spawned = _join_shared(config, config.broker)
+            sock, spawned = _join_shared(config, path)
         progress(f"the broker{'' if spawned is None else f', process {spawned.pid},'} has not said hello")
-        named = None if config.broker is None else socket_path.named_broker(config.broker)
+        named = None if path is None else socket_path.named_broker(path)
         before = None if named is None else _look_at(named[0])
         try:
             return _greet(sock, config, spawned)
         except _NoHello:
             sock.close()
             # One that is stuck would never notice that it is given up; a shared one keeps the socket from a successor.
-            if config.broker is None:
+            if path is None:
                 if spawned is not None and spawned.pid is not None and spawned.began is not None:
                     _kill(spawned.pid, spawned.began)
             elif named is not None and before is not None and _look_at(named[0]) == before:
@@ -191,13 +222,18 @@ def _start_own(config: Config) -> tuple[socket.socket, _Spawned]:
 
 def _join_shared(config: Config, path: str) -> tuple[socket.socket, _Spawned | None]:
     sock, connected = socket_path.connect_or_bind(path)
+    named = socket_path.named_broker(path) if connected else None
+    if named is not None and _has_ended(*named):
+        # A child that C code forked when that one's socket was made has a copy: whoever asks there waits in vain.
+        sock.close()
+        sock, connected = socket_path.connect_or_replace(path, named)
     if connected:
         return sock, None
     # From here on others connect to the path too; they are served as soon as the broker is there.
     with contextlib.ExitStack() as stack:
         stack.callback(kept.let_go, sock)
         listener = stack.enter_context(sock)
-        spawned = _spawn(config, ["--listen-fd", str(listener.fileno())], [listener.fileno()])
+        spawned = _spawn(config, ["--socket", path, "--listen-fd", str(listener.fileno())], [listener.fileno()])
         try:
             if spawned.pid is not None and spawned.began is not None:
                 socket_path.name_broker(path, spawned.pid, spawned.began)
@@ -279,12 +315,14 @@ def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None) -> Con
         while not frames:
             data = sock.recv(1 << 16)
             if not data:
-                raise BrokerError(f"the broker ended before it said hello{last_words()}")
+                raise _Ended(f"the broker ended before it said hello{last_words()}")
             frames = reader.feed(data)
     except TimeoutError:
         looks = "" if spawned is None else spawned.looks()
         raise _NoHello(f"the broker does not say hello in {START_TIMEOUT_S:g} s{last_words()}{looks}") from None
-    except (ConnectionError, wire.WireError) as error:
+    except ConnectionError as error:
+        raise _Ended(f"no hello from the broker: {error}{last_words()}") from None
+    except wire.WireError as error:
         raise BrokerError(f"no hello from the broker: {error}{last_words()}") from None
     first = frames[0]
     if first.get("ev") == "fatal":

@@ -35,12 +35,17 @@ PROTOCOL = 1
 MAX_FRAME_BYTES = 65536
 
 
-def pid_namespace() -> int | None:
-    """Within which namespace a process id of ours means something: its number, None where that is not known."""
+def namespace(kind: str) -> int | None:
+    """The number of this process's namespace of a kind, "pid" or "net"; None where that is not known."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
     except OSError:
         return None
+
+
+def pid_namespace() -> int | None:
+    """Within which namespace a process id of ours means something."""
+    return namespace("pid")
 
 
 class WireError(Exception):

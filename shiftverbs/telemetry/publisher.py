@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import socket
-import stat
 import struct
 import threading
 import time
@@ -22,33 +21,13 @@ from typing import Any
 
 from shiftverbs._core import without_signals
 from shiftverbs.exchanger import kept
+from shiftverbs.run_dir import own_directory
 
 logger = logging.getLogger("shiftverbs.telemetry")
 
 SEND_TIMEOUT_S = 2.0
 ACCEPT_PAUSE_S = 0.5
 _PEERCRED = struct.Struct("3i")
-
-
-def directory(named: str | None = None) -> Path:
-    """Where this user's processes have their sockets. named: SHIFTVERBS_RUN_DIR; None: the session's, or in TMPDIR."""
-    if named is not None:
-        return Path(named)
-    session = os.environ.get("XDG_RUNTIME_DIR", "")
-    if session and os.path.isdir(session):
-        return Path(session) / "shiftverbs"
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"shiftverbs-{os.geteuid()}"
-
-
-def own_directory(path: Path) -> None:
-    """Make the directory, for this user only. Raises OSError where it is, or can be, somebody else's."""
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=False)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))
-    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "others may write there", str(path))
 
 
 def remove_if_dead(path: Path) -> bool:

@@ -32,10 +32,14 @@ def running(pid: int) -> bool:
 
 
 def launch(spawn: Spawn, world: EtcdWorld, program: str, **extra: str) -> Child:
-    """Start a program that uses this world's etcd and finds the tests' modules; extra: of its environment."""
+    """Start a program that uses this world's etcd and finds the tests' modules; extra: of its environment.
+
+    It has a broker of its own unless told otherwise.
+    """
     env = {
         "SHIFTVERBS_ETCD": world.server.endpoint,
         "SHIFTVERBS_JOB": world.job,
+        "SHIFTVERBS_BROKER": "own",
         "TESTS": str(Path(__file__).resolve().parents[1]),
         **extra,
     }

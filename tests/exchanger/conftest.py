@@ -127,7 +127,9 @@ class EtcdWorld:
         self.watched: list[Watched] = []
 
     def config(self, **changes: Any) -> Config:
-        base = Config.from_environ({"SHIFTVERBS_ETCD": self.server.endpoint, "SHIFTVERBS_JOB": self.job})
+        base = Config.from_environ(
+            {"SHIFTVERBS_ETCD": self.server.endpoint, "SHIFTVERBS_JOB": self.job, "SHIFTVERBS_BROKER": "own"}
+        )
         return base.replace(**changes)
 
     def make(self, job: str | None = None, **changes: Any) -> Watched:

@@ -216,7 +216,7 @@ def test_a_broker_started_by_hand(etcd_world: EtcdWorld, softrnic_dir: Path, spa
 @pytest.mark.parametrize(
     ("arguments", "env", "words"),
     [
-        ((), {"SHIFTVERBS_ETCD": "a:1"}, "SHIFTVERBS_BROKER"),
+        ((), {"SHIFTVERBS_ETCD": "a:1", "SHIFTVERBS_BROKER": "own"}, "SHIFTVERBS_BROKER='own'"),
         (("--socket", "/tmp/never.sock"), {}, "SHIFTVERBS_ETCD"),
         (("--socket", "/tmp/never.sock"), {"SHIFTVERBS_ETCD": "a:x"}, "SHIFTVERBS_ETCD='a:x'"),
         (("--socket", "/nowhere/never.sock"), {"SHIFTVERBS_ETCD": "a:1"}, "/nowhere/never.sock"),

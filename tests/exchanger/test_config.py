@@ -35,7 +35,7 @@ def test_nothing_set_is_the_default() -> None:
     assert not config.disable
     assert not config.require
     assert config.peer_deadline_ms == 2000
-    assert config.broker is None
+    assert config.broker == "shared"
 
 
 def test_empty_counts_as_not_set() -> None:

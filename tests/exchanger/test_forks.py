@@ -82,11 +82,12 @@ def test_a_brokers_death_is_noticed_though_a_child_was_forked_at_its_start(
     assert int(app.expect(r"^again (\d+)")[1]) != broker
 
 
+@pytest.mark.parametrize("fork", ["Python", "C"])
 def test_a_shared_brokers_successor_is_found_though_a_child_was_forked_at_its_start(
-    forking: Callable[..., tuple[Child, int]], etcd_world: EtcdWorld, softrnic_dir: Path
+    forking: Callable[..., tuple[Child, int]], etcd_world: EtcdWorld, softrnic_dir: Path, fork: str
 ) -> None:
     path = str(softrnic_dir / "b.sock")
-    app, broker = forking(MOMENT="spawn", SHIFTVERBS_BROKER=path)
+    app, broker = forking(MOMENT="spawn", SHIFTVERBS_BROKER=path, FORK=fork)
     os.kill(broker, signal.SIGKILL)
     app.send("one.next(Unavailable, timeout_s=10); one.next(Connected, timeout_s=10); print('again')")
     app.expect("^again", 25)
