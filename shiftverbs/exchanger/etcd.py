@@ -19,7 +19,7 @@ from collections import deque
 from typing import Any
 
 from .._core import without_signals
-from ..config import Config
+from ..config import OWN_BROKER, SHARED_BROKER, Config
 from . import records, wire
 from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
 from .start import BrokerError, Connection, open_connection
@@ -33,6 +33,9 @@ MAX_READ_BYTES = 1 << 20
 # A broker that lived longer did not die of something that kills the next one at once too.
 STABLE_S = 10.0
 WARNING_INTERVAL_S = 60.0
+# After so many in a row that came to nothing, a broker that nobody asked to share is not shared any more:
+# who started it may have had an environment in which none can live.
+SHARED_TRIES = 3
 
 _UNSEEN = object()
 
@@ -237,7 +240,9 @@ class EtcdExchanger(Exchanger):
         while not self._closed.wait(pause_s):
             connection = None
             try:
-                connection = open_connection(config, self._enter)
+                unlucky = config.broker == SHARED_BROKER and self._failures >= SHARED_TRIES
+                asked = config.replace(broker=OWN_BROKER) if unlucky else config
+                connection = open_connection(asked, self._enter)
             except (BrokerError, OSError) as error:
                 reason = str(error)
             except Exception as error:

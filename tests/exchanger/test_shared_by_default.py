@@ -17,7 +17,7 @@ import pytest
 from harness import Child, Spawn
 
 from shiftverbs.config import SHARED_BROKER, Config
-from shiftverbs.exchanger import Connected, Found, qp_key, socket_path, wire
+from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, socket_path, wire
 from shiftverbs.exchanger import start as start_module
 
 from .around import launch, running, wait_until
@@ -174,11 +174,36 @@ def test_where_none_can_be_shared_a_process_has_its_own(
         "full": "serves 9 processes",
         "nonsense": "no hello",
         "silent": "does not say hello in 5 s",
-        "closes": "before it said hello",
+        "closes": "hello",
     }[kind]
     (told,) = [record for record in caplog.records if "no broker to share" in record.getMessage()]
     assert words in told.getMessage()
     assert told.levelno == logging.INFO
+
+
+def test_one_that_fails_again_and_again_is_not_shared_for_ever(etcd_world: EtcdWorld, config: Config) -> None:
+    """It says hello, and that it cannot go on: what its first client's environment makes of each that it starts."""
+    served = []
+    with socket_path.bind_socket(socket_path.of_host(config)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as sock:
+                        served.append(sock.recv(1 << 16))
+                        sock.sendall(wire.encode({"ev": "hello", "pid": os.getpid(), "pid_namespace": None}))
+                        sock.sendall(wire.encode({"ev": "fatal", "reason": "no module named grpc"}))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        one = make(etcd_world, config)
+        assert "no module named grpc" in one.next(Unavailable).reason
+        one.next(Connected, timeout_s=60)
+        publish_qp(one, etcd_world.job, 1)
+        wait_until(etcd_world.keys)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(served) == 3
 
 
 def test_a_broker_that_takes_its_leave_at_this_very_moment_is_followed_by_another(

@@ -96,7 +96,7 @@ def test_etcd_that_does_not_answer_leaves_qps_pairing(network: Network) -> None:
 
 @pytest.mark.parametrize("cause", ["etcd", "shell"])
 def test_a_qp_connected_while_etcd_is_away_says_so_and_does_not_blame_the_peer(network: Network, cause: str) -> None:
-    network.env["SHIFTVERBS_ETCD"] = "127.0.0.1:1"
+    network.env |= {"SHIFTVERBS_ETCD": "127.0.0.1:1", "SHIFTVERBS_BROKER": "own"}
     a, b = network.host("a"), network.host("b")
     words = "127.0.0.1:1"
     if cause == "shell":
