@@ -86,6 +86,15 @@ class Endpoint:
                 sys.exit(f"completion with error status {wc.status}")
         return wcs
 
+    def ping_pong(self, first):
+        """One message there and back, 64 bytes each; a receive is posted. first: whether this end begins."""
+        if first:
+            self.send(64, 64)
+        self.wait(e.IBV_WC_RECV)
+        self.receive(0, 64)
+        if not first:
+            self.send(64, 64)
+
     def wait(self, *opcodes):
         """Poll until a completion with each of these opcodes has come."""
         missing = set(opcodes)

@@ -12,7 +12,6 @@ import time
 
 from endpoint import Endpoint, arguments, meet
 
-import shiftverbs.enums as e
 from shiftverbs.pyverbs_error import ShiftError
 
 
@@ -28,12 +27,7 @@ def main():
         shift = endpoint.qp.shift
         rounds, where = 0, None
         while True:
-            if options.server:
-                endpoint.send(64, 64)
-            endpoint.wait(e.IBV_WC_RECV)
-            endpoint.receive(0, 64)
-            if not options.server:
-                endpoint.send(64, 64)
+            endpoint.ping_pong(first=options.server is not None)
             rounds += 1
             if where != (shift.status, shift.path):
                 where = shift.status, shift.path

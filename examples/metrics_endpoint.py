@@ -10,7 +10,6 @@ import time
 import prometheus_client
 from endpoint import Endpoint, arguments, meet
 
-import shiftverbs.enums as e
 from shiftverbs import observe
 
 
@@ -32,12 +31,7 @@ def main():
             print(f"not protected: {endpoint.qp.shift.why}", flush=True)
         print(f"running; metrics on http://127.0.0.1:{options.metrics}/metrics", flush=True)
         while True:
-            if options.server:
-                endpoint.send(64, 64)
-            endpoint.wait(e.IBV_WC_RECV)
-            endpoint.receive(0, 64)
-            if not options.server:
-                endpoint.send(64, 64)
+            endpoint.ping_pong(first=options.server is not None)
             rounds.inc()
             time.sleep(0.01)
 
