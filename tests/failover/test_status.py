@@ -118,11 +118,11 @@ def test_a_forked_child_does_not_answer_for_its_parent(network: Network, run_dir
 def test_a_process_that_ends_takes_its_socket_away(network: Network, run_dir: Path) -> None:
     a = network.host("a")
     a("context = device.Context(name='soft0'); dom = pd.PD(context)")
-    assert len(list(run_dir.iterdir())) == 1
+    assert len(list(run_dir.glob("*.sock"))) == 1
     assert a.child.process.stdin is not None
     a.child.process.stdin.close()
     assert a.child.wait(20) == 0
-    assert list(run_dir.iterdir()) == []
+    assert list(run_dir.glob("*.sock")) == []
 
 
 def test_a_directory_too_deep_for_a_socket_costs_no_protection(network: Network, tmp_path: Path) -> None:
