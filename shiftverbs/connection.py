@@ -37,6 +37,7 @@ from .rebuild import Rebuild
 from .requirement import Requirement
 from .state_machine import RecvState, SendState
 from .timeline import Timeline
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from .backup import Nic
@@ -53,12 +54,6 @@ ACCESS_REMOTE_WRITE = 2
 KEYS_TICK_NS = 20_000_000
 # Bits of EV_KEY_MISSING.
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
-# Work this old is looked at: is its path alive? (design 7.1)
-WATCHDOG_AGE_NS = 1_000_000_000
-# A QP that works, and is not protected for so long, is told of.
-PAIRING_NS = 5_000_000_000
-# A pair that could not be connected for so long is told of.
-UNFIT_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +85,7 @@ class Connection:
         self.ending = Ending(self)
         self.requirement = Requirement(self)
         self.absence = Absence(self)
+        self.watchdog = Watchdog(self)
         self.closed = False
         self.timer_ns: int | None = None
         self.superseded = 0  # messages of the peer that a newer one took the place of, before they were read
@@ -97,7 +93,6 @@ class Connection:
         self._feeding = False
         self._active: set[int] = {0}
         self._ports: dict[int, int] = {}
-        self._last_polled = 0
         self._looked_for: tuple[int, bool] | None = None
         # By pair. Of the backups it outlives a pairing: their QPs are as they are until they are reset.
         self.given: dict[int, changes.Given] = {}
@@ -121,13 +116,9 @@ class Connection:
         if not self.closed:
             self._count_away()
         self.timeline.begin()
-        self._aging = False
-        self._stuck_wr: int | None = None  # the send WR that failed last, until it has completed
         self.was_protected = False
         self.unlike: set[int] = set()  # pairs that carry traffic, and are to be connected anew when that can be
-        self._unfit: dict[int, tuple[int, set[str]]] = {}  # pair -> since when, and what was said of it
-        self._pairing_since_ns: int | None = None
-        self._pairing_told = False
+        self.watchdog.forget()
         self._fence_refused = 0  # the rights that were the peer's when it refused our fence all the same
         self._stop_looking()
 
@@ -459,7 +450,7 @@ class Connection:
         if p is None or p.over or self.status is not Status.PROTECTED:
             return
         if wr is not None:
-            self._stuck_wr = wr
+            self.watchdog.stuck_wr = wr
             if not self._path_answers(k):
                 wr = None  # that says why
         unsafe = self._unsafe_soon() if advisory else None
@@ -931,87 +922,7 @@ class Connection:
         ev.SwitchStarted: _switch_started,
     }
 
-    # ---- watchdog and the end ---------------------------------------------------------------------------------------
-
-    def watch(self, now_ns: int) -> None:
-        """The driver's periodic look (design 7.1): completions nobody polls for, work that is too old, bad ports."""
-        self._watch_pairing(now_ns)
-        self.requirement.watch(now_ns)
-        p = self.protocol
-        if p is None or p.over or self.closed:
-            return
-        if not p.switching:
-            self.absence.watch(now_ns)
-        self._watch_fitness(p, now_ns)
-        if self.status is not Status.PROTECTED:
-            return
-        sends, _receives = self.core.outstanding
-        polled = self.core.send_cq.polled
-        if sends and polled == self._last_polled:
-            self.drain(p.send_pair)
-        self._last_polled = polled
-        if p.switching:
-            return
-        for k in {p.send_pair, p.recv_pair}:
-            if not self.driver.nic_events.port_ok(self.nic(k), self.port(k)):
-                self.path_failed(k, f"the port of {self.device(k)} is down", now_ns, advisory=True)
-                return
-        for k in list(self.unlike):
-            if k not in (p.send_pair, p.recv_pair) or not changes.is_unlike(self, k):
-                self.unlike.discard(k)
-            else:
-                self.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
-                return
-        age_ns = self.core.oldest_post_ns
-        path = self.paths[p.send_pair]
-        self._aging = bool(sends and age_ns > WATCHDOG_AGE_NS // 4)
-        if sends and age_ns > WATCHDOG_AGE_NS and path.ping.alive is False:
-            reason = f"no completion on {self.device(p.send_pair)} and no answer to pings"
-            self.path_failed(p.send_pair, reason, now_ns, advisory=True)
-
-    def _watch_pairing(self, now_ns: int) -> None:
-        """Tell once of a QP that is at work and not protected yet, and why; and when it is, after that."""
-        if self.closed:
-            return
-        say, number = self.driver.announcements.say, self.shadow.qp_num
-        if self.status is Status.PROTECTED and self._pairing_told:
-            self._pairing_told = False
-            say(logging.INFO, number, "is protected now")
-        if self.status is not Status.PAIRING or "RTS" not in self.shadow.transitions:
-            self._pairing_since_ns = None
-        elif self._pairing_since_ns is None:
-            self._pairing_since_ns = now_ns
-        elif not self._pairing_told and now_ns - self._pairing_since_ns >= PAIRING_NS:
-            self._pairing_told = True
-            after = f"{PAIRING_NS // 10**9} s after it was connected"
-            say(logging.WARNING, number, f"is not protected, {after}: {self.shown_why}")
-
-    def _watch_fitness(self, p: PairProtocol, now_ns: int) -> None:
-        """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason."""
-        for k in range(self.n_pairs):
-            reason = p.unfit(k)
-            if reason is None:
-                self._unfit.pop(k, None)
-                continue
-            since_ns, said = self._unfit.setdefault(k, (now_ns, set()))
-            text = f"nothing can fail over to pair {k}, on {self.device(k)}: {reason}"
-            if k and self.why != text and now_ns > since_ns:
-                self.set_why(text)
-            if reason not in said and now_ns - since_ns >= UNFIT_NS:
-                said.add(reason)
-                self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, text)
-
-    @property
-    def wants_pings(self) -> bool:
-        """Whether path health matters right now: work is old, or not everything is at home and fit."""
-        p = self.protocol
-        if p is None or p.over or self.closed:
-            return False
-        if self.send_state != "DEFAULT" or self.recv_state != "DEFAULT" or not p.all_fit:
-            return True
-        if self._stuck_wr is not None and self.core.oldest_wr > self._stuck_wr:
-            self._stuck_wr = None
-        return self._aging or self._stuck_wr is not None
+    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def disconnect(self, reason: str) -> None:
         """The application reset or failed the QP: tell the peer, withdraw, forget the pairing."""

@@ -516,8 +516,8 @@ class Driver:
             if not self._to_watch:
                 break
             connection = self._to_watch.pop()
-            self.safely(connection, connection.watch, now)
-            if connection.wants_pings:
+            self.safely(connection, connection.watchdog.watch, now)
+            if connection.watchdog.wants_pings:
                 for path in connection.paths:
                     self._urgent.add(path)
                     path.ping.interval_ns = URGENT_PING_NS

@@ -63,7 +63,8 @@ class Connection:
     def __init__(self, nic: Any, bug: bool = False, port: int = 1) -> None:
         self.shadow = SimpleNamespace(qp_num=1, handle=lambda k: 1)
         self.protocol: object = object()
-        self.closed = self.wants_pings = False
+        self.closed = False
+        self.watchdog = SimpleNamespace(watch=self.__getattr__("watch"), wants_pings=False)
         self.n_pairs = 1
         self.paths: list[Any] = []
         self.superseded = 0

@@ -268,7 +268,7 @@ def test_rails_that_lose_it_in_turn_cost_no_error(network: Network, faults: Any,
     a, b = network.protected()
     a(
         f"""
-from shiftverbs import connection, events
+from shiftverbs import connection, events, watchdog
 from shiftverbs.softrnic import faults
 plain = connection.Connection._HANDLERS[events.SwitchStarted]
 hole = lambda k: faults.drop(f'a/soft{{k}}', direction='tx', opcode='write', count=0)
@@ -280,7 +280,7 @@ def follow(c, action):
         rules.append(hole(action.target))
 connection.Connection._HANDLERS[events.SwitchStarted] = follow
 c = ep.qp._shadow.connection
-connection.Connection.wants_pings = True  # so that each failure counts, the first one too
+watchdog.Watchdog.wants_pings = True  # so that each failure counts, the first one too
 """
     )
     wait_until(lambda: a("c.driver.run(); [c._path_answers(k) for k in range(2)]") == [True] * 2, what="pings")

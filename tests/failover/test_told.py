@@ -12,9 +12,9 @@ from hosts import Host, Network, connect
 SECONDS = 15
 # From here on five seconds count as over: whoever is to be told of is, at the next looks.
 AS_IF_LONG_AGO = """
-from shiftverbs import connection
-connection.PAIRING_NS, looked, watch = 0, [], connection.Connection.watch
-connection.Connection.watch = lambda self, now_ns: (watch(self, now_ns), looked.append(now_ns))
+from shiftverbs import watchdog
+watchdog.PAIRING_NS, looked, watch = 0, [], watchdog.Watchdog.watch
+watchdog.Watchdog.watch = lambda self, now_ns: (watch(self, now_ns), looked.append(now_ns))
 """
 
 
