@@ -234,3 +234,33 @@ def test_the_error_that_says_why_goes_before_a_flush(guarded: World) -> None:
     assert w.qp.first_error(0) == (FLUSH, 0)
     w.poll_cq(w.scq)
     assert w.qp.first_error(0) == (RETRY_EXC, 0x81)
+
+
+@pytest.mark.parametrize("flags", [SIGNALED, 0])
+@pytest.mark.parametrize("queue", ["send", "recv"])
+@pytest.mark.parametrize("how", ["touched", "let_go", "touched_away"])
+def test_what_was_withheld_is_told_when_nothing_is_withheld_any_more(
+    guarded: World, how: str, queue: str, flags: int
+) -> None:
+    """Protection ends between the first error and the flushes behind it: the WR that failed did not succeed."""
+    w = guarded
+    if how == "touched_away":
+        w.fence(0)
+        w.switch(1, 0)
+    hw = w.hw[how == "touched_away"]
+    for i in range(3):
+        w.send(i, flags=flags)
+    w.recv(10, 2)
+    if queue == "send":
+        hw.fail_send(RETRY_EXC)
+    else:
+        hw.fail_recv(FLUSH)
+    assert w.poll() == []
+    if how == "let_go":
+        w.qp.guarded = False
+    else:
+        w.qp.app_touched()
+    hw.flush()
+    first = RETRY_EXC if queue == "send" else FLUSH
+    assert w.poll() == [(0, first), (1, FLUSH), (2, FLUSH), (10, FLUSH), (11, FLUSH)]
+    assert w.qp.outstanding == (0, 0)

@@ -428,6 +428,35 @@ def close_all(a: Host, name: str) -> float:
     return float(a(f"t = time.monotonic(); [x.qp.close() for x in {name}]; time.monotonic() - t"))
 
 
+# The application's thread polls just when the driver has looked for events and has the peer's BYE in its hands.
+POLLS_AT_THE_BYE = """
+from shiftverbs.messages import Phase, Sync
+c = ep.qp._shadow.connection
+receive = c.driver.channel.receive
+def polls(now):
+    said = list(receive(now))
+    if any(isinstance(entry.message, Sync) and entry.message.phase is Phase.BYE for _, entry in said):
+        time.sleep(0.3)
+        ep.cq.poll(1)
+    return said
+c.driver.channel.receive = polls
+"""
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_an_error_withheld_as_the_peer_leaves_is_told(network: Network, faults: Any, many: int) -> None:
+    a, b = network.protected()
+    faults.switch_down("rail0")
+    a(POLLS_AT_THE_BYE)
+    a("ep.recv(9)")
+    a(f"[ep.post('SEND', length=2, wr_id=i) for i in range({many})]")
+    b("ep.qp.close()")
+    expected = [[0, "RETRY_EXC_ERR"], *([i, FLUSHED] for i in range(1, many)), [9, FLUSHED]]
+    got = statuses(a(f"ep.poll({many + 1}, 10)"))
+    assert sorted(got) == expected, a("ep.shift()")
+    assert [wc for wc in got if wc[0] != 9] == expected[:-1]
+
+
 def test_many_qps_on_a_hung_nic_are_closed_at_the_cost_of_one(network: Network, faults: Any) -> None:
     """What it let one of them wait for in vain, it is not waited for again, as long as it carries out nothing."""
     a, b = network.protected()
