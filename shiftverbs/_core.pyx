@@ -33,7 +33,7 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 
 from shiftverbs._dispatch cimport (
-    POLL_BATCH, begin_end, cq_drain, dispatch, is_plain, make_room, qp_post_recv, qp_post_send,
+    POLL_BATCH, begin_end, cq_drain, dispatch, give_withheld, is_plain, make_room, qp_post_recv, qp_post_send,
 )
 from shiftverbs cimport _journal, _replay
 from shiftverbs._journal cimport (

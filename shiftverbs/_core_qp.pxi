@@ -236,6 +236,8 @@ cdef class QPCore:
     @guarded.setter
     def guarded(self, bint value):
         self.q.guarded = value
+        if not value:
+            give_withheld(&self.q)
 
     @property
     def aborted(self) -> bool:
@@ -245,6 +247,7 @@ cdef class QPCore:
     def app_touched(self) -> None:
         """The application itself moved the QP to ERR, RESET or SQD: what comes now is its own."""
         self.q.guarded = 0
+        give_withheld(&self.q)
 
     @property
     def ending(self) -> bool:

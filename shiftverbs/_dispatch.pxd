@@ -119,6 +119,20 @@ cdef inline void end_by_own_error(QPState *q) noexcept nogil:
         begin_end(q)
 
 
+cdef inline void give_withheld(QPState *q) noexcept nogil:
+    """Nothing is withheld any more: the errors that were are the application's, before a WC behind them comes.
+
+    A QP that is not plain is ended by the driver, which gives them with the rest.
+    """
+    cdef Pair *pair = &q.pairs[0]
+    if q.closed or q.ending or not is_plain(q) or not pair.first_status:
+        return
+    if q.shown_error == 0 and (q.head < q.withheld_send_end or q.rhead < q.withheld_recv_end):
+        q.shown_error = pair.first_status
+    abort_sends(q, q.withheld_send_end, pair.first_status, pair.first_vendor_err)
+    abort_recvs(q, q.withheld_recv_end)
+
+
 cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_wc *wc) noexcept nogil:
     """An error WC, not of our own WRs. True: the application does not see it."""
     cdef Pair *pair = &q.pairs[k]
@@ -131,6 +145,11 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
     if not q.guarded and not pair.fencing:
         if q.shown_error == 0:
             q.shown_error = wc.status
+        # What was withheld while that was still done comes first, in order: this is no first error behind successes.
+        if recv:
+            abort_recvs(q, min(seq, q.withheld_recv_end))
+        else:
+            abort_sends(q, min(seq, q.withheld_send_end), before, before_vendor_err)
         return False
     if not q.guarded or not in_use(q, k, recv, seq) or is_path_error(q, k, recv, seq, wc.status):
         if pair.fencing:
