@@ -498,6 +498,10 @@ class SwitchProcedure(PairState):
         if self._switching():
             self._drop_ask()
         if self._move is not None:
+            if self._move.tx is not None:
+                # It may have moved its receives: what is sent to those it left would be acknowledged, and lost.
+                self._abort("the peer closed its QP while a MOVE was not answered", answer=True)
+                return
             self._cancel_move()
         self._end(Phase.BYE, tell=False)
         self._do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP"))
