@@ -730,6 +730,10 @@ class Connection:
         lost = any(self.nic(k).dead for k in range(self.n_pairs))
         unsafe = self.core.unsafe_reason(cqes_lost=lost)
         if_lost = self.core.unsafe_reason(cqes_lost=lost, receipts_lost=True)
+        failed = self.core.shown_error
+        if failed and self.status is Status.PAIRING:
+            # The peer's ARM was through, ours was not, and the application has seen its QP fail: that was its end.
+            unsafe = f"behind {self.driver.wc_name(failed)}, which came before the QP was protected"
         self.feed(ev.FenceCompleted(number, rx, acked, wired, unsafe, lost, if_lost))
 
     def _reset_pair(self, action: ev.ResetPair) -> None:

@@ -61,12 +61,13 @@ class Ending:
 
         Until the last of them has stopped, not one WR is flushed: its memory is not the application's yet.
         first: status and vendor_err of the first send that is left; all else is flushed. None: the original error, or,
-        where our own fence made the flush and the application never saw one, the usual one.
+        where our own fence made the flush and the application never saw one, the usual one. It was flushed where the
+        application has seen an error before.
         """
         c = self._c
         if c.closed or self._first is not None:
             return
-        self._first = first or self.original or NO_ANSWER
+        self._first = FLUSHED if c.core.shown_error else first or self.original or NO_ANSWER
         self.leave_behind()
         c.await_nothing()
         c.core.begin_end()
