@@ -319,3 +319,99 @@ def test_our_own_write_waits_for_what_has_no_room(half_home: Callable[..., World
     assert w.poll() == [(1, SUCCESS)] and w.kinds() == [_core.EV_FENCE_DONE]
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN, "and it is done"
     assert w.qp.outstanding[0] == 0
+
+
+def post_until_full(w: World, wr_id: int) -> int:
+    """As a program that goes by ENOMEM; the next wr_id."""
+    while True:
+        try:
+            w.send(wr_id)
+        except PyverbsRDMAError as error:
+            assert error.error_code == errno.ENOMEM
+            return wr_id
+        wr_id += 1
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_program_that_posts_as_long_as_it_can_goes_home(half_home: Callable[..., World], write: bool) -> None:
+    """Something always waits for room: the fence is what waited when it was wanted, not what waits last."""
+    w = half_home(max_send=8)
+    wr_id = post_until_full(w, 0)
+    assert wr_id == 16 and w.qp.move_begin() == "wanted"
+    if write:
+        assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN
+    for _ in range(16):
+        w.hw[1].complete()
+        w.poll()
+        wr_id = post_until_full(w, wr_id)
+        if not w.qp.send_is_open:
+            break
+    assert _core.EV_FENCE_POSTED in w.kinds(), "the MOVE never ends"
+    assert seqs(w.hw[1].posts()) == list(range(16)) and w.hw[1].post(-1).flags & SIGNALED
+    w.hw[1].complete(w.hw[1].count() - w.hw[1].done[0])
+    w.poll()
+    assert _core.EV_FENCE_DONE in w.kinds()
+    w.reset_pair(0)
+    w.qp.open_send(0)
+    assert seqs(w.hw[0].posts()) == list(range(16, 24)), "what was posted behind it comes at home, in order"
+
+
+def test_a_reset_hands_nothing_over(sends_home: Callable[..., World]) -> None:
+    """A NIC that keeps the WCs of a QP in RESET: what is behind them waited for room, and is forgotten too."""
+    w = sends_home(max_send=2)
+    for i in range(3):
+        w.send(i)
+    assert w.qp.unwired[0] == 1
+    w.hw[0].complete(2)
+    w.qp.app_touched()
+    w.events()
+    calls = w.hw[0].calls()
+    w.hw[0].fail(0, errno.EINVAL)  # as a QP in RESET does
+    w.qp.reset_journal()
+    assert w.hw[0].calls() == calls, "a post to a QP in RESET"
+    assert w.events() == [], "the driver would take it for a failure, and end the QP"
+
+
+def test_our_writes_of_moves_that_were_called_off_take_no_room(guarded: World) -> None:
+    """One at a time: there is room for two WRs of ours, and the rest is the application's."""
+    w = guarded
+    for i in range(4):
+        w.send(i, flags=0)
+        assert w.qp.move_begin() == "wanted"
+        w.qp.post_fence_write(0xABC, 0x12)
+        w.qp.move_cancel()
+    for i in range(4, w.max_send):
+        w.send(i)
+    w.hw[0].complete(w.hw[0].count())
+    assert w.poll() == [(i, SUCCESS) for i in range(4, w.max_send)]
+
+
+def test_our_write_waits_for_one_of_before(guarded: World) -> None:
+    w = guarded
+    for wr_id in (0, 1):
+        w.send(wr_id, flags=0)
+        assert w.qp.move_begin() == "wanted"
+        if wr_id == 0:
+            assert w.qp.post_fence_write(0xABC, 0x12) == 0
+            w.qp.move_cancel()
+    assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN and w.qp.send_is_open
+    w.events()
+    w.hw[0].complete(2)
+    w.poll()
+    assert w.kinds() == [_core.EV_FENCE_POSTED] and not w.qp.send_is_open
+    w.hw[0].complete(2)
+    w.poll()
+    assert w.kinds() == [_core.EV_FENCE_DONE] and w.qp.outstanding[0] == 0
+
+
+def test_an_answer_that_is_no_message(half_home: Callable[..., World]) -> None:
+    """The peer's WRITE into memory that the program looks at, before the halves meet; gone by later."""
+    w = half_home(max_send=1)
+    w.send(0)
+    assert w.qp.open_recv(1) == 0
+    w.send(1)
+    refused(w, 2)
+    w.hw[1].complete()
+    assert w.poll() == [(0, SUCCESS)]
+    w.hw[1].complete()
+    assert w.poll() == [(1, SUCCESS)]
