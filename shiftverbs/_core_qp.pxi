@@ -881,6 +881,7 @@ cdef class QPCore:
         cdef uint64_t end = send_end(q)
         self.pair(0)
         q.fence_active = q.fence_wanted = q.own_fence = 0
+        q.fence_upto = 0
         if end == q.head:
             q.send_open = 0
             return 'idle'
@@ -892,14 +893,15 @@ cdef class QPCore:
         if force_signal and q.blocked:
             # Nothing may be posted behind what waits for the hardware's room: the last of that will do.
             send_rec(q, end - 1).state |= REC_HW_SIGNALED
-            q.last_signaled = end
+            q.last_signaled = q.fence_upto = end
         return 'wanted'
 
     def post_fence_write(self, uint64_t remote_addr, uint32_t rkey) -> int:
         """Our own fence, if one is wanted: a signaled zero-length WRITE behind all on the send pair; the gate closes.
 
         `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN where
-        there is a fence already, or WRs wait in the journal, not for a key: then EV_FENCE_POSTED tells of it.
+        there is a fence already, one of before is on its way still, or WRs wait in the journal, not for a key: then
+        EV_FENCE_POSTED tells of it.
         """
         cdef QPState *q = &self.q
         self.ready(q.send_pair)
@@ -908,7 +910,7 @@ cdef class QPCore:
             return EAGAIN
         q.own_fence_addr = remote_addr
         q.own_fence_rkey = rkey
-        if q.wired != send_end(q):
+        if q.wired != send_end(q) or q.pairs[q.send_pair].own_fence:
             q.own_fence = 1
             return EAGAIN
         return post_own_fence(q)

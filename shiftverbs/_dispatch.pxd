@@ -196,6 +196,8 @@ cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv
             pair.sq_marker = MARKER_SEEN
     elif kind == KIND_ARM:
         emit(q, EV_ARM_WC, k, recv, wc.status)
+    elif kind == KIND_FENCE:
+        pair.own_fence = 0
     if wc.status != IBV_WC_SUCCESS:
         if pair.fencing:
             note_error(q, k, recv, wc)
@@ -212,6 +214,8 @@ cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv
             # Nothing is journaled at the fence's own number: after_retire cannot see it.
             q.fence_active = 0
             emit(q, EV_FENCE_DONE, k, 0, 0)
+        if q.fence_wanted:
+            fence_last(q)
     return 0
 
 
@@ -460,10 +464,11 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         last = send_rec(q, q.tail - 1)
     q.posted += q.tail - first
     # What was handed over while room was sought is as the hardware has it.
-    if q.fence_wanted and q.send_open and q.wired < q.tail and (q.fence_force or last.state & REC_SIGNALED):
+    if (q.fence_wanted and q.send_open and q.fence_upto <= q.wired < q.tail
+            and (q.fence_force or last.state & REC_SIGNALED)):
         last.state |= REC_HW_SIGNALED
         last.wr.send_flags |= IBV_SEND_SIGNALED
-        q.last_signaled = q.tail
+        q.last_signaled = q.fence_upto = q.tail
     if q.send_open:
         if q.send_pair or q.wired != first or q.recv_withheld or not linked or q.tail - q.head > q.send_cap:
             rc = hand_over(q)

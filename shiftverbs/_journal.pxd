@@ -13,7 +13,7 @@ number is what the hardware carries as wr_id:
 """
 
 from cpython.object cimport PyObject
-from libc.errno cimport EINVAL, EIO, ENODEV, ENOMEM, ENXIO, errno
+from libc.errno cimport EAGAIN, EINVAL, EIO, ENODEV, ENOMEM, ENXIO, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -145,6 +145,7 @@ ctypedef struct Pair:
     uint8_t rq_error_seen
     uint8_t sq_marker
     uint8_t rq_marker
+    uint8_t own_fence      # a fence WRITE of ours is on its way here: one at a time, there is no room for more
     uint8_t watch_first
     int first_status
     uint32_t first_vendor_err
@@ -230,6 +231,7 @@ ctypedef struct QPState:
     int op_err_pair
     int fence_wanted
     int fence_force
+    uint64_t fence_upto     # while a fence is wanted and its WR waits: nothing from here on is handed over before it
     int own_fence           # our own WRITE is to be posted as the fence, as soon as nothing waits ahead of it
     uint64_t own_fence_addr
     uint32_t own_fence_rkey
@@ -591,6 +593,8 @@ cdef inline void send_cut(QPState *q, uint64_t seq) noexcept nogil:
             q.posted_ts -= 1
     if q.last_signaled > seq:
         q.last_signaled = q.head   # early rather than late: costs one swallowed WC
+    if q.fence_upto > seq:
+        q.fence_upto = 0
     if q.wired > seq:
         q.wired = seq
 
@@ -727,6 +731,8 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
     q.refused = 0
     if q.recv_withheld and q.send_limit < end:
         end = q.send_limit
+    if q.fence_wanted and q.wired < q.fence_upto < end:
+        end = q.fence_upto
     while q.wired < end:
         if q.wired - q.head >= q.send_cap:
             q.blocked = 1
@@ -757,9 +763,15 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
 
 
 cdef inline uint64_t send_end(const QPState *q) noexcept nogil:
-    """Where a MOVE may cut: behind all that is posted, or where something is withheld that this pair cannot do yet."""
+    """Where a MOVE may cut: behind all that is posted, or where something is withheld that this pair cannot do yet.
+
+    What is posted behind a fence that waits for room is for the next pair: a program that posts as long as it can would
+    put it off for ever.
+    """
     if q.wired < q.tail and (q.key_wait or (q.recv_withheld and q.wired >= q.send_limit)):
         return q.wired
+    if q.fence_wanted and q.wired <= q.fence_upto < q.tail:
+        return q.fence_upto
     return q.tail
 
 
@@ -772,10 +784,15 @@ cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
 
 
 cdef inline int post_own_fence(QPState *q) noexcept nogil:
-    """A signaled zero-length WRITE behind everything on the send pair; the gate closes. 0, or the provider's errno."""
+    """A signaled zero-length WRITE behind everything on the send pair; the gate closes. 0, or the provider's errno.
+
+    EAGAIN: one of a MOVE that was called off is on its way still. Its WC brings us here again, if `own_fence` is set.
+    """
     cdef ibv_send_wr wr
     cdef ibv_send_wr *bad = NULL
     cdef int rc
+    if q.pairs[q.send_pair].own_fence:
+        return EAGAIN
     memset(&wr, 0, sizeof(wr))
     wr.wr_id = make_id(False, KIND_FENCE, q.pairs[q.send_pair].generation, q.wired)
     wr.opcode = <ibv_wr_opcode>IBV_WR_RDMA_WRITE
@@ -784,6 +801,7 @@ cdef inline int post_own_fence(QPState *q) noexcept nogil:
     wr.wr.rdma.rkey = q.own_fence_rkey
     rc = provider_errno(ibv_post_send(q.pairs[q.send_pair].qp, &wr, &bad))
     if rc == 0:
+        q.pairs[q.send_pair].own_fence = 1
         start_fence(q, q.wired)
     return rc
 

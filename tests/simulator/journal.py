@@ -111,6 +111,7 @@ class PairState:
         self.forgotten = self.recv_stale = self.error_raised = False
         self.sq_error_seen = self.rq_error_seen = False
         self.sending = False  # sends were handed over in this life
+        self.own_fence = False  # a fence WRITE of ours is on its way
         self.rq_out = 0
         self.recv_upto = 0
         self.first_status: str | None = None
@@ -149,6 +150,7 @@ class Journal:
         self.ending = False
         self.fence_seq: int | None = None
         self.fence_wanted = False
+        self.fence_upto = 0  # where what is posted later is for the next pair: a fence waits for room there
         self.own_fence = False  # our own WRITE is to be the fence, once nothing waits ahead of it
         self.blocked = False
         self.crossed = 0  # sends below it were handed over when something last came over another NIC
@@ -172,13 +174,16 @@ class Journal:
         signaled = wr.signaled
         if not signaled and self.tail + 1 - self.last_signaled >= max(1, self.capacity // 2):
             signaled = True
-        if self.fence_wanted and self.send_open:
+        fence = self.fence_wanted and self.send_open and self.wired >= self.fence_upto
+        if fence:
             signaled = True
         if signaled:
             self.last_signaled = self.tail + 1
         # The application may reuse inline memory at once: the journal keeps the bytes.
         self.sends.append(Record(wr, self.keep(wr), self.posted_ts, signaled))
         self.tail += 1
+        if fence:
+            self.fence_upto = self.tail
         rc = self.hand_over()
         if rc and self.wired < self.tail - 1:
             self.pump()  # one that waited longer: this one waits behind it
@@ -204,7 +209,8 @@ class Journal:
     def post_own_fence(self) -> None:
         k = self.send_pair
         wqe = Wqe(self.hw_id(False, FENCE, k, self.wired), "WRITE", [0], -1, True, False, None)
-        if self.pairs[k].qp.post_send(wqe) == 0:
+        if not self.pairs[k].own_fence and self.pairs[k].qp.post_send(wqe) == 0:
+            self.pairs[k].own_fence = True
             self.start_fence(self.wired)
             self.emit("FENCE_POSTED", k, 0)
 
@@ -225,6 +231,8 @@ class Journal:
             self.posted_ts -= 1
         if self.last_signaled > self.tail:
             self.last_signaled = self.head
+        if self.fence_upto > self.tail:
+            self.fence_upto = 0
 
     def refused_by_path(self, k: int, rc: int) -> bool:
         """Whether a refusal on pair k is no fault of what was posted."""
@@ -286,7 +294,8 @@ class Journal:
         """Hand over [wired, tail) to the hardware of the send pair. 0, or what it refused the WR at wired with."""
         self.blocked = False
         k = self.send_pair
-        while self.send_open and self.wired < self.send_end():
+        end = self.send_end()
+        while self.send_open and self.wired < end:
             if self.wired - self.head >= self.capacity:
                 self.blocked = True
                 return 0
@@ -311,7 +320,8 @@ class Journal:
 
     def send_end(self) -> int:
         """How far sends may be handed over: what is behind a withheld receive may tell the peer of that."""
-        return self.tail if self.send_limit is None else min(self.tail, self.send_limit)
+        end = self.tail if self.send_limit is None else min(self.tail, self.send_limit)
+        return min(end, self.fence_upto) if self.fence_wanted and self.wired < self.fence_upto else end
 
     def registered(self) -> None:
         """The backup NICs know all memory of receives now."""
@@ -364,6 +374,8 @@ class Journal:
         pair = self.pairs[k]
         if kind == ARM:
             self.emit("ARM_WC", k, (recv, status == "SUCCESS"))
+        elif kind == FENCE:
+            pair.own_fence = False
         if status != "SUCCESS":
             if pair.fencing:
                 self.note_error(k, recv, status, kind, seq)
@@ -377,6 +389,8 @@ class Journal:
             if self.fence_seq == seq:
                 self.fence_seq = None
                 self.emit("FENCE_DONE", k, 0)
+            if self.fence_wanted:
+                self.fence_last()
 
     def raise_error(self, k: int, status: str) -> None:
         if not self.pairs[k].error_raised:
@@ -741,6 +755,7 @@ class Journal:
     def move_begin(self) -> str:
         self.fence_seq = None
         self.fence_wanted = self.own_fence = False
+        self.fence_upto = 0
         end = self.fence_end()
         if end == self.head:
             self.send_open = False
@@ -751,19 +766,21 @@ class Journal:
         self.fence_wanted = True
         if self.blocked:
             self.rec(end - 1).hw_signaled = True
-            self.last_signaled = end
+            self.last_signaled = self.fence_upto = end
         return "wanted"
 
     def fence_end(self) -> int:
         """Where a MOVE may cut: what is withheld behind a receive is for the next pair."""
         withheld = self.send_limit is not None and self.send_limit <= self.wired < self.tail
-        return self.wired if withheld else self.tail
+        if withheld:
+            return self.wired
+        return self.fence_upto if self.fence_wanted and self.wired <= self.fence_upto else self.tail
 
     def post_fence_write(self) -> None:
         self.pump()
         if not self.fence_wanted:
             return
-        if self.wired != self.fence_end():
+        if self.wired != self.fence_end() or self.pairs[self.send_pair].own_fence:
             self.own_fence = True
         else:
             self.post_own_fence()
