@@ -469,6 +469,8 @@ cdef class QPCore:
         cdef int rc
         pair.watch_first = 1
         pair.recv_stale = 0
+        if self.q.recv_pair != self.q.send_pair and self.q.crossed < self.q.wired:
+            self.q.crossed = self.q.wired  # an answer may have come that was no message
         self.q.recv_pair = k
         self.q.recv_withheld = 0
         rc = self.post_waiting_recvs()
@@ -840,6 +842,7 @@ cdef class QPCore:
         cdef QPState *q = &self.q
         cdef int k
         self.pair(0)
+        q.send_open = 0  # what waited for room is forgotten, too: a QP in RESET would refuse it
         for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)

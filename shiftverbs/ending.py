@@ -150,6 +150,8 @@ class Ending:
         """
         c = self._c
         stopping = sorted(self.behind)
+        if c.core.send_pair in stopping:
+            c.core.close_send()  # what waits for room there is not handed over any more, whatever completes
         for k in stopping:
             c.drain(k)
             if not c.nic(k).dead:

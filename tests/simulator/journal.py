@@ -525,6 +525,8 @@ class Journal:
 
     def open_recv(self, k: int) -> None:
         self.pairs[k].recv_stale = False
+        if self.recv_pair != self.send_pair:
+            self.crossed = max(self.crossed, self.wired)
         self.recv_pair = k
         self.recv_open = self.pump_recv() == 0
         if self.send_limit is not None:
@@ -540,6 +542,8 @@ class Journal:
         if move and k != self.recv_pair:
             self.pairs[self.recv_pair].recv_stale = True
         self.pairs[k].recv_stale = False
+        if self.recv_pair != self.send_pair:
+            self.crossed = max(self.crossed, self.wired)
         self.recv_pair = k
         self.recv_open = False
 
