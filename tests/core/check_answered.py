@@ -415,3 +415,22 @@ def test_an_answer_that_is_no_message(half_home: Callable[..., World]) -> None:
     assert w.poll() == [(0, SUCCESS)]
     w.hw[1].complete()
     assert w.poll() == [(1, SUCCESS)]
+
+
+def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
+    """Requests by one QP, answers by another that is home already: with plain verbs both are on one NIC."""
+    asks = make(max_send=1)
+    asks.protect()
+    assert asks.qp.move_begin() == "idle"
+    for cq in (asks.scq, asks.rcq):
+        cq.set_active(1, True)
+    asks.qp.open_send(1)
+    assert asks.qp.move_recv(1) == 0
+    hears = make(join=asks, qp_num=0x200)
+    hears.protect()
+    hears.recv(100)
+    asks.send(0)
+    hears.hw[0].receive()
+    assert hears.poll() == [(100, SUCCESS)]
+    asks.send(1)
+    refused(asks, 2)
