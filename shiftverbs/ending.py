@@ -190,7 +190,8 @@ class Ending:
         """
         c = self._c
         core = c.core
-        moving = p is not None and p.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
+        waits = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
+        moving = p is not None and p.send_state in waits and not p.move_told
         if moving and core.send_pair == core.recv_pair == 0 and core.recv_is_open and not core.ending:
             core.move_cancel()  # nobody would open the gate behind its fence
         withheld = core.first_error(0) is not None  # the event that tells of it may still lie here

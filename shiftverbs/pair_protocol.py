@@ -128,6 +128,11 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
         return self._switching()
 
     @property
+    def move_told(self) -> bool:
+        """True while a MOVE of ours is told and not answered: nobody knows where the peer's receives are."""
+        return self._move is not None and self._move.tx is not None
+
+    @property
     def busy(self) -> bool:
         """True while completions or commands are awaited: a SWITCH, an ARM or a MOVE is under way."""
         if self._switching() or self._move is not None or self._moving_in is not None:

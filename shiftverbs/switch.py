@@ -499,7 +499,7 @@ class SwitchProcedure(PairState):
             self._drop_ask()
         if self._move is not None:
             if self._move.tx is not None:
-                # It may have moved its receives: what is sent to those it left would be acknowledged, and lost.
+                # The peer may have moved its receives: what is sent to those it left would be acknowledged, and lost.
                 self._abort("the peer closed its QP while a MOVE was not answered", answer=True)
                 return
             self._cancel_move()

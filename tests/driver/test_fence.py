@@ -98,6 +98,7 @@ def test_a_late_answer_leaves_time_for_the_flush(driver: Driver, nic: Any, clock
     [
         ("", SendState.WAIT_SIGNALED, "move_cancel"),
         ("send_is_open", SendState.WAIT_DRAINED, "move_cancel"),
+        ("told", SendState.WAIT_DRAINED, "end"),
         ("ending", SendState.DEFAULT, "end"),
         ("send_is_open", SendState.DEFAULT, "end"),
         ("recv_is_open", SendState.DEFAULT, "end"),
@@ -124,11 +125,13 @@ def test_giving_up_opens_the_gates(
     core.move_cancel = move_cancel
     core.first_error = lambda k: (12, 0) if closed == "withheld" else None
     if closed:
-        setattr(core, closed, closed == "ending")
+        setattr(core, "send_is_open" if closed == "told" else closed, closed == "ending")
     domain = SimpleNamespace(nic=nic, backups=[])
     connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=domain))
     connection.ending.begin = lambda first: done.append("end")  # type: ignore[method-assign]
-    connection.protocol = SimpleNamespace(switching=False, send_state=state, pairs=[])  # type: ignore[assignment]
+    connection.protocol = SimpleNamespace(  # type: ignore[assignment]
+        switching=False, send_state=state, pairs=[], move_told=closed == "told"
+    )
     connection.give_up("a bug")
     assert done == [expected] and connection.status.value == "FAILED"
     assert core.guarded == (closed == "ending")
