@@ -41,7 +41,7 @@ from shiftverbs._journal cimport (
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
     forget_events, has_payload, has_room, key_none, make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv,
-    post_own_fence, pump_send, rdma_opcodes, recv_rec, send_end, send_rec, start_fence,
+    post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec, start_fence,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs._replay cimport Seen, replay_seen
@@ -279,9 +279,13 @@ cdef object map_get(const Map *m, uint32_t key, int k):
 @cython.no_gc
 @cython.final
 cdef class KeyMap:
-    """lkeys of one default NIC and what they are on each backup. Absent: not ready yet; None: never will be."""
+    """lkeys of one default NIC and what they are on each backup. Absent: not ready yet; None: never will be.
+
+    And on which pairs the QPs that use them receive.
+    """
 
     cdef Map map
+    cdef uint32_t[MAX_PAIRS] receiving
     cdef object __weakref__
 
     def __dealloc__(self):

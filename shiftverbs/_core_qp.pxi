@@ -92,6 +92,9 @@ cdef class QPCore:
             raise MemoryError
         self.attach(0, qp_ptr, qp_num)
         q.pairs[0].sending = 1
+        if keymap is not None:
+            q.receiving = keymap.receiving
+            q.receiving[0] += 1
 
     def __dealloc__(self):
         self.unlink()
@@ -106,6 +109,9 @@ cdef class QPCore:
         if self.q.shared == NULL:
             return
         self.q.closed = 1
+        if self.q.receiving != NULL:
+            self.q.receiving[self.q.recv_pair] -= 1
+            self.q.receiving = NULL
         for k in range(MAX_PAIRS):
             self.unregister(k)
             self.q.pairs[k].qp = NULL
@@ -471,7 +477,7 @@ cdef class QPCore:
         pair.recv_stale = 0
         if self.q.recv_pair != self.q.send_pair and self.q.crossed < self.q.wired:
             self.q.crossed = self.q.wired  # an answer may have come that was no message
-        self.q.recv_pair = k
+        receive_on(&self.q, k)
         self.q.recv_withheld = 0
         rc = self.post_waiting_recvs()
         if withheld and not self.q.ending:
@@ -827,7 +833,8 @@ cdef class QPCore:
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
-        q.send_pair = q.recv_pair = 0
+        q.send_pair = 0
+        receive_on(q, 0)
         q.send_open = q.recv_open = 1
         for k in range(MAX_PAIRS):
             q.pairs[k].forgotten = k != 0
@@ -861,7 +868,8 @@ cdef class QPCore:
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
-        q.send_pair = q.recv_pair = 0
+        q.send_pair = 0
+        receive_on(q, 0)
         q.send_open = q.recv_open = 1
         q.guarded = q.ending = 0
         q.pairs[0].fence_again = 0

@@ -175,6 +175,7 @@ ctypedef struct QPState:
     CQState *scq
     CQState *rcq
     Map *local_keys        # lkey << 8 | pair -> shadow lkey | KEY_NONE
+    uint32_t *receiving    # how many QPs of the same default NIC receive on each pair, this one among them
     Map *remote_keys       # rkey << 8 | pair -> shadow rkey | KEY_NONE; NULL until paired
     Map seen_rkeys
     uint64_t last_rkey
@@ -485,15 +486,34 @@ cdef inline bint double_sends(QPState *q) noexcept nogil:
     return True
 
 
+cdef inline void receive_on(QPState *q, int k) noexcept nogil:
+    """The QP receives on pair k now."""
+    if q.receiving != NULL:
+        q.receiving[q.recv_pair] -= 1
+        q.receiving[k] += 1
+    q.recv_pair = k
+
+
+cdef inline bint is_answered_elsewhere(const QPState *q) noexcept nogil:
+    """Whether an answer may come over another NIC than the sends go to: by this QP, or by another of the program's."""
+    cdef int k
+    if q.recv_pair != q.send_pair:
+        return True
+    for k in range(MAX_PAIRS):
+        if k != q.send_pair and q.receiving != NULL and q.receiving[k]:
+            return True
+    return False
+
+
 cdef inline bint discount_answered(QPState *q) noexcept nogil:
     """The send queue is full: leave out what the peer may have answered. Whether that changed anything.
 
     On one NIC an ACK comes before the answer of the peer's application: who got the answer finds the send complete.
-    While the two directions use different NICs the answer may overtake it, and an application that goes by the answer
-    posts more than it has room for, as it sees it no more than ever. A WR can be answered only if the hardware has it,
+    While two directions, or two QPs, use different NICs the answer may overtake it, and who goes by the answer
+    posts more than there is room for, as it sees it no more than ever. A WR can be answered only if the hardware has it,
     and that takes send_cap at most: twice as many records do.
     """
-    if q.recv_pair != q.send_pair and q.crossed < q.wired:
+    if q.crossed < q.wired and is_answered_elsewhere(q):
         q.crossed = q.wired
     if q.crossed <= q.head or q.crossed <= q.answered:
         return False
