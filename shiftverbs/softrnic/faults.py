@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -333,6 +334,8 @@ def reorder(target: str, *, wait_s: float = 0.02, **which: Unpack[Which]) -> int
 
 
 def _rule(action: str, target: str, delay_s: float, **which: Unpack[Which]) -> int:
+    if not math.isfinite(delay_s):
+        raise FaultError(f"a delay of {delay_s} s is none")
     numbers = {"nth": which.get("nth", 1), "count": which.get("count", 1), "qpn": which.get("qpn", 0)}
     numbers |= {"msn": which.get("msn", 0), "seed": which.get("seed", 0), "delay_us": round(delay_s * 1e6)}
     for name, bits in (("nth", 32), ("count", 32), ("qpn", 24), ("msn", 24), ("seed", 64), ("delay_us", 32)):
@@ -402,6 +405,8 @@ def status() -> Status:
     for entry in raw["devices"]:
         processes = tuple(Process(**process) for process in entry.pop("processes"))
         devices.append(Device(processes=processes, **entry))
+    for entry in raw["rules"]:
+        entry["probability"] = float(f"{entry['probability'] / 0xFFFF_FFFF:.9g}")
     return Status(raw["directory"], tuple(devices), tuple(Rule(**entry) for entry in raw["rules"]))
 
 

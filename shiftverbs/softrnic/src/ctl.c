@@ -482,9 +482,9 @@ static void append_rules(struct text *text, const struct registry *reg) {
         append(text, "\"peer\":\"%s\",\"qpn\":%u,\"msn\":%u,\"per_message\":%s,\"nth\":%u,\"count\":%u,",
                rule->peer_host >= 0 ? file->hosts[rule->peer_host].name : "", rule->qpn, rule->min_msn,
                rule->unit == UNIT_MESSAGE ? "true" : "false", rule->nth, rule->count);
-        append(text, "\"probability\":%.9g,\"seed\":%" PRIu64 ",\"then\":\"%s\",\"then_target\":\"%s/",
-               rule->probability / (double)UINT32_MAX, rule->seed, thens[rule->then & 3],
-               file->hosts[rule->then_host].name);
+        /* Of 2^32 - 1: printf would write a fraction as the locale has it, in many with a comma. */
+        append(text, "\"probability\":%u,\"seed\":%" PRIu64 ",\"then\":\"%s\",\"then_target\":\"%s/",
+               rule->probability, rule->seed, thens[rule->then & 3], file->hosts[rule->then_host].name);
         append_escaped(text, device_name(reg, rule->then_host, rule->then_rail));
         append(text, "\",\"matched\":%" PRIu64 ",\"fired\":%" PRIu64 ",\"fired_ns\":%" PRIu64 "}",
                rule->matched, rule->fired, rule->fired_ns);
