@@ -8,6 +8,7 @@ program did not ask for.
 from __future__ import annotations
 
 import argparse
+import io
 import platform
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,15 @@ def _version() -> int:
     return 0
 
 
+def print_whatever_comes() -> None:
+    """Have standard output escape what its encoding has no bytes for, instead of raising UnicodeEncodeError.
+
+    Paths, and other processes' command lines, need not be text in the user's encoding.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; argv without the program's name, by default sys.argv's.
 
@@ -89,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from shiftverbs.run import run
 
         return run(arguments[1:])
+    print_whatever_comes()
     parsed = _parser().parse_args(arguments)
     if parsed.command == "demo":
         from shiftverbs.demo import main as demo

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from shiftverbs.cli import print_whatever_comes
 from shiftverbs.softrnic import SoftrnicError, faults, library_path
 
 # What does it, its help, and what it says afterwards.
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     :return: the exit status.
     """
     args = _parser().parse_args(argv)
+    print_whatever_comes()
     try:
         _run(args)
     except SoftrnicError as error:
@@ -243,6 +246,8 @@ def _env(args: argparse.Namespace) -> None:
     values = {"SOFTRNIC": args.config, "SOFTRNIC_HOST": args.host, "SOFTRNIC_DIR": faults.status().directory}
     if args.preload:
         values["LD_PRELOAD"] = str(library_path())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a shell is to read the path's very bytes
+        sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
     for name, value in values.items():
         print(f"export {name}={shlex.quote(value)}")
 
