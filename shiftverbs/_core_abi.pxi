@@ -118,7 +118,7 @@ def read_qp_attr(QPAttr obj not None) -> dict:
 cdef int expect(cls, bint ok) except -1:
     if not ok:
         raise ImportError(f'{cls.__module__}.{cls.__name__} of pyverbs {pyverbs_version()} has a layout that '
-                          f'shiftverbs does not know: it can read releases 31 to 61')
+                          f'shiftverbs does not know: it can read releases 31 to 65')
     return 0
 
 

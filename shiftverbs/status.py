@@ -48,7 +48,10 @@ def add_top_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _interval(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError("must be from 0.1 to 3600 seconds")
     return value
@@ -286,7 +289,7 @@ def _reasons(process: dict[str, Any]) -> Iterator[RenderableType]:
 def _span(seconds: float) -> str:
     """A time in at most 7 characters."""
     if seconds < 10:
-        return f"{max(seconds, 0.0):.1f} s"
+        return f"{max(0.0, seconds):.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
