@@ -25,6 +25,27 @@ cdef int post_recv_plainly(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noexc
     return ibv_post_recv(q.pairs[0].qp, wr, bad) if q.pairs[0].qp != NULL else EINVAL
 
 
+# Up to release 56 at least pyverbs never frees a WR's list of SGEs: a slip in the name of __dealloc__. 65 does.
+cdef bint wrs_free_their_list = not any(name.endswith('__dealloc') for name in vars(SendWR))
+
+
+cdef ibv_sge *sges_of_its_own(ibv_sge *sges, int number) noexcept:
+    """The list of a WR that becomes a copy of another one: both would free the same."""
+    cdef ibv_sge *copied
+    if not wrs_free_their_list or sges == NULL:
+        return sges
+    copied = <ibv_sge *>malloc((number if number > 0 else 1) * sizeof(ibv_sge))
+    if copied != NULL and number > 0:
+        memcpy(copied, sges, number * sizeof(ibv_sge))
+    return copied
+
+
+cdef void copy_refused(SendWR bad_wr, ibv_send_wr *bad) noexcept:
+    if bad_wr is not None and bad != NULL and bad != &bad_wr.send_wr:
+        bad_wr.send_wr = bad[0]
+        bad_wr.send_wr.sg_list = sges_of_its_own(bad.sg_list, bad.num_sge)
+
+
 @cython.no_gc
 @cython.final
 cdef class QPCore:
@@ -207,8 +228,7 @@ cdef class QPCore:
         else:
             rc = qp_post_send(&self.q, &wr.send_wr, &bad)
         if rc:
-            if bad_wr is not None and bad != NULL:
-                bad_wr.send_wr = bad[0]
+            copy_refused(bad_wr, bad)
             if shared.attention:
                 run_driver_inline()
             raise PyverbsRDMAError('Failed to post send', rc)
@@ -224,8 +244,9 @@ cdef class QPCore:
         else:
             rc = qp_post_recv(&self.q, &wr.recv_wr, &bad)
         if rc:
-            if bad_wr is not None and bad != NULL:
+            if bad_wr is not None and bad != NULL and bad != &bad_wr.recv_wr:
                 bad_wr.recv_wr = bad[0]
+                bad_wr.recv_wr.sg_list = sges_of_its_own(bad.sg_list, bad.num_sge)
             if shared.attention:
                 run_driver_inline()
             raise PyverbsRDMAError('Failed to post recv', rc)

@@ -7,6 +7,7 @@ import errno
 from typing import Any
 
 import pytest
+import pyverbs.wr
 from harness import wait_until
 from hosts import HOME, WHERE, HostError, Network, go
 
@@ -72,6 +73,8 @@ def test_what_is_ahead_of_a_refused_wr_stays_posted(
     network: Network, faults: Any, where: str, signaled: bool
 ) -> None:
     plain = where == "pyverbs"
+    if plain and not any(name.endswith("__dealloc") for name in vars(pyverbs.wr.SendWR)):
+        pytest.skip("this release of pyverbs frees the list of SGEs that bad_wr shares with the refused WR twice")
     a, b = network.pair("pyverbs") if plain else network.protected()
     if not plain:
         go(faults, where, a, b)
