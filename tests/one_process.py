@@ -4,10 +4,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+
+def whose(what: Any) -> str:
+    """The name of what raised into sys.unraisablehook; from Python 3.14 on it is told in a text alone."""
+    if what.object is not None:
+        return getattr(what.object, "__qualname__", repr(what.object))
+    found = re.search(r"function (\S+) at 0x", what.err_msg or "")
+    return found[1] if found else str(what.err_msg)
 
 
 class Connected(NamedTuple):

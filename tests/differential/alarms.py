@@ -10,6 +10,7 @@ is written around it, and what a handler raises there goes past the `except`. Ou
 from __future__ import annotations
 
 import random
+import re
 import signal
 import sys
 import time
@@ -42,6 +43,8 @@ class Alarms:
 
     def _swallowed(self, what: Any) -> None:
         name = getattr(what.object, "__qualname__", repr(what.object))
+        if what.object is None:  # from Python 3.14 on it is told in a text alone
+            name = (re.search(r"function (\S+) at 0x", what.err_msg) or [what.err_msg] * 2)[1]
         self.swallowed[name] = self.swallowed.get(name, 0) + 1
 
     def _handler(self, number: int, frame: Any) -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from one_process import Verbs, collect, in_threads, show
+from one_process import Verbs, collect, in_threads, show, whose
 
 SCENARIOS: dict[str, Callable[[Any], None]] = {}
 
@@ -488,7 +488,7 @@ def ends_of_its_own(v: Verbs) -> None:
         print(ended)
         ended.clear()
 
-    sys.unraisablehook = lambda what: print("ignored:", what.exc_value, what.object.__qualname__)
+    sys.unraisablehook = lambda what: print("ignored:", what.exc_value, whose(what))
     for cycles in (False, True):
         ctx = Context(name="soft0")
         pd, channel = PD(ctx), Channel(ctx)

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from one_process import Verbs, collect
+from one_process import Verbs, collect, whose
 from shadow_checks import LOGGED, both_protected, cable, check, main, nics_are_idle, protected, settled, until
 
 import shiftverbs  # opens the software RNIC before pyverbs
@@ -439,7 +439,7 @@ def ends_of_its_own(v: Verbs) -> None:
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
     ignored: list[str] = []
-    sys.unraisablehook = lambda what: ignored.append(f"{what.object.__qualname__}: {what.exc_value}")
+    sys.unraisablehook = lambda what: ignored.append(f"{whose(what)}: {what.exc_value}")
 
     def handler(number: int, frame: Any) -> None:
         raise InterruptedError("now")
