@@ -80,10 +80,16 @@ class Side:
     recv_pair: int = 0
     over: bool = False
     crossed: int = 0  # the most that the peer may have answered over another NIC
+    all: list[Side] = field(default_factory=list, compare=False, repr=False)  # of the same NIC, this one too
+
+    @property
+    def is_answered_elsewhere(self) -> bool:
+        """Whether an answer may come over another NIC, to this QP or to another."""
+        return any(side.recv_pair != self.send_pair for side in self.all)
 
     def may_cross(self) -> None:
         """To be called after whatever hands over, and where receives begin to come over another pair."""
-        if self.send_pair != self.recv_pair:
+        if self.is_answered_elsewhere:
             self.crossed = max(self.crossed, len(self.sends) - self.world.qp.unwired[0])
 
     def peer_rx(self) -> int:
@@ -106,7 +112,7 @@ class DataPath(RuleBasedStateMachine):
         for world in (first, second):
             world.pair_keys()
             world.qp.guarded = True
-            self.sides.append(Side(world))
+            self.sides.append(Side(world, all=self.sides))
         for k in range(1, NICS):
             self.cq.set_active(k, True)
         self.wr_ids = 0
@@ -184,7 +190,7 @@ class DataPath(RuleBasedStateMachine):
             assert taken == len(wanted)
         if taken > room:  # something came over another NIC: what was handed over by then takes no room
             crossed = side.crossed
-            if side.send_pair != side.recv_pair:  # completions polled for room may have had more handed over
+            if side.is_answered_elsewhere:  # completions polled for room may have had more handed over
                 crossed = max(crossed, len(side.sends) + taken - side.world.qp.unwired[0])
             assert len(side.sends) + taken - crossed <= CAP
         side.sends += wanted[:taken]
@@ -350,6 +356,7 @@ class DataPath(RuleBasedStateMachine):
         target = (side.send_pair + step) % NICS
         for k in {*used, target}:
             self.reset(side, k)
+        side.may_cross()
         assert core.open_recv(target) == 0
         # The peer's counter proves two-sided work and all before it, but no READ.
         end = 0
@@ -402,6 +409,7 @@ class DataPath(RuleBasedStateMachine):
             return  # not armed: what was left there lies in front
         self.cq.drain(side.recv_pair)
         self.consume()
+        side.may_cross()
         old, side.recv_pair = side.recv_pair, target
         side.stale[old] = True
         assert side.world.qp.move_recv(target) == 0
