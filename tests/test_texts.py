@@ -41,6 +41,7 @@ from shiftverbs import (
     observe,
     pairing,
     protection,
+    run_dir,
     softrnic,
     state_machine,
     status,
@@ -600,10 +601,10 @@ def test_where_a_process_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
     monkeypatch.setenv("TMPDIR", f"/{ODD_NAME}")
-    assert os.fsencode(publisher.directory()) == b"/caf\xc3\xa9-\xff/shiftverbs-1234"
+    assert os.fsencode(run_dir.directory()) == b"/caf\xc3\xa9-\xff/shiftverbs-1234"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert os.fspath(publisher.directory()) == f"{tmp_path}/shiftverbs"
-    assert os.fsencode(publisher.directory(f"/run/{ODD_NAME}")) == b"/run/caf\xc3\xa9-\xff"
+    assert os.fspath(run_dir.directory()) == f"{tmp_path}/shiftverbs"
+    assert os.fsencode(run_dir.directory(f"/run/{ODD_NAME}")) == b"/run/caf\xc3\xa9-\xff"
 
 
 def test_a_socket_in_a_directory_of_an_odd_name(tmp_path: Path) -> None:
@@ -621,7 +622,7 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
     path = tmp_path / "café"
     path.write_text("")
     with pytest.raises(NotADirectoryError) as raised:
-        publisher.own_directory(path)
+        run_dir.own_directory(path)
     assert str(raised.value) == f"[Errno 20] is not a directory: '{path}'"
     with pytest.raises(config.ConfigError) as refused:
         config._readable_file("SHIFTVERBS_ETCD_CA", f"/{ODD_NAME}")
@@ -647,9 +648,9 @@ def test_the_environment_of_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_broker_is_told() -> None:
-    told = json.dumps(settings.settings_of(config.Config(broker=f"/run/{ODD_NAME}")), separators=(",", ":"))
-    assert '"broker":"/run/caf\\u00e9-\\udcff"' in told and told.isascii()
-    found = settings.config_of(json.loads(told)).broker
+    told = json.dumps(settings.settings_of(config.Config(etcd_ca=f"/run/{ODD_NAME}")), separators=(",", ":"))
+    assert '"etcd_ca":"/run/caf\\u00e9-\\udcff"' in told and told.isascii()
+    found = settings.config_of(json.loads(told)).etcd_ca
     assert found is not None and os.fsencode(found) == b"/run/caf\xc3\xa9-\xff"
 
 
