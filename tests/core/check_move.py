@@ -279,3 +279,21 @@ def test_arm_dummies(guarded: World) -> None:
     w.hw[1].fail_send(RETRY_EXC)
     w.scq.drain(1)
     assert w.events() == [(_core.EV_ARM_WC, 1, 0, RETRY_EXC)]
+
+
+def test_our_write_of_before_is_not_the_next_fence(guarded: World) -> None:
+    """A MOVE is called off, and what is posted next has the number of our WRITE: the next MOVE waits for that WR."""
+    w = guarded
+    w.send(0, flags=0)
+    assert w.qp.move_begin() == "wanted"
+    assert w.qp.post_fence_write(0xABC, 0x12) == 0
+    w.qp.move_cancel()
+    w.send(1, WRITE)
+    assert w.qp.move_begin() == "posted"
+    w.events()
+    w.hw[0].complete(2)
+    assert w.poll() == []
+    assert w.events() == [], "the WR that is to be the fence has not completed"
+    w.hw[0].complete()
+    assert w.poll() == [(1, SUCCESS)]
+    assert w.kinds() == [_core.EV_FENCE_DONE]
