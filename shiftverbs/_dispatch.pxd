@@ -210,8 +210,9 @@ cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv
     elif kind == KIND_FENCE and seq <= q.wired:
         retire_below(q, seq)
         after_retire(q)
-        if q.fence_active and q.fence_seq == seq:
-            # Nothing is journaled at the fence's own number: after_retire cannot see it.
+        if q.fence_active and q.fence_seq == seq == q.wired:
+            # Nothing is journaled at the fence's own number: after_retire cannot see it. Where something is, that is
+            # the fence, and this WRITE is of a MOVE that was called off.
             q.fence_active = 0
             emit(q, EV_FENCE_DONE, k, 0, 0)
         if q.fence_wanted:

@@ -386,7 +386,7 @@ class Journal:
         elif kind == FENCE and seq <= self.wired:
             self.retire_below(seq)
             self.after_retire()
-            if self.fence_seq == seq:
+            if self.fence_seq == seq == self.wired:  # else a WR of the application's is the fence
                 self.fence_seq = None
                 self.emit("FENCE_DONE", k, 0)
             if self.fence_wanted:
