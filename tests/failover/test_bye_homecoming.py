@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A peer that has done its work and closes while we come home: who only waits keeps its receives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hosts import AWAY, Network
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["answer_lost", "as_it_comes"])
+def test_who_is_idle_is_not_failed(network: Network, faults: Any, lost: bool) -> None:
+    a, b = network.protected()
+    a("[ep.recv(i) for i in range(4)]")
+    b("[ep.recv(10 + i) for i in range(4)]")
+    faults.down("b/soft0")
+    for h in (a, b):
+        h(f"ep.wait({AWAY!r}, 20)")
+    a("ep.post('SEND', slot=0, length=4, wr_id=1)")
+    assert [wc[:2] for wc in a("ep.poll(1, 10)")] == [[1, "SUCCESS"]]
+    assert [wc[:2] for wc in b("ep.poll(1, 10)")] == [[10, "SUCCESS"]]
+    if lost:
+        b(
+            "from shiftverbs.messages import Move, MoveStep\n"
+            "c = ep.qp._shadow.connection\n"
+            "say = c.say\n"
+            "def loses(message, pair, spread=False):\n"
+            "    if not (isinstance(message, Move) and message.step is MoveStep.MOVED):\n"
+            "        say(message, pair, spread)\n"
+            "c.say = loses\n"
+        )
+    faults.up("b/soft0")
+    a("ep.wait(\"s.state in ('WAIT_DRAINED', 'DEFAULT')\", 20)")
+    state = a("ep.shift()['state']")
+    b("ep.qp.close()")
+    a("ep.wait(\"s.status != 'PROTECTED'\", 20)")
+    got = [wc[:2] for wc in a("ep.poll(4, 1)")]
+    assert got == [], (state, a("ep.shift()"))
