@@ -37,3 +37,8 @@ def test_who_is_idle_is_not_failed(network: Network, faults: Any, lost: bool) ->
     a("ep.wait(\"s.status != 'PROTECTED'\", 20)")
     got = [wc[:2] for wc in a("ep.poll(4, 1)")]
     assert got == [], (state, a("ep.shift()"))
+    if state == "WAIT_DRAINED" and lost:
+        a("ep.post('SEND', slot=0, length=4, wr_id=2); ep.recv(4)")
+        ended = [wc[:2] for wc in a("ep.poll(6, 10)")]
+        assert ended[0] == [2, "RETRY_EXC_ERR"], a("ep.shift()")
+        assert sorted(ended[1:]) == [[i, "WR_FLUSH_ERR"] for i in range(5)]
