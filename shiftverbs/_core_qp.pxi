@@ -286,6 +286,17 @@ cdef class QPCore:
         """Whether all of it is at home and open: one hardware QP, whose own flushes are the application's."""
         return is_plain(&self.q)
 
+    @property
+    def ends_at_post(self) -> bool:
+        """Whether `end_at_post` was called, and the QP has not ended since."""
+        return self.q.ends_at_post != 0
+
+    def end_at_post(self) -> None:
+        """No send is handed over any more; EV_LATE_POST tells of the next. Receives go on."""
+        self.pair(0)
+        self.q.send_open = 0
+        self.q.ends_at_post = 1
+
     def begin_end(self) -> None:
         """The QP has failed for good: nothing is handed over and no error shown from now on, until abort()."""
         self.pair(0)
@@ -849,7 +860,7 @@ cdef class QPCore:
         abort_recvs(q, q.rtail)
         if still_ending:
             return
-        q.guarded = q.ending = 0
+        q.guarded = q.ending = q.ends_at_post = 0
         q.aborted = 1
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
@@ -892,7 +903,7 @@ cdef class QPCore:
         q.send_pair = 0
         receive_on(q, 0)
         q.send_open = q.recv_open = 1
-        q.guarded = q.ending = 0
+        q.guarded = q.ending = q.ends_at_post = 0
         q.pairs[0].fence_again = 0
         self.pair_reset(0)
         q.pairs[0].sending = 1

@@ -95,6 +95,7 @@ cdef inline void begin_end(QPState *q) noexcept nogil:
     Receives that the hardware completes until every pair has stopped are the application's all the same.
     """
     q.ending = 1
+    q.ends_at_post = 0
     q.send_open = q.recv_open = 0
     q.fence_active = q.fence_wanted = 0
     q.rx_target_set = 0
@@ -482,7 +483,7 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
             err = send_refused(q, first, rc, err, wr, bad)
         if q.fence_wanted and q.tail > first:
             fence_last(q)
-    elif q.ending:
+    elif q.ending or q.ends_at_post:
         emit(q, EV_LATE_POST, -1, 0, 0)
     return err
 

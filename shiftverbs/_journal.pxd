@@ -183,6 +183,7 @@ ctypedef struct QPState:
     uint32_t peer_qp_num   # as the application gave it
     int guarded
     int ending             # nothing is handed over any more, and no error shown, until abort() gives the rest back
+    int ends_at_post       # sends are withheld for good, and the first of them is told of: it ends the QP
     int closed
     Pair pairs[MAX_PAIRS]
 

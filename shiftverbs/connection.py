@@ -544,6 +544,7 @@ class Connection:
             self._rx_target = None
             self.feed(ev.RxReached())
         elif kind == core.EV_LATE_POST:
+            self.ending.at_post()
             if self.fence is None:
                 self.ending.deliver()
         elif kind == core.EV_NEW_RKEY:
@@ -585,6 +586,7 @@ class Connection:
         """Events of the data path were lost, there being too many: find out what they may have said."""
         core, p = self.driver.core, self.protocol
         self.keys.want(self.core.seen_rkeys)
+        self.ending.at_post()
         if self.fence is not None:
             self.fence.look_again()
         elif self.ending.under_way:
@@ -798,8 +800,11 @@ class Connection:
         )
         self.ending.begin()
 
-    def _let_go(self, _: ev.LetGo) -> None:
+    def _let_go(self, action: ev.LetGo) -> None:
+        if action.unanswered:
+            self.core.end_at_post()
         self.core.guarded = not self.core.is_plain
+        self.ending.at_post()
         if self.status is Status.PAIRING:
             self.pairing.peer_left()
 

@@ -116,6 +116,11 @@ class Ending:
             c.driver.looks.settle(c)
         c.wake_up()
 
+    def at_post(self) -> None:
+        """End the QP if the peer has left it in a MOVE and something is to be sent: nobody may take that any more."""
+        if self._c.core.ends_at_post and self._c.core.outstanding[0]:
+            self.begin()
+
     def is_left_alone_on(self, k: int) -> bool:
         """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
 
@@ -191,7 +196,7 @@ class Ending:
         c = self._c
         core = c.core
         waits = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
-        moving = p is not None and p.send_state in waits and not p.move_told
+        moving = p is not None and p.send_state in waits and not (p.move_told or core.ends_at_post)
         if moving and core.send_pair == core.recv_pair == 0 and core.recv_is_open and not core.ending:
             core.move_cancel()  # nobody would open the gate behind its fence
         withheld = core.first_error(0) is not None  # the event that tells of it may still lie here

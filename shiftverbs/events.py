@@ -275,9 +275,13 @@ class DeliverErrors:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """The peer left on purpose: errors are the application's own from now on."""
+    """The peer left on purpose: errors are the application's own from now on.
+
+    unanswered: it may have moved its receives before: no send is handed over any more, the first one ends the QP.
+    """
 
     reason: str
+    unanswered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

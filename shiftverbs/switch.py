@@ -497,14 +497,12 @@ class SwitchProcedure(PairState):
             return
         if self._switching():
             self._drop_ask()
-        if self._move is not None:
-            if self._move.tx is not None:
-                # The peer may have moved its receives: what is sent to those it left would be acknowledged, and lost.
-                self._abort("the peer closed its QP while a MOVE was not answered", answer=True)
-                return
+        # The peer may have moved its receives: what is sent to those it left would be acknowledged, and lost.
+        unanswered = self._move is not None and self._move.tx is not None
+        if self._move is not None and not unanswered:
             self._cancel_move()
         self._end(Phase.BYE, tell=False)
-        self._do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP"))
+        self._do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP", unanswered))
         if self.status is not Status.PAIRING:  # else: the pairing ends, and another may follow
             self._set_status(Status.UNPROTECTED, "the peer closed its QP")
 

@@ -589,6 +589,9 @@ class Side:
 
     def do_let_go(self, action: ev.LetGo) -> None:
         self.over = action.reason
+        if action.unanswered:  # sooner than the driver, which waits for something to send
+            self.end("RETRY_EXC_ERR")
+            return
         self.journal.guarded = not self.journal.is_plain
 
     def do_begin_fence(self, _: ev.BeginFence) -> None:
