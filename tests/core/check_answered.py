@@ -434,3 +434,27 @@ def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
     assert hears.poll() == [(100, SUCCESS)]
     asks.send(1)
     refused(asks, 2)
+
+
+@pytest.mark.parametrize("then", ["closed", "moved"])
+def test_an_answer_by_a_qp_that_is_not_there_any_more(make: Make, then: str) -> None:
+    """The answer came by another QP on another NIC, which the program closed, or which went after the one that asked."""
+    asks = make(max_send=1)
+    asks.protect()
+    assert asks.qp.move_begin() == "idle"
+    for cq in (asks.scq, asks.rcq):
+        cq.set_active(1, True)
+    asks.qp.open_send(1)
+    assert asks.qp.move_recv(1) == 0
+    hears = make(join=asks, qp_num=0x200)
+    hears.protect()
+    hears.recv(100)
+    asks.send(0)
+    hears.hw[0].receive()
+    assert hears.poll() == [(100, SUCCESS)]
+    if then == "closed":
+        hears.qp.close()
+    else:
+        assert hears.qp.move_recv(1) == 0
+    asks.send(1)
+    refused(asks, 2)
