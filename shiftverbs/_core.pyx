@@ -38,10 +38,11 @@ from shiftverbs._dispatch cimport (
 from shiftverbs cimport _journal, _replay
 from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
-    REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
+    REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, Siblings, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
-    forget_events, has_payload, has_room, key_none, make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv,
-    post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec, start_fence,
+    forget_events, has_payload, has_room, join_siblings, key_none, leave_siblings, make_id, now_ns, opcode_in,
+    payload_out_opcodes, pump_recv, post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec,
+    start_fence,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs._replay cimport Seen, replay_seen
@@ -281,11 +282,11 @@ cdef object map_get(const Map *m, uint32_t key, int k):
 cdef class KeyMap:
     """lkeys of one default NIC and what they are on each backup. Absent: not ready yet; None: never will be.
 
-    And on which pairs the QPs that use them receive.
+    And the QPs that use them.
     """
 
     cdef Map map
-    cdef uint32_t[MAX_PAIRS] receiving
+    cdef Siblings siblings
     cdef object __weakref__
 
     def __dealloc__(self):

@@ -114,8 +114,7 @@ cdef class QPCore:
         self.attach(0, qp_ptr, qp_num)
         q.pairs[0].sending = 1
         if keymap is not None:
-            q.receiving = keymap.receiving
-            q.receiving[0] += 1
+            join_siblings(q, &keymap.siblings)
 
     def __dealloc__(self):
         self.unlink()
@@ -130,9 +129,7 @@ cdef class QPCore:
         if self.q.shared == NULL:
             return
         self.q.closed = 1
-        if self.q.receiving != NULL:
-            self.q.receiving[self.q.recv_pair] -= 1
-            self.q.receiving = NULL
+        leave_siblings(&self.q)
         for k in range(MAX_PAIRS):
             self.unregister(k)
             self.q.pairs[k].qp = NULL

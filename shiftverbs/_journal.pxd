@@ -169,13 +169,21 @@ ctypedef struct RecvRec:
     uint64_t sends_before   # number of the first send WR that was posted after it
 
 
+# QPs of one default NIC that are open.
+ctypedef struct Siblings:
+    QPState *first
+    uint32_t receiving[MAX_PAIRS]   # how many of them receive on each pair
+
+
 ctypedef struct QPState:
     PyObject *owner
     Shared *shared
     CQState *scq
     CQState *rcq
     Map *local_keys        # lkey << 8 | pair -> shadow lkey | KEY_NONE
-    uint32_t *receiving    # how many QPs of the same default NIC receive on each pair, this one among them
+    Siblings *siblings     # the QPs of the same default NIC, this one among them
+    QPState *next_sibling
+    QPState *prev_sibling
     Map *remote_keys       # rkey << 8 | pair -> shadow rkey | KEY_NONE; NULL until paired
     Map seen_rkeys
     uint64_t last_rkey
@@ -487,23 +495,60 @@ cdef inline bint double_sends(QPState *q) noexcept nogil:
     return True
 
 
-cdef inline void receive_on(QPState *q, int k) noexcept nogil:
-    """The QP receives on pair k now."""
-    if q.receiving != NULL:
-        q.receiving[q.recv_pair] -= 1
-        q.receiving[k] += 1
-    q.recv_pair = k
-
-
 cdef inline bint is_answered_elsewhere(const QPState *q) noexcept nogil:
     """Whether an answer may come over another NIC than the sends go to: by this QP, or by another of the program's."""
     cdef int k
     if q.recv_pair != q.send_pair:
         return True
-    for k in range(MAX_PAIRS):
-        if k != q.send_pair and q.receiving != NULL and q.receiving[k]:
-            return True
+    if q.siblings != NULL:
+        for k in range(MAX_PAIRS):
+            if k != q.send_pair and q.siblings.receiving[k]:
+                return True
     return False
+
+
+cdef inline void note_answers(Siblings *siblings) noexcept nogil:
+    """A QP is about to receive elsewhere, or to go: until now it may have had answers to what others sent."""
+    cdef QPState *q = siblings.first
+    while q != NULL:
+        if q.crossed < q.wired and is_answered_elsewhere(q):
+            q.crossed = q.wired
+        q = q.next_sibling
+
+
+cdef inline void receive_on(QPState *q, int k) noexcept nogil:
+    """The QP receives on pair k from now on."""
+    if q.siblings != NULL and k != q.recv_pair:
+        note_answers(q.siblings)
+        q.siblings.receiving[q.recv_pair] -= 1
+        q.siblings.receiving[k] += 1
+    q.recv_pair = k
+
+
+cdef inline void join_siblings(QPState *q, Siblings *siblings) noexcept nogil:
+    """The QP is one of these from now on, until `leave_siblings`."""
+    q.siblings = siblings
+    q.next_sibling = siblings.first
+    if siblings.first != NULL:
+        siblings.first.prev_sibling = q
+    siblings.first = q
+    siblings.receiving[q.recv_pair] += 1
+
+
+cdef inline void leave_siblings(QPState *q) noexcept nogil:
+    """The QP is closed. May be repeated."""
+    if q.siblings == NULL:
+        return
+    note_answers(q.siblings)
+    q.siblings.receiving[q.recv_pair] -= 1
+    if q.next_sibling != NULL:
+        q.next_sibling.prev_sibling = q.prev_sibling
+    if q.prev_sibling != NULL:
+        q.prev_sibling.next_sibling = q.next_sibling
+    else:
+        q.siblings.first = q.next_sibling
+    q.siblings = NULL
+    q.next_sibling = q.prev_sibling = NULL
 
 
 cdef inline bint discount_answered(QPState *q) noexcept nogil:
@@ -511,8 +556,8 @@ cdef inline bint discount_answered(QPState *q) noexcept nogil:
 
     On one NIC an ACK comes before the answer of the peer's application: who got the answer finds the send complete.
     While two directions, or two QPs, use different NICs the answer may overtake it, and who goes by the answer
-    posts more than there is room for, as it sees it no more than ever. A WR can be answered only if the hardware has it,
-    and that takes send_cap at most: twice as many records do.
+    posts more than there is room for, as it sees it no more than ever. A WR can be answered only if the hardware has
+    it, and that takes send_cap at most: twice as many records do.
     """
     if q.crossed < q.wired and is_answered_elsewhere(q):
         q.crossed = q.wired

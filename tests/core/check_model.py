@@ -356,7 +356,7 @@ class DataPath(RuleBasedStateMachine):
         target = (side.send_pair + step) % NICS
         for k in {*used, target}:
             self.reset(side, k)
-        side.may_cross()
+        self.answers_may_have_come()
         assert core.open_recv(target) == 0
         # The peer's counter proves two-sided work and all before it, but no READ.
         end = 0
@@ -401,6 +401,11 @@ class DataPath(RuleBasedStateMachine):
         self.consume()
         self.arm(side, old)
 
+    def answers_may_have_come(self) -> None:
+        """One of the QPs is about to receive elsewhere."""
+        for side in self.sides:
+            side.may_cross()
+
     @rule(q=st.integers(0, 1), step=st.integers(1, NICS - 1))
     def move_recv(self, q: int, step: int) -> None:
         side = self.sides[q]
@@ -409,7 +414,7 @@ class DataPath(RuleBasedStateMachine):
             return  # not armed: what was left there lies in front
         self.cq.drain(side.recv_pair)
         self.consume()
-        side.may_cross()
+        self.answers_may_have_come()
         old, side.recv_pair = side.recv_pair, target
         side.stale[old] = True
         assert side.world.qp.move_recv(target) == 0
