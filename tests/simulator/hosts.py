@@ -663,6 +663,12 @@ class Side:
         for qp in self.qps:
             qp.to_error()
 
+    def err(self) -> None:
+        """The application moves its QP to ERR, and takes what is left."""
+        self.over = self.over or "moved to ERR"
+        self.feed(ev.Quit("the application moved its QP to ERR"))
+        self.end("WR_FLUSH_ERR")
+
 
 class Network:
     """The rails between hosts a and b, their NICs, and what is known about a run for judging it."""

@@ -244,6 +244,19 @@ def reuse_stale_receives() -> Iterator[None]:
         yield
 
 
+@mutation("a MOVE that was told is not called off because the peer left: it may have moved its receives")
+def call_off_a_move_that_was_told() -> Iterator[None]:
+    original = PairProtocol._on_bye
+
+    def on_bye(p: PairProtocol) -> None:
+        if p._move is not None:
+            p._move.tx = None
+        original(p)
+
+    with mock.patch.object(PairProtocol, "_on_bye", on_bye):
+        yield
+
+
 @mutation("a doubled REQ resets once")
 def arm_resets_twice() -> Iterator[None]:
     original = PairProtocol._on_arm_req

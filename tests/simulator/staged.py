@@ -16,6 +16,7 @@ from simulator.rnic import MS, Packet
 
 from shiftverbs import events as ev
 from shiftverbs.events import Status
+from shiftverbs.messages import Move, MoveStep
 
 
 def protected() -> Network:
@@ -171,6 +172,22 @@ def a_message_tells_of_a_receive_in_new_memory() -> Network:
     return net
 
 
+def a_peer_leaves_with_its_moved_unheard() -> Network:
+    """b has moved its receives, and is not heard to say so; then its application moves the QP to ERR."""
+    net = protected()
+    for k in range(net.pairs):
+        net.links["b", k].hole = lambda p: isinstance(p, Move) and p.step is MoveStep.MOVED
+    net.a.feed(ev.PreferPair(1))
+    moved = lambda: net.a.protocol.move_told and net.b.journal.recv_pair == 1  # noqa: E731
+    assert net.clock.run(net.clock.now + 100 * MS, moved)
+    for _ in range(3):
+        post(net.a, "SEND", signaled=True)
+    go(net)
+    net.nics["b"][0].command_ns = MS  # what is sent there is still taken for a while
+    net.b.err()
+    return end(net)
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
@@ -183,4 +200,9 @@ SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
     rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
     a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
     a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
+}
+
+#: Both sides end in these, and each of them is told the truth about what was done.
+ENDED: dict[Callable[[], Network], tuple[str, ...]] = {
+    a_peer_leaves_with_its_moved_unheard: ("call_off_a_move_that_was_told",),
 }

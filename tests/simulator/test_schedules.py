@@ -18,7 +18,7 @@ from simulator.hosts import Network
 from simulator.mutations import MUTATIONS
 from simulator.rnic import MS, US
 from simulator.schedule import KINDS, Schedule
-from simulator.staged import STAGED, SURVIVED
+from simulator.staged import ENDED, STAGED, SURVIVED
 
 CHUNKS, CHUNK = 12, 125
 WITHIN = 2500  # schedules in which each mutation must be found
@@ -97,7 +97,7 @@ def test_a_seed_replays_bit_for_bit(seed: int) -> None:
 def test_each_mutation_is_found(name: str) -> None:
     """A checker that finds nothing proves nothing: each of these bugs must be seen soon."""
     what, patch = MUTATIONS[name]
-    staged = [story for story, names in {**STAGED, **SURVIVED}.items() if name in names]
+    staged = [story for story, names in {**STAGED, **ENDED, **SURVIVED}.items() if name in names]
     for story in staged:
         with patch():
             net = story()
@@ -122,6 +122,14 @@ def test_a_replay_that_would_be_seen_is_an_abort(story: Callable[[], Network]) -
     checks.check(net)
     for side in net.sides:
         assert side.over is not None, "both sides give up"
+
+
+@pytest.mark.parametrize("story", ENDED)
+def test_an_end_is_told_as_it_is(story: Callable[[], Network]) -> None:
+    net = story()
+    checks.check(net)
+    for side in net.sides:
+        assert side.over is not None and side.app.failed
 
 
 @pytest.mark.parametrize("story", SURVIVED)
