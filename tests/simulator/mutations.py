@@ -464,6 +464,13 @@ def hand_over_all_at_once() -> Iterator[None]:
         yield
 
 
+@mutation("one fence WRITE of ours at a time: there is room for no more")
+def a_fence_write_for_each_move() -> Iterator[None]:
+    nothing_under_way = property(lambda pair: False, lambda pair, value: None)
+    with mock.patch.object(PairState, "own_fence", nothing_under_way, create=True):
+        yield
+
+
 @mutation("both sides learn of an ABORT")
 def abort_in_silence() -> Iterator[None]:
     original = PairProtocol._say

@@ -17,6 +17,7 @@ from simulator.rnic import MS, Packet
 from shiftverbs import events as ev
 from shiftverbs.events import Status
 from shiftverbs.messages import Move, MoveStep
+from shiftverbs.state_machine import SendState
 
 
 def protected() -> Network:
@@ -188,6 +189,35 @@ def a_peer_leaves_with_its_moved_unheard() -> Network:
     return end(net)
 
 
+def moves_that_are_called_off_one_after_the_other() -> Network:
+    """The message ahead of each fence waits for a receive; the target seems to fail, and the peer says to stay."""
+    net = Network(1, capacity=4, receives=0)
+    net.clock.run(30 * MS)
+    post(net.a, "SEND")
+    post(net.b, "SEND")
+    post(net.b, "FADD", 8, signaled=True)  # what b has may not be fenced because of a mere hint
+    for side in net.sides:
+        side.journal.recv_capacity = 4
+        for _ in range(len(side.app.plan)):
+            side.app.due()
+    net.a.feed(ev.PreferPair(1))
+    for n in range(3):
+        net.clock.run(net.clock.now + 250 * MS)  # its patience is over: our own WRITE is to be the fence
+        assert net.a.protocol.send_state in (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
+        net.a.path_failed(1, "staged", advisory=True)
+        stays = lambda n=n: net.a.protocol.counts.asks_refused == n + 1  # noqa: E731
+        assert net.clock.run(net.clock.now + 500 * MS, stays) and net.a.journal.send_open
+    for _ in range(3):
+        post(net.a, "SEND", signaled=True)
+    go(net)
+    for side in net.sides:
+        for _ in range(4):
+            side.app.post_recv()
+    end(net)
+    assert all(side.protocol.send_pair == side.protocol.recv_pair == 1 for side in net.sides)
+    return net
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
@@ -200,6 +230,7 @@ SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
     rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
     a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
     a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
+    moves_that_are_called_off_one_after_the_other: ("a_fence_write_for_each_move",),
 }
 
 #: Both sides end in these, and each of them is told the truth about what was done.
