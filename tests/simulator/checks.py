@@ -14,6 +14,8 @@ from typing import Any
 from simulator.hosts import ATOMIC_CELLS, CELLS, Network, Side
 
 TWO_SIDED = ("SEND", "WRITE_IMM")
+#: What is done where a MOVE has succeeded, was called off, or something worse has come.
+MOVE_IS_OVER = ("OpenSend", "CancelMove", "CloseSend", "DeliverErrors", "SetStatus")
 
 
 class Violation(AssertionError):
@@ -53,6 +55,7 @@ def check(net: Network) -> None:
     nothing_after_the_fence(net)
     nothing_behind_a_flush(net)
     fences_end(net)
+    moves_end(net)
     each_arm_resets_once(net)
     receives_before_messages(net)
     no_storm(net)
@@ -265,6 +268,27 @@ def nothing_after_the_fence(net: Network) -> None:
             raise Violation(
                 "executed behind the fence", f"{wr} at {t} on pair {k} of {host}, fenced at {fenced}"
             )
+
+
+def moves_end(net: Network) -> None:
+    """A MOVE waits for what was posted, and for a fence behind it: never for all that a program goes on to post."""
+    for side in net.sides:
+        begun = None
+        spans = []
+        for t, name, action in net.trace:
+            what = type(action).__name__
+            if name == side.name and what == "BeginFence":
+                begun = t
+            elif name == side.name and begun is not None and what in MOVE_IS_OVER:
+                spans.append((begun, t))
+                begun = None
+        if begun is not None:
+            spans.append((begun, net.clock.now))
+        for first, last in spans:
+            done = [e[4] for e in net.executions if e[4].side == side.name and first < e[0] <= last]
+            # As many as there is room for, and as many again while its directions use different NICs.
+            if len(done) > 2 * side.journal.capacity + 2:
+                raise Violation("a MOVE ends", f"{side.name}: {len(done)} WRs executed while one waited for its fence")
 
 
 def fences_end(net: Network) -> None:

@@ -464,6 +464,13 @@ def hand_over_all_at_once() -> Iterator[None]:
         yield
 
 
+@mutation("what is posted behind a fence that waits for room is for the next pair")
+def put_the_fence_behind_all_that_waits() -> Iterator[None]:
+    nowhere = property(lambda journal: 0, lambda journal, value: None)
+    with mock.patch.object(Journal, "fence_upto", nowhere, create=True):
+        yield
+
+
 @mutation("one fence WRITE of ours at a time: there is room for no more")
 def a_fence_write_for_each_move() -> Iterator[None]:
     nothing_under_way = property(lambda pair: False, lambda pair, value: None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.hosts import Network, Side
 from simulator.journal import Wr
-from simulator.rnic import MS, Packet
+from simulator.rnic import MS, US, Packet
 
 from shiftverbs import events as ev
 from shiftverbs.events import Status
@@ -218,6 +218,40 @@ def moves_that_are_called_off_one_after_the_other() -> Network:
     return net
 
 
+def a_program_that_posts_as_long_as_it_can_goes_home() -> Network:
+    """a's receives are home, and its sends still away, so that more is posted than its NIC has room for."""
+    net = Network(1, capacity=4)
+    net.clock.run(30 * MS)
+    on = lambda k: all(side.protocol.send_pair == side.protocol.recv_pair == k for side in net.sides)  # noqa: E731
+    net.a.feed(ev.PreferPair(1))
+    assert net.clock.run(net.clock.now + 50 * MS, lambda: on(1) and not any(side.busy() for side in net.sides))
+    net.a.health(0, False)
+    net.b.feed(ev.PreferPair(0))
+    net.clock.run(net.clock.now + 50 * MS)
+    assert (net.a.journal.send_pair, net.a.journal.recv_pair) == (1, 0)
+    app, poll = net.a.app, net.a.app.poll
+
+    def poll_and_post() -> None:
+        poll()
+        app.backlog = len(app.plan)
+        app._post()
+
+    app.poll = poll_and_post  # type: ignore[method-assign]
+    for link in net.links.values():
+        link.delay_ns = 100 * US
+    for _ in range(2000):
+        post(net.a, "WRITE", 1, signaled=True)
+    for _ in range(net.a.journal.capacity):  # what is sent one by one completes one by one
+        app.due()
+        net.clock.run(net.clock.now + 50 * US)
+    net.clock.run(net.clock.now + MS)
+    assert net.a.journal.blocked
+    net.a.health(0, True)
+    end(net)
+    assert on(0) and len(app.wcs) == 2000
+    return net
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
@@ -230,6 +264,7 @@ SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
     rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
     a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
     a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
+    a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
     moves_that_are_called_off_one_after_the_other: ("a_fence_write_for_each_move",),
 }
 
