@@ -502,6 +502,7 @@ class Comparison:
         assert (core.send_pair, core.recv_pair) == (model.send_pair, model.recv_pair)
         assert (core.send_is_open, core.recv_is_open) == (model.send_open, model.recv_open)
         assert core.guarded == model.guarded
+        assert core.shown_error == (0 if model.shown_error is None else STATUS[model.shown_error])
         for k in range(NICS):
             assert core.failed_wr(k) == model.pairs[k].failed_wr
         for cqes, receipts in ((False, False), (False, True), (True, False), (True, True)):

@@ -138,6 +138,8 @@ def completions_once_and_in_order(side: Side) -> None:
             if not wr.signaled:
                 raise Violation("one completion each", f"{side.name}: {wr} is unsignaled")
         else:
+            if failed and status != "WR_FLUSH_ERR":
+                raise Violation("errors in order", f"{side.name}: {wr} {status} behind an error")
             failed = True
             if side.over is None and not side.app.closed and not side.plain:
                 raise Violation("no error without a reason", f"{side.name}: {wr} {status}")

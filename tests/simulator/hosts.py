@@ -45,7 +45,12 @@ class Application:
         self.poll_due = False
         self.failed = False
         self.closed = False
+        self.posts_on = False  # whatever has failed
         self.retry_due = False
+
+    @property
+    def at_its_end(self) -> bool:
+        return self.closed or (self.failed and not self.posts_on)
 
     def start(self) -> None:
         for _ in range(self.receives):
@@ -58,14 +63,14 @@ class Application:
 
     def post_next(self) -> None:
         """Post the plan's next WR; with a full queue, again a little later."""
-        if not self.plan or self.failed or self.closed:
+        if not self.plan or self.at_its_end:
             return
         if self.retry_due:
             return
         self._post()
 
     def _post(self) -> None:
-        while self.plan and not self.failed and not self.closed:
+        while self.plan and not self.at_its_end:
             wr = self.plan[0]
             if wr.posted_ns < 0:
                 break
@@ -130,7 +135,7 @@ class Application:
                     record.buf = [None]
                     self.post_recv()
                 else:
-                    self.failed = True
+                    self.fail()
             else:
                 wr: Wr = what
                 self.wcs.append(("send", wr, status))
@@ -142,7 +147,12 @@ class Application:
                     if wr.opcode not in ("READ", "FADD") and not wr.shared:
                         wr.buf[0] = -9  # complete: the memory is the application's again
                 else:
-                    self.failed = True
+                    self.fail()
+
+    def fail(self) -> None:
+        self.failed = True
+        if not self.side.statuses:
+            self.side.over = self.side.over or "it failed before it was protected"
 
 
 class Side:
@@ -250,9 +260,6 @@ class Side:
             self.feed(ev.FenceDone(self.journal.counters()[2]))
         elif kind == "RX_REACHED":
             self.feed(ev.RxReached())
-        elif kind == "APP_ERROR" and not self.protocol.over:
-            self.over = f"before it was protected: {value}"
-            self.feed(ev.Quit(self.over))
 
     def path_failed(self, k: int, reason: str, advisory: bool = False, wr: int | None = None) -> None:
         if self.plain or self.protocol.status is not Status.PROTECTED:
@@ -418,7 +425,13 @@ class Side:
         rx, acked, wired = self.journal.counters()
         lost = any(nic.dead for nic in self.nics)
         unsafe, if_lost = self.journal.unsafe_reason(lost), self.journal.unsafe_reason(lost, receipts_lost=True)
+        unsafe = self.shown_before_protection() or unsafe
         self.feed(ev.FenceCompleted(work[0], rx, acked, wired, unsafe, lost, if_lost))
+
+    def shown_before_protection(self) -> str | None:
+        """The peer's ARM was through, ours was not, and the application has seen its QP fail: that was its end."""
+        failed = self.journal.shown_error
+        return f"behind {failed}, which came before the QP was protected" if failed and not self.statuses else None
 
     def fence_expired(self, work: list[Any]) -> None:
         if work is not self.fence:
@@ -554,7 +567,7 @@ class Side:
         """The QP has failed for good: errors, when every pair has stopped and is empty."""
         if self.ending is not None:
             return
-        self.ending = first
+        self.ending = "WR_FLUSH_ERR" if self.journal.shown_error else first
         self.over = self.over or first
         self.journal.begin_end()
         self.journal.guarded = True
@@ -619,6 +632,11 @@ class Side:
                 self.world.datagram(self.name, k, action.message)
 
     def do_set_status(self, action: ev.SetStatus) -> None:
+        failed = self.journal.shown_error
+        if action.status is Status.PROTECTED and failed:
+            self.over = self.over or f"it failed before it was protected: {failed}"
+            self.events.append(ev.Quit(self.over))
+            action = ev.SetStatus(Status.UNPROTECTED, self.over)
         self.statuses.append(action.status)
         self.was_protected |= action.status is Status.PROTECTED
         split = self.was_protected and not self.journal.is_plain

@@ -148,6 +148,7 @@ class Journal:
         self.send_open = self.recv_open = True
         self.guarded = False
         self.ending = False
+        self.shown_error: str | None = None  # the first that the application was shown with nothing withheld
         self.fence_seq: int | None = None
         self.fence_wanted = False
         self.fence_upto = 0  # where what is posted later is for the next pair: a fence waits for room there
@@ -423,9 +424,7 @@ class Journal:
             self.fenced(k, recv)
             return True
         if not self.guarded:
-            if not pair.error_raised:
-                pair.error_raised = True
-                self.emit("APP_ERROR", k, status)
+            self.shown_error = self.shown_error or status
             return False
         self.raise_error(k, status)
         return True
@@ -714,9 +713,6 @@ class Journal:
 
     def abort(self, status: str, still_ending: bool = False) -> None:
         """Error WCs for everything outstanding; the application has its default QP back, bare."""
-        status = self.pairs[self.send_pair].first_status or status
-        if status == "WR_FLUSH_ERR":
-            status = "RETRY_EXC_ERR"
         failed = False
         while self.sends:
             rec = self.sends.popleft()

@@ -496,6 +496,12 @@ def replay_proven_writes() -> Iterator[None]:
         yield
 
 
+@mutation("an error that was shown before protection is the QP's end, though the peer fails over")
+def go_on_behind_an_error_that_was_shown() -> Iterator[None]:
+    with mock.patch.object(Side, "shown_before_protection", lambda side: None):
+        yield
+
+
 @mutation("no WR is flushed to the application before every pair has stopped")
 def end_without_a_fence() -> Iterator[None]:
     def ended_at_once(side: Side, first: str) -> None:

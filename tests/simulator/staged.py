@@ -252,6 +252,27 @@ def a_program_that_posts_as_long_as_it_can_goes_home() -> Network:
     return net
 
 
+def a_qp_that_failed_before_it_was_protected() -> Network:
+    """b's dummy has no ACK yet, and a is PROTECTED. b's application sees an error and posts on, when a fails over."""
+    net = Network(1)
+    net.links["a", 1].hole = lambda p: isinstance(p, Packet) and p.kind == "ack"
+    net.b.qps[1].RETRIES = 1000
+    net.clock.run(30 * MS)
+    assert net.a.statuses == [Status.PROTECTED] and not net.b.statuses
+    app = net.b.app
+    app.posts_on = True
+    net.b.qps[0].to_error()
+    net.clock.run(net.clock.now + MS)
+    assert app.wcs[0] == ("recv", 0, "WR_FLUSH_ERR")
+    net.links["a", 1].hole = lambda p: False
+    for n in range(40):
+        post(net.b, "SEND", signaled=True)
+        net.clock.later(n * 20 * US, app.due)
+    net.clock.run(net.clock.now + 100 * US)
+    net.a.path_failed(0, "staged")
+    return end(net)
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
@@ -270,5 +291,6 @@ SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
 
 #: Both sides end in these, and each of them is told the truth about what was done.
 ENDED: dict[Callable[[], Network], tuple[str, ...]] = {
+    a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
     a_peer_leaves_with_its_moved_unheard: ("call_off_a_move_that_was_told",),
 }
