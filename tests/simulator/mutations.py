@@ -502,6 +502,19 @@ def go_on_behind_an_error_that_was_shown() -> Iterator[None]:
         yield
 
 
+@mutation("a QP whose application has seen an error is not PROTECTED, though ARM is through")
+def protect_what_has_failed() -> Iterator[None]:
+    original = Side.do_set_status
+
+    def set_status(side: Side, action: ev.SetStatus) -> None:
+        shown, side.journal.shown_error = side.journal.shown_error, None
+        original(side, action)
+        side.journal.shown_error = shown
+
+    with handler(ev.SetStatus, set_status):
+        yield
+
+
 @mutation("no WR is flushed to the application before every pair has stopped")
 def end_without_a_fence() -> Iterator[None]:
     def ended_at_once(side: Side, first: str) -> None:
