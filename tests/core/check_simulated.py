@@ -286,6 +286,19 @@ class Comparison:
     def guard(self) -> None:
         self.core.guarded = self.model.guarded = True
 
+    @step(1, lambda self: self.core.guarded and not self.away and not self.moving)
+    def nothing_is_withheld_any_more(self) -> None:
+        """The peer has left, or the application moves its QP; of errors withheld just now nobody has heard yet."""
+        if self.rng.random() < 0.7:
+            return  # it is the end
+        if self.rng.random() < 0.5:
+            self.path_fails()
+            self.drain_both(self.rng.randrange(NICS))
+        self.core.guarded = self.model.guarded = False
+        self.over = True
+        if self.rng.random() < 0.5:
+            self.path_fails()
+
     @step(3)
     def drain(self) -> None:
         self.drain_both(self.rng.randrange(NICS))
@@ -537,6 +550,8 @@ def test_the_simulators_journal_is_the_data_paths() -> None:
         "complete_a_trimmed_wr_twice",
         "swallow_completions_of_trimmed_wrs",
         "lose_the_withheld_queue",
+        "swallow_what_was_withheld",
+        "put_the_fence_behind_all_that_waits",
     ],
 )
 def test_a_model_that_differs_is_noticed(name: str) -> None:

@@ -43,6 +43,7 @@ def check(net: Network) -> None:
         ]
         messages_once_and_in_order(side, peer, executions)
         completions_once_and_in_order(side)
+        what_failed_is_told(side)
         nothing_complete_fails(net, side)
         executed_no_more_than_allowed(net, side, executions)
         data_before_its_message(executions)
@@ -150,6 +151,21 @@ def completions_once_and_in_order(side: Side) -> None:
     receives = [wr_id for queue, wr_id, _ in side.app.wcs if queue == "recv"]
     if len(set(receives)) != len(receives):
         raise Violation("one completion each", f"{side.name}: receives {receives}")
+
+
+def what_failed_is_told(side: Side) -> None:
+    """A QP in ERR has a WC for every WR, but for those unsignaled ones that succeeded before the first error."""
+    qp = side.qps[side.journal.send_pair]
+    if side.app.closed or not (side.app.failed or (ended(side) and qp.state == "ERR" and not qp.nic.dead)):
+        return
+    sends = {wr: status for queue, wr, status in side.app.wcs if queue == "send"}
+    first = next((wr.index for wr, status in sends.items() if status != "SUCCESS"), len(side.app.posted))
+    for wr in side.app.posted:
+        if wr not in sends and (wr.signaled or wr.index > first):
+            raise Violation("what failed is told", f"{side.name}: {wr} never completed")
+    receives = {wr_id for queue, wr_id, _ in side.app.wcs if queue == "recv"}
+    if len(receives) < side.app.next_recv:
+        raise Violation("what failed is told", f"{side.name}: {side.app.next_recv} receives, of which {receives} ended")
 
 
 def nothing_complete_fails(net: Network, side: Side) -> None:

@@ -58,8 +58,7 @@ class Application:
 
     def post_recv(self) -> None:
         if not self.failed and not self.closed:
-            self.side.journal.post_recv(self.next_recv, [None])
-            self.next_recv += 1
+            self.next_recv += self.side.journal.post_recv(self.next_recv, [None]) == 0
 
     def post_next(self) -> None:
         """Post the plan's next WR; with a full queue, again a little later."""
@@ -85,15 +84,19 @@ class Application:
                     self.clock.later(200 * US, self._again)
                 return
             self.plan.popleft()
-            self.posted.append(wr)
-            if wr.opcode in ("READ", "FADD"):
-                self.unread.append(wr)
-            if wr.inline:
-                wr.buf[0] = -7  # the application uses the memory again at once
+            if rc == 0:  # else an exception: its device is gone
+                self._note(wr)
             self.backlog -= 1
             if self.backlog <= 0:
                 break
         self.side.wake()
+
+    def _note(self, wr: Wr) -> None:
+        self.posted.append(wr)
+        if wr.opcode in ("READ", "FADD"):
+            self.unread.append(wr)
+        if wr.inline:
+            wr.buf[0] = -7  # the application uses the memory again at once
 
     backlog = 0
 
@@ -244,7 +247,7 @@ class Side:
 
     def _core_event(self, kind: str, k: int, value: Any) -> None:
         if kind == "ERROR":
-            if self.protocol.over and self.statuses[-1:] == [Status.UNPROTECTED]:
+            if self.is_left_alone_on(k):
                 self.end(str(value))  # nobody else will deliver it
                 return
             self.path_failed(k, str(value), wr=self.failed_wr(k))
@@ -260,6 +263,11 @@ class Side:
             self.feed(ev.FenceDone(self.journal.counters()[2]))
         elif kind == "RX_REACHED":
             self.feed(ev.RxReached())
+
+    def is_left_alone_on(self, k: int) -> bool:
+        """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k."""
+        alone = self.protocol.over and self.statuses[-1:] == [Status.UNPROTECTED] and self.journal.guarded
+        return alone and k in (self.journal.send_pair, self.journal.recv_pair)
 
     def path_failed(self, k: int, reason: str, advisory: bool = False, wr: int | None = None) -> None:
         if self.plain or self.protocol.status is not Status.PROTECTED:

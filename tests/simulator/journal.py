@@ -146,9 +146,10 @@ class Journal:
         self.rx_target: int | None = None
         self.send_pair = self.recv_pair = 0
         self.send_open = self.recv_open = True
-        self.guarded = False
+        self._guarded = False
         self.ending = False
         self.shown_error: str | None = None  # the first that the application was shown with nothing withheld
+        self.withheld_sends = self.withheld_recvs = 0  # up to here errors were withheld
         self.fence_seq: int | None = None
         self.fence_wanted = False
         self.fence_upto = 0  # where what is posted later is for the next pair: a fence waits for room there
@@ -161,6 +162,16 @@ class Journal:
 
     def rec(self, seq: int) -> Record:
         return self.sends[seq - self.head]
+
+    @property
+    def guarded(self) -> bool:
+        return self._guarded
+
+    @guarded.setter
+    def guarded(self, value: bool) -> None:
+        self._guarded = value
+        if not value:
+            self.give_withheld()
 
     # ---- the application
 
@@ -419,15 +430,34 @@ class Journal:
 
     def withhold(self, k: int, recv: bool, status: str, seq: int) -> bool:
         pair = self.pairs[k]
+        before = pair.first_status or "WR_FLUSH_ERR"
         self.note_error(k, recv, status, APP, seq)
         if pair.fencing or self.ending:
             self.fenced(k, recv)
             return True
         if not self.guarded:
             self.shown_error = self.shown_error or status
+            if recv:
+                self.abort_recvs(min(seq, self.withheld_recvs))
+            else:
+                self.abort_sends(min(seq, self.withheld_sends), before)
             return False
+        if recv and self.rhead <= seq < self.rwired and not pair.recv_stale:
+            self.withheld_recvs = seq + 1
+        elif not recv and self.head <= seq < self.wired:
+            self.withheld_sends = seq + 1
         self.raise_error(k, status)
         return True
+
+    def give_withheld(self) -> None:
+        """Nothing is withheld any more: the errors that were come first. Where it is not plain, the driver ends it."""
+        status = self.pairs[0].first_status
+        if self.ending or not self.is_plain or status is None:
+            return
+        if self.head < self.withheld_sends or self.rhead < self.withheld_recvs:
+            self.shown_error = self.shown_error or status
+        self.abort_sends(self.withheld_sends, status)
+        self.abort_recvs(self.withheld_recvs)
 
     def fenced(self, k: int, recv: bool) -> None:
         pair = self.pairs[k]
@@ -679,6 +709,7 @@ class Journal:
         self.shown_end = min(self.shown_end, lost)
         self.wired = first
         self.wired_ts = self.acked_ts = peer_rx
+        self.withheld_sends = self.withheld_recvs = 0
         self.fence_seq = None
         self.fence_wanted = False
         self.blocked = False
@@ -713,27 +744,11 @@ class Journal:
 
     def abort(self, status: str, still_ending: bool = False) -> None:
         """Error WCs for everything outstanding; the application has its default QP back, bare."""
-        failed = False
-        while self.sends:
-            rec = self.sends.popleft()
-            self.head += 1
-            if (rec.proven or self.head <= self.shown_end) and not failed:  # no success behind an error: RC shows none
-                if rec.wr.signaled:
-                    self.deliver(("send", rec.wr, "SUCCESS"))
-            else:
-                self.deliver(("send", rec.wr, status))
-                status = "WR_FLUSH_ERR"
-                failed = True
-        self.wired = max(self.wired, self.head)
-        while self.recvs:
-            recv = self.recvs.popleft()
-            self.rhead += 1
-            if not recv.done:
-                self.deliver(("recv", recv, "WR_FLUSH_ERR"))
-        self.rwired = max(self.rwired, self.rhead)
+        self.abort_sends(self.tail, status)
+        self.abort_recvs(self.rtail)
         if still_ending:
             return
-        self.guarded = self.ending = False
+        self._guarded = self.ending = False
         self.fence_seq = None
         self.fence_wanted = False
         self.blocked = False
@@ -744,6 +759,30 @@ class Journal:
             pair.forgotten = True
         self.pairs[0].fencing = self.pairs[0].recv_stale = False
         self.pairs[0].recv_upto = self.rtail
+
+    def abort_sends(self, end: int, status: str) -> None:
+        """Error WCs for those below end: the first has status, the rest are flushed."""
+        failed = False
+        while self.head < end:
+            rec = self.sends.popleft()
+            self.head += 1
+            if (rec.proven or self.head <= self.shown_end) and not failed:  # no success behind an error: RC shows none
+                if rec.wr.signaled:
+                    self.deliver(("send", rec.wr, "SUCCESS"))
+            else:
+                self.deliver(("send", rec.wr, status))
+                status = "WR_FLUSH_ERR"
+                failed = True
+        self.wired = max(self.wired, self.head)
+        self.proven_end = max(self.proven_end, self.head)
+
+    def abort_recvs(self, end: int) -> None:
+        while self.rhead < end:
+            recv = self.recvs.popleft()
+            self.rhead += 1
+            if not recv.done:
+                self.deliver(("recv", recv, "WR_FLUSH_ERR"))
+        self.rwired = max(self.rwired, self.rhead)
 
     # ---- MOVE
 

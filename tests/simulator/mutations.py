@@ -515,6 +515,12 @@ def protect_what_has_failed() -> Iterator[None]:
         yield
 
 
+@mutation("what was withheld is told when nothing is withheld any more")
+def swallow_what_was_withheld() -> Iterator[None]:
+    with mock.patch.object(Journal, "give_withheld", lambda journal: None):
+        yield
+
+
 @mutation("no WR is flushed to the application before every pair has stopped")
 def end_without_a_fence() -> Iterator[None]:
     def ended_at_once(side: Side, first: str) -> None:

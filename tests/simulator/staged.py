@@ -273,6 +273,20 @@ def a_qp_that_failed_before_it_was_protected() -> Network:
     return end(net)
 
 
+def a_peer_leaves_just_behind_an_error() -> Network:
+    """a's only WR has failed. Its error is withheld, and the driver has not heard of it when b's BYE comes."""
+    net = protected()
+    net.links["a", 0].hole = lambda p: isinstance(p, Packet) and p.kind == "req"
+    post(net.a, "SEND", signaled=True)
+    go(net)
+    net.a.driver_lag_ns = MS
+    withheld = lambda: net.a.journal.pairs[0].error_raised  # noqa: E731
+    while not withheld():
+        net.clock.run(net.clock.now + 50 * US)
+    net.b.close()
+    return end(net)
+
+
 #: Each story with the mutations that must show in it.
 STAGED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
@@ -292,5 +306,6 @@ SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
 #: Both sides end in these, and each of them is told the truth about what was done.
 ENDED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
+    a_peer_leaves_just_behind_an_error: ("swallow_what_was_withheld",),
     a_peer_leaves_with_its_moved_unheard: ("call_off_a_move_that_was_told",),
 }
