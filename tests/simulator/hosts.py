@@ -691,6 +691,11 @@ class Side:
 
     def err(self) -> None:
         """The application moves its QP to ERR, and takes what is left."""
+        if self.app.closed:
+            return
+        if self.plain:
+            self.qps[0].to_error()
+            return
         self.over = self.over or "moved to ERR"
         self.feed(ev.Quit("the application moved its QP to ERR"))
         self.end("WR_FLUSH_ERR")

@@ -60,6 +60,8 @@ class Schedule:
         self.registering_ns = [slowly.choice([0, 1, 30, 700, 1800]) * MS * (seed % 10 == 3) for _ in "ab"]
         # Now and then every rail loses one operation of one side, and nothing else, for good.
         self.hole = (rng.choice("ab"), rng.choice(self.opcodes)) if seed % 31 == 7 else None
+        # An application that leaves closes its QP, or moves it to ERR and takes what is left: half of them each.
+        self.into_err = tight and random.Random(seed + 4).random() < 0.5
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -185,7 +187,10 @@ class Schedule:
                     qp.to_error("RETRY_EXC_ERR")
                     side.path_failed(k, "QP_FATAL")
             case "close":
-                side.close()
+                if self.into_err:
+                    side.err()
+                else:
+                    side.close()
         net.faults.append(what)
 
     def _undelay(self, link: object) -> None:
