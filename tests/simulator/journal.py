@@ -755,8 +755,9 @@ class Journal:
         self.rx_target = None
         self.send_pair = self.recv_pair = 0
         self.send_open = self.recv_open = True
-        for pair in self.pairs[1:]:
-            pair.forgotten = True
+        for k, pair in enumerate(self.pairs):
+            pair.forgotten = k != 0
+            pair.fence_again = False
         self.pairs[0].fencing = self.pairs[0].recv_stale = False
         self.pairs[0].recv_upto = self.rtail
 

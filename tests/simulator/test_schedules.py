@@ -49,6 +49,7 @@ FOUND_SOMETHING = {
     44650: "after an ABORT the default QP, just rebuilt, took work before it was in ERR: a gap, then success",
     110649: "the peer had closed; a replayed READ failed, and what was proven behind it succeeded all the same",
     135746: "the same, with unsignaled WRs: they owe a flush",
+    25194: "the model's own: the RESET of the default QP failed, and what it flushed after the end was taken for stale",
 }
 
 
