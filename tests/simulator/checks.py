@@ -43,7 +43,7 @@ def check(net: Network) -> None:
         ]
         messages_once_and_in_order(side, peer, executions)
         completions_once_and_in_order(side)
-        what_failed_is_told(side)
+        what_failed_is_told(net, side)
         nothing_complete_fails(net, side)
         executed_no_more_than_allowed(net, side, executions)
         data_before_its_message(executions)
@@ -153,10 +153,15 @@ def completions_once_and_in_order(side: Side) -> None:
         raise Violation("one completion each", f"{side.name}: receives {receives}")
 
 
-def what_failed_is_told(side: Side) -> None:
-    """A QP in ERR has a WC for every WR, but for those unsignaled ones that succeeded before the first error."""
+def what_failed_is_told(net: Network, side: Side) -> None:
+    """A QP in ERR has a WC for every WR, but for those unsignaled ones that succeeded before the first error.
+
+    As with plain verbs, a NIC that dies may take along those of what is posted behind the end.
+    """
     qp = side.qps[side.journal.send_pair]
-    if side.app.closed or not (side.app.failed or (ended(side) and qp.state == "ERR" and not qp.nic.dead)):
+    if side.app.closed or (side.name, 0) in net.took_along:
+        return
+    if not (side.app.failed or (ended(side) and qp.state == "ERR" and not qp.nic.dead)):
         return
     sends = {wr: status for queue, wr, status in side.app.wcs if queue == "send"}
     first = next((wr.index for wr, status in sends.items() if status != "SUCCESS"), len(side.app.posted))

@@ -723,6 +723,7 @@ class Network:
         self.trace: list[tuple[int, str, ev.Action]] = []
         self.executions: list[tuple[int, str, int, int, Wr, Any]] = []
         self.lost_cqes: set[tuple[str, int, int, Any]] = set()
+        self.took_along: set[tuple[str, int]] = set()  # NICs that died with completions
         self.fences: dict[tuple[str, int, int], int] = {}
         self.unseen_flushes: list[tuple[int, str, int]] = []
         self.trims: list[tuple[int, str, int]] = []
@@ -838,6 +839,8 @@ class Network:
         for qp in nic.qps.values():
             # Executed, and nobody will ever know: what the dead NIC had not written yet.
             self.lost_cqes |= {(name, k, qp.life, cqe[1]) for cqe in qp.held if cqe[0] == "recv"}
+            if qp.held:
+                self.took_along.add((name, k))
         nic.die()
         self.changed_ns[k] = self.clock.now
         self.clock.later(150 * MS, self.tell_health, k)
