@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A shared broker and the worst that one of its processes, or its host, can do to it: the others hardly notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Spawn
+
+from shiftverbs.config import Config
+from shiftverbs.exchanger import Connected, Unavailable, records, socket_path, wire
+from shiftverbs.exchanger import etcd as etcd_module
+
+from .around import leases, running, wait_until
+from .conftest import EtcdWorld, publish_qp
+from .test_broker_start import gate as gate
+from .test_shared_by_default import config as config
+from .test_shared_by_default import make, start
+from .test_shared_by_default import run_dir as run_dir
+from .test_shared_limits import ByHand
+from .test_shared_limits import by_hand as by_hand
+
+
+def test_one_that_fails_late_again_and_again_is_not_shared_for_ever(
+    etcd_world: EtcdWorld, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow host gRPC's loading takes longer than a broker needs to be called stable."""
+    monkeypatch.setattr(etcd_module, "STABLE_S", 0.1)
+    with socket_path.bind_socket(socket_path.of_host(config)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as sock:
+                        sock.recv(1 << 16)
+                        for frame in (
+                            {"ev": "hello", "pid": os.getpid(), "pid_namespace": None},
+                            {"ev": "starting", "phase": "the broker loads gRPC and etcd3"},
+                        ):
+                            sock.sendall(wire.encode(frame))
+                        time.sleep(0.2)  # what is called long here
+                        sock.sendall(wire.encode({"ev": "fatal", "reason": "no module named grpc"}))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            one = make(etcd_world, config)
+            one.next(Unavailable)
+            one.next(Connected, timeout_s=20)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("what", ["mounts", "root", "groups", "limits", "turns", "records"])
+def test_whose_broker_would_fare_otherwise_shares_none(
+    config: Config, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A broker reads files, has limits, a priority and a release's records, which are those of who starts it."""
+    path = socket_path.of_host(config)
+    real_namespace, real_stat, real_limit = wire.namespace, os.stat, resource.getrlimit
+    if what == "mounts":
+        monkeypatch.setattr(wire, "namespace", lambda kind: 1 if kind == "mnt" else real_namespace(kind))
+    elif what == "root":
+
+        def other_root(name: Any, *args: Any, **options: Any) -> os.stat_result:
+            return real_stat("/proc/self" if name == "/" else name, *args, **options)
+
+        monkeypatch.setattr(os, "stat", other_root)
+    elif what == "groups":
+        monkeypatch.setattr(os, "getgroups", lambda: [4711])
+    elif what == "limits":
+        monkeypatch.setattr(
+            resource, "getrlimit", lambda kind: (1 << 33, 1 << 33) if kind == resource.RLIMIT_AS else real_limit(kind)
+        )
+    elif what == "turns":
+        monkeypatch.setattr(os, "getpriority", lambda *_: 19)
+    else:
+        monkeypatch.setattr(records, "VERSION", records.VERSION + 1)
+    assert socket_path.of_host(config) != path
+
+
+def test_a_shared_broker_that_stands_still_is_replaced(
+    spawn: Spawn, etcd_world: EtcdWorld, run_dir: Path
+) -> None:
+    """A job is suspended, with the broker that it happened to start: the others' keys would vanish with their leases."""
+    (a, broker), (b, _) = (start(spawn, etcd_world, run_dir, keys) for keys in ("1 2", "2 1"))
+    a.signal(signal.SIGSTOP)
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        b.send("one.next(Unavailable, 70); one.next(Connected, 60); print('again', one.exchanger.broker_pid)")
+        assert int(b.expect(r"^again (\d+)", 100)[1]) != broker
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(broker, signal.SIGCONT)
+        a.signal(signal.SIGCONT)
+    a.send("one.until(lambda _: one.exchanger.broker_pid not in (None, %d), 60); print('again')" % broker)
+    a.expect("^again", 70)
+    wait_until(lambda: len(etcd_world.keys()) == 2, what="both keys stand there")
+    wait_until(lambda: not running(broker), what="it ends")
+
+
+def test_a_broker_that_is_asked_twice_to_stop_withdraws_what_it_holds(
+    etcd_world: EtcdWorld, by_hand: ByHand
+) -> None:
+    """Who ends a session sends SIGHUP after SIGTERM."""
+    broker, path = by_hand("")
+    one = etcd_world.make(broker=path, lease_ttl_s=600, broker_backoff_min_ms=60_000, broker_backoff_max_ms=60_000)
+    one.next(Connected)
+    publish_qp(one, etcd_world.job, 1)
+    wait_until(etcd_world.keys)
+    broker.signal(signal.SIGSTOP)
+    broker.signal(signal.SIGTERM)
+    broker.signal(signal.SIGHUP)
+    broker.signal(signal.SIGCONT)
+    assert broker.wait() == 0, broker.output
+    assert not etcd_world.keys()
+
+
+def test_who_lets_nobody_read_its_files_shares_all_the_same(
+    etcd_world: EtcdWorld, config: Config, run_dir: Path
+) -> None:
+    """A umask that takes rights from the user, too, would keep the directory from all its other processes for ever."""
+    before = os.umask(0o777)
+    try:
+        path = socket_path.of_host(config)
+        sock = socket_path.bind_socket(path)
+    finally:
+        os.umask(before)
+    with sock:
+        modes = {name: stat.S_IMODE(os.stat(name).st_mode) for name in (run_dir, path, path + ".lock")}
+    assert modes == {run_dir: 0o700, path: 0o600, path + ".lock": 0o600}
+
+
+def test_a_broker_does_not_take_away_a_path_that_became_anothers_before_it_looked(
+    etcd_world: EtcdWorld, config: Config, gate: Callable[[str], Callable[[str], object]]
+) -> None:
+    go_on = gate("shiftverbs")
+    path = socket_path.of_host(config)
+    one = make(etcd_world, config)
+    wait_until(lambda: "has not said hello" in one.exchanger.progress, what="one asks")  # type: ignore[attr-defined]
+    os.unlink(path)
+    with socket_path.bind_socket(path):
+        go_on("")
+        one.next(Connected)
+        broker = one.exchanger.broker_pid  # type: ignore[attr-defined]
+        one.exchanger.close()
+        wait_until(lambda: not running(broker), what="nobody can find it")
+        assert os.path.exists(path)
+
+
+def test_very_many_may_come_before_a_broker_takes_the_first(etcd_world: EtcdWorld, config: Config) -> None:
+    """As many as a large host has processors; and none of them finds the door shut."""
+    path = socket_path.of_host(config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(socket_path.bind_socket(path))
+        for _ in range(500):
+            stack.enter_context(socket_path.connect(path))
