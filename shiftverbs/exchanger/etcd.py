@@ -70,6 +70,8 @@ class EtcdExchanger(Exchanger):
         self._phase = ("a broker is being started", time.monotonic())
         # What the broker said it was at, while it has not told of etcd.
         self._last_said = ""
+        # Whether this broker has told of etcd: it is past what ends a start.
+        self._has_told = False
         self._warned_at: float | None = None
         self._outage_told = False
         self._closed = threading.Event()
@@ -272,6 +274,7 @@ class EtcdExchanger(Exchanger):
     def _take_over(self, connection: Connection) -> None:
         self._connection = connection
         self._last_said = ""
+        self._has_told = False
         self._connected_at = time.monotonic()
         self._interest = select.EPOLLIN
         self._epoll.register(connection.sock, self._interest)
@@ -300,7 +303,9 @@ class EtcdExchanger(Exchanger):
         connection.close()
         if self._last_said:
             reason = f"{reason}; the last it said: {self._last_said}"
-        self._failures = 0 if time.monotonic() - self._connected_at > STABLE_S else self._failures + 1
+        # A start may take longer than that on a slow host, and come to nothing all the same.
+        proven = self._has_told and time.monotonic() - self._connected_at > STABLE_S
+        self._failures = 0 if proven else self._failures + 1
         self._set_state(Unavailable(reason))
         self._start_connecting(self._pause_s())
 
@@ -362,6 +367,7 @@ class EtcdExchanger(Exchanger):
         event = frame.get("ev")
         if event in ("up", "down", "fatal"):
             self._last_said = ""
+            self._has_told = self._has_told or event != "fatal"
         if event == "up":
             self._set_state(Connected())
         elif event == "down":
