@@ -438,6 +438,8 @@ class Broker:
         self._stop()
 
     def _stop(self) -> None:
+        if self._stopping:
+            return  # asked again: SIGHUP comes after SIGTERM where a session ends
         self._stopping = True
         if self._listener is not None:
             if self._accept_at is None:
