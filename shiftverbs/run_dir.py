@@ -24,6 +24,8 @@ def own_directory(path: Path) -> None:
     """Make the directory, for this user only. Raises OSError where it is, or can be, somebody else's."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=False)
+        if path.lstat().st_mode & 0o700 != 0o700:
+            path.chmod(0o700)  # a umask took rights from the user: others of this user's processes come, too
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))

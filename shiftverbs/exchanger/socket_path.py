@@ -59,7 +59,7 @@ def locked(path: str) -> Iterator[None]:
     Raises TimeoutError, naming the file and the holder, when it does not become free.
     """
     with kept.making:
-        lock = open(os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb")
+        lock = open(_open_lock(path), "rb")
         kept.keep(lock)
     try:
         if os.fstat(lock.fileno()).st_uid not in (os.geteuid(), 0):
@@ -73,6 +73,16 @@ def locked(path: str) -> Iterator[None]:
     finally:
         lock.close()
         kept.let_go(lock)
+
+
+def _open_lock(path: str) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        lock = os.open(path + ".lock", flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path + ".lock", flags | os.O_CREAT, 0o600)
+    os.fchmod(lock, 0o600)  # whatever a umask took from the user
+    return lock
 
 
 def _take(lock: int, path: str) -> None:
@@ -222,6 +232,8 @@ def _bind(path: str) -> socket.socket:
         # bind() gives the path the rights that fchmod() set before: at no moment may others connect.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
+        if os.lstat(path).st_mode & 0o600 != 0o600:
+            os.chmod(path, 0o600)  # a umask took rights from the user, too
         listener.listen(128)
     except BaseException:
         listener.close()
