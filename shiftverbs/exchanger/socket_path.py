@@ -27,6 +27,8 @@ _PEERCRED = struct.Struct("3i")
 LOCK_TIMEOUT_S = 10.0
 _LOCK_PERIOD_S = 0.01
 _NOTE_BYTES = 64
+# Who comes before the broker has loaded waits here: on a large host hundreds, in one moment.
+_BACKLOG = 4096
 
 
 def of_host(config: Config) -> str:
@@ -234,7 +236,7 @@ def _bind(path: str) -> socket.socket:
         listener.bind(path)
         if os.lstat(path).st_mode & 0o600 != 0o600:
             os.chmod(path, 0o600)  # a umask took rights from the user, too
-        listener.listen(128)
+        listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
         kept.let_go(listener)
