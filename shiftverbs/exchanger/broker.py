@@ -97,12 +97,20 @@ class Client:
 class Broker:
     """The main thread: sockets on one side, the link to etcd and the table of wanted keys on the other."""
 
-    def __init__(self, config: Config, listener: socket.socket | None, path: str | None, idle_exit_s: float | None):
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket | None,
+        path: str | None,
+        idle_exit_s: float | None,
+        bound: tuple[int, int] | None = None,
+    ):
         self._config = config
         self._identity = store_identity(config)
         self._listener = listener
         self._path = path
-        self._bound = None if path is None else identity(path)
+        # Which file the socket is. By now the path may be another's, but for one that was bound here.
+        self._bound = bound if path is None or bound is not None else identity(path)
         self._idle_exit_s = idle_exit_s
         self._selector = selectors.DefaultSelector()
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -140,6 +148,7 @@ class Broker:
         self._link.start()
         idle_since = time.monotonic()
         end = None
+        quiet = False
         while True:
             if self._clients:
                 idle_since = time.monotonic()
@@ -148,7 +157,8 @@ class Broker:
                 end = end or time.monotonic() + LAST_WORDS_S
                 if not self._dropping or time.monotonic() >= end:
                     return not self._failed
-            if shared and self._idle_exit_s is not None and not self._clients and not self._dropping:
+            idle = not self._clients and not self._dropping and quiet  # not even somebody at the door
+            if shared and self._idle_exit_s is not None and idle:
                 # Whose path was taken away is found by nobody any more.
                 if time.monotonic() - idle_since >= self._idle_exit_s or identity(self._path or "") != self._bound:
                     return True
@@ -159,7 +169,9 @@ class Broker:
                     self._accept()
             if end is not None or (self._idle_exit_s is not None and not self._clients):
                 timeout = min(1.0 if timeout is None else timeout, 0.5)
-            for key, _ in self._selector.select(timeout):
+            ready = self._selector.select(timeout)
+            quiet = not ready
+            for key, _ in ready:
                 key.data()
             self._table.handle_time(time.monotonic())
             for client in list(self._clients.values()):
@@ -476,6 +488,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--client-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--client-pidfd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--listen-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--bound", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -529,7 +542,8 @@ def main(argv: list[str] | None = None) -> int:
             path = os.path.abspath(options.socket or _named_path(config))
             listener = bind_socket(path)
         idle_exit_s = config.broker_idle_exit_s if options.listen_fd is not None else None
-        broker = Broker(config, listener, path, idle_exit_s)
+        bound = None if options.bound is None else (options.bound[0], options.bound[1])
+        broker = Broker(config, listener, path, idle_exit_s, bound)
         if options.client_fd is not None:
             broker.adopt(socket.socket(fileno=options.client_fd), options.client_pidfd)
     except Exception as error:

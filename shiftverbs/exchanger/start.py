@@ -233,7 +233,11 @@ def _join_shared(config: Config, path: str) -> tuple[socket.socket, _Spawned | N
     with contextlib.ExitStack() as stack:
         stack.callback(kept.let_go, sock)
         listener = stack.enter_context(sock)
-        spawned = _spawn(config, ["--socket", path, "--listen-fd", str(listener.fileno())], [listener.fileno()])
+        arguments = ["--socket", path, "--listen-fd", str(listener.fileno())]
+        bound = socket_path.identity(path)
+        if bound is not None:
+            arguments += ["--bound", *map(str, bound)]
+        spawned = _spawn(config, arguments, [listener.fileno()])
         try:
             if spawned.pid is not None and spawned.began is not None:
                 socket_path.name_broker(path, spawned.pid, spawned.began)
