@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import socket
 import stat
 import struct
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from .. import run_dir
 from ..config import MAX_SOCKET_PATH, Config
-from . import kept, wire
+from . import kept, records, wire
 from .settings import settings_of
 
 _PEERCRED = struct.Struct("3i")
@@ -27,6 +28,8 @@ _PEERCRED = struct.Struct("3i")
 LOCK_TIMEOUT_S = 10.0
 _LOCK_PERIOD_S = 0.01
 _NOTE_BYTES = 64
+# Limits that a broker has of who starts it and that may be its end. Of descriptors it takes what it may.
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_NPROC)
 # Who comes before the broker has loaded waits here: on a large host hundreds, in one moment.
 _BACKLOG = 4096
 
@@ -38,10 +41,14 @@ def of_host(config: Config) -> str:
     """
     where = run_dir.directory(config.run_dir)
     run_dir.own_directory(where)
-    # Whoever plays several hosts, or lives in a network of its own, reaches etcd by other ways.
+    # Whoever plays several hosts, or lives in a network of its own, reaches etcd by other ways. A broker has the files,
+    # rights, limits and priority of who starts it, and refuses another release's records.
     alike = [
         settings_of(config), wire.PROTOCOL, sys.executable, str(Path(__file__).resolve()),
         os.environ.get("SOFTRNIC_HOST"), wire.namespace("net"), wire.namespace("pid"),
+        wire.namespace("mnt"), os.stat("/").st_dev, os.stat("/").st_ino, os.getegid(), sorted(os.getgroups()),
+        [resource.getrlimit(kind) for kind in _LIMITS], os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0),
+        records.VERSION,
     ]  # fmt: skip
     digest = hashlib.blake2s(json.dumps(alike, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = os.path.abspath(where / f"broker-{digest}")
