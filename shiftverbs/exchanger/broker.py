@@ -269,6 +269,8 @@ class Broker:
             self._forget_keys(client)
             self._dropping.add(client.number)
             self._link.drop(client.number)
+        elif operation == "ping":
+            client.tell({"ev": "pong"})
         elif operation in ("put", "del", "want", "unwant"):
             self._handle_key(client, operation, wire.text_of(frame, "key"), frame)
         else:
@@ -285,7 +287,7 @@ class Broker:
             self._refuse(client, f"the broker serves etcd {self._identity}, not {frame.get('store')}")
             return
         client.greeted = True
-        client.tell({"ev": "hello", "pid": os.getpid(), "pid_namespace": wire.pid_namespace()})
+        client.tell({"ev": "hello", "pid": os.getpid(), "pid_namespace": wire.pid_namespace(), "answers": True})
         client.tell(self._status)
 
     def _handle_key(self, client: Client, operation: str, key: str, frame: dict[str, Any]) -> None:

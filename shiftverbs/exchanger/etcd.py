@@ -9,9 +9,11 @@ the next one.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -22,7 +24,7 @@ from .._core import without_signals
 from ..config import OWN_BROKER, SHARED_BROKER, Config
 from . import records, wire
 from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
-from .start import BrokerError, Connection, open_connection
+from .start import BrokerError, Connection, Looks, look_at, open_connection
 
 logger = logging.getLogger("shiftverbs.exchanger")
 
@@ -37,7 +39,13 @@ WARNING_INTERVAL_S = 60.0
 # who started it may have had an environment in which none can live.
 SHARED_TRIES = 3
 
+# How often a broker is asked whether it is there; and how often in a row it may be found without an answer, and without
+# having had one turn of a processor meanwhile, before it is taken for stopped.
+PING_S = 7.5
+PINGS = 3
+
 _UNSEEN = object()
+_TIMER_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class EtcdExchanger(Exchanger):
@@ -70,6 +78,13 @@ class EtcdExchanger(Exchanger):
         self._phase = ("a broker is being started", time.monotonic())
         # What the broker said it was at, while it has not told of etcd.
         self._last_said = ""
+        # Whether the last ping is answered.
+        self._has_answered = True
+        # How often in a row it was not, and what was seen of the broker last.
+        self._silent = 0
+        self._seen: Looks | None = None
+        # Readable when the broker is to be looked at; -1 where there is no such thing.
+        self._timer = ctypes.CDLL(None).timerfd_create(time.CLOCK_MONOTONIC, _TIMER_FLAGS)
         # Whether this broker has told of etcd: it is past what ends a start.
         self._has_told = False
         self._warned_at: float | None = None
@@ -79,6 +94,8 @@ class EtcdExchanger(Exchanger):
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
+        if self._timer >= 0:
+            self._epoll.register(self._timer, select.EPOLLIN)
         self._start_connecting(0.0)
 
     # The interface
@@ -115,6 +132,7 @@ class EtcdExchanger(Exchanger):
             self._take_commands()
             self._receive()
             self._look_after_the_broker()
+            self._see_that_it_moves()
             self._send()
             events = [
                 event
@@ -275,11 +293,15 @@ class EtcdExchanger(Exchanger):
         self._connection = connection
         self._last_said = ""
         self._has_told = False
+        self._has_answered = True
         self._connected_at = time.monotonic()
         self._interest = select.EPOLLIN
         self._epoll.register(connection.sock, self._interest)
         if connection.pidfd is not None:
             self._epoll.register(connection.pidfd, select.EPOLLIN)
+            if connection.answers:
+                self._silent, self._seen = 0, look_at(connection.pid)
+                self._set_timer()
         for key, text in self._published.items():
             self._tell({"op": "put", "key": key, "value": text})
         for key in self._wanted:
@@ -362,6 +384,38 @@ class EtcdExchanger(Exchanger):
             if any(descriptor == connection.pidfd for descriptor, _ in self._epoll.poll(0)):
                 self._lose("the broker has ended")
 
+    def _set_timer(self) -> None:
+        """Look at the broker once more, PING_S from now."""
+        if self._timer >= 0:
+            whole, part = divmod(PING_S, 1.0)
+            spec = (ctypes.c_long * 4)(0, 0, int(whole), int(part * 1e9))
+            ctypes.CDLL(None).timerfd_settime(self._timer, 0, spec, None)
+
+    def _see_that_it_moves(self) -> None:
+        """A broker that stands still, as in a suspended job, is ended: etcd would forget its clients' keys.
+
+        Looks are counted, not seconds: who was stopped as long saw none of them.
+        """
+        connection = self._connection
+        try:
+            os.read(self._timer, 8)
+        except OSError:  # it is not time
+            return
+        if connection is None or connection.pidfd is None:
+            return
+        now = look_at(connection.pid)
+        self._silent = self._silent + 1 if now is not None and now == self._seen and not self._has_answered else 0
+        self._seen = now
+        if self._silent >= PINGS:
+            # It would keep its socket from any successor. What had turns is slow, and is waited for.
+            with contextlib.suppress(OSError, AttributeError):
+                signal.pidfd_send_signal(connection.pidfd, signal.SIGKILL)
+            self._lose("the broker stands still")
+            return
+        self._has_answered = False
+        self._tell({"op": "ping"})
+        self._set_timer()
+
     def _handle(self, frame: dict[str, Any]) -> bool:
         """Take in one frame. Returns whether the connection is to be read on."""
         event = frame.get("ev")
@@ -385,6 +439,8 @@ class EtcdExchanger(Exchanger):
             if key in self._wanted:
                 self._wanted[key] = _UNSEEN  # should it be granted some day, what stands there is news
             self._events.append(Rejected(key, f"{key}: {frame.get('reason')}"))
+        elif event == "pong":
+            self._has_answered = True
         elif event == "fatal":
             self._lose(str(frame.get("reason")))
             return False
@@ -455,3 +511,6 @@ class EtcdExchanger(Exchanger):
         if bell >= 0:
             self._epoll.close()
             os.close(bell)
+            if self._timer >= 0:
+                os.close(self._timer)
+                self._timer = -1

@@ -55,7 +55,7 @@ class Connection:
     """A broker that has said hello. frames: what came right after.
 
     pidfd: readable when the broker has ended, whoever else may hold the other end of the socket; None where that is not
-    to be had.
+    to be had. answers: it says "pong" to "ping".
     """
 
     sock: socket.socket
@@ -63,6 +63,7 @@ class Connection:
     reader: wire.FrameReader
     frames: list[dict[str, Any]] = field(default_factory=list)
     pidfd: int | None = None
+    answers: bool = False
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -73,7 +74,7 @@ class Connection:
 
 
 @dataclass(frozen=True)
-class _Looks:
+class Looks:
     """What /proc tells of a process. used: of a processor; began: since boot; both in ticks of the system's clock.
 
     turns: how often its main thread gave a processor back.
@@ -85,19 +86,20 @@ class _Looks:
     turns: int
 
 
-def _look_at(pid: int | None) -> _Looks | None:
+def look_at(pid: int | None) -> Looks | None:
+    """What can be seen of a process; None where there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         turns = sum(int(line.split()[1]) for line in lines if "_ctxt_switches:" in line)
-        return _Looks(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]), turns)
+        return Looks(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]), turns)
     except (OSError, ValueError, IndexError):
         return None
 
 
 def _has_ended(pid: int, began: int) -> bool:
     """Whether a process is no more, though perhaps nobody has taken note of its end."""
-    seen = _look_at(pid)
+    seen = look_at(pid)
     return seen is None or seen.began != began or seen.state in "ZX"
 
 
@@ -106,7 +108,7 @@ def _kill(pid: int, began: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # it is gone; an old kernel: then it stays
         pidfd = os.pidfd_open(pid)
         try:
-            seen = _look_at(pid)
+            seen = look_at(pid)
             if seen is not None and seen.began == began:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
@@ -117,7 +119,7 @@ def _kill(pid: int, began: int) -> None:
 class _Spawned:
     """A broker that was started, until it has said hello.
 
-    diagnostics: a descriptor of what it writes on its standard error; began: as in _Looks, None where not known.
+    diagnostics: a descriptor of what it writes on its standard error; began: as in Looks, None where not known.
     """
 
     pid: int | None
@@ -131,7 +133,7 @@ class _Spawned:
 
     def looks(self) -> str:
         """What can be seen of it from outside: whether it is stuck, or hardly ever had its turn."""
-        seen = _look_at(self.pid)
+        seen = look_at(self.pid)
         if seen is None:
             return ""
         used_s, load = seen.used / os.sysconf("SC_CLK_TCK"), ""
@@ -176,7 +178,7 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
             sock, spawned = _join_shared(config, path)
         progress(f"the broker{'' if spawned is None else f', process {spawned.pid},'} has not said hello")
         named = None if path is None else socket_path.named_broker(path)
-        before = None if named is None else _look_at(named[0])
+        before = None if named is None else look_at(named[0])
         try:
             return _greet(sock, config, spawned)
         except _NoHello:
@@ -185,7 +187,7 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
             if path is None:
                 if spawned is not None and spawned.pid is not None and spawned.began is not None:
                     _kill(spawned.pid, spawned.began)
-            elif named is not None and before is not None and _look_at(named[0]) == before:
+            elif named is not None and before is not None and look_at(named[0]) == before:
                 _kill(*named)  # it had not one turn in all that time, as a slow or starved one has
             raise
         except BaseException:
@@ -285,7 +287,7 @@ def _spawn(config: Config, arguments: list[str], passed: list[int]) -> _Spawned:
         os.close(diagnostics)
         raise
     pid = int(text) if text.isdigit() else None
-    seen, session = _look_at(pid), None
+    seen, session = look_at(pid), None
     with contextlib.suppress(OSError):
         session = os.getsid(pid or 0)
     # Of another session: it has ended already, and its number is another process's.
@@ -338,4 +340,4 @@ def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None) -> Con
     if first.get("pid_namespace") == wire.pid_namespace():
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or it is gone: then the socket tells
             pidfd = os.pidfd_open(first["pid"])
-    return Connection(sock, first["pid"], reader, frames[1:], pidfd)
+    return Connection(sock, first["pid"], reader, frames[1:], pidfd, first.get("answers") is True)

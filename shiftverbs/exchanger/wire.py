@@ -9,11 +9,13 @@ From the application:
     {"op": "put", "key": ..., "value": text}
     {"op": "del", "key": ...}
     {"op": "want", "key": ...}, {"op": "unwant", "key": ...}
+    {"op": "ping"}                                                is somebody there? To a broker that answers that
     {"op": "bye"}                                                 withdraw everything
 
 From the broker:
 
-    {"ev": "hello", "pid": ..., "pid_namespace": ...}    it serves this application
+    {"ev": "hello", "pid": ..., "pid_namespace": ..., "answers": true}    it serves this application
+    {"ev": "pong"}
     {"ev": "starting", "phase": ...}         nobody knows yet whether etcd answers
     {"ev": "up"}                             etcd answers
     {"ev": "down", "reason": ...}            it does not

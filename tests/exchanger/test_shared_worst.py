@@ -167,3 +167,18 @@ def test_very_many_may_come_before_a_broker_takes_the_first(etcd_world: EtcdWorl
         stack.enter_context(socket_path.bind_socket(path))
         for _ in range(500):
             stack.enter_context(socket_path.connect(path))
+
+
+def test_who_is_not_polled_takes_nobodys_broker_away(
+    etcd_world: EtcdWorld, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program has had no turn for long: the answers of the broker wait, and so does what it hears meanwhile."""
+    monkeypatch.setattr(etcd_module, "PING_S", 0.05, raising=False)
+    one = make(etcd_world, config)
+    one.next(Connected)
+    broker = one.exchanger.broker_pid  # type: ignore[attr-defined]
+    time.sleep(1.0)  # nothing is to happen in it
+    assert one.exchanger.broker_pid == broker  # type: ignore[attr-defined]
+    assert running(broker)
+    one.poll()
+    assert not one.events
