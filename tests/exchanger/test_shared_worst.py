@@ -6,9 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,18 +21,23 @@ from typing import Any
 import pytest
 from harness import Spawn
 
-from shiftverbs.config import Config
+from shiftverbs.config import SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Unavailable, records, socket_path, wire
 from shiftverbs.exchanger import etcd as etcd_module
+from shiftverbs.exchanger.etcd import EtcdExchanger
 
-from .around import leases, running, wait_until
-from .conftest import EtcdWorld, publish_qp
+from .around import running, wait_until
+from .conftest import EtcdWorld, Watched, publish_qp
 from .test_broker_start import gate as gate
+from .test_broker_stuck import pid_of
 from .test_shared_by_default import config as config
 from .test_shared_by_default import make, start
 from .test_shared_by_default import run_dir as run_dir
 from .test_shared_limits import ByHand
 from .test_shared_limits import by_hand as by_hand
+from .test_tls_login import certificates as certificates
+from .test_tls_login import tls_config
+from .test_tls_login import tls_etcd as tls_etcd
 
 
 def test_one_that_fails_late_again_and_again_is_not_shared_for_ever(
@@ -91,10 +99,52 @@ def test_whose_broker_would_fare_otherwise_shares_none(
     assert socket_path.of_host(config) != path
 
 
+# Loses sight of the certificates (its settings are read before), and tells what it hears of etcd first.
+BLIND = """
+import os, subprocess, sys
+sys.path.insert(0, os.environ["TESTS"])
+from exchanger.conftest import Watched
+from shiftverbs.config import Config
+from shiftverbs.exchanger import Unavailable
+from shiftverbs.exchanger.etcd import EtcdExchanger
+config = Config.from_environ()
+subprocess.run(["mount", "-t", "tmpfs", "none", os.path.dirname(config.etcd_ca)], check=True)
+one = Watched(EtcdExchanger(config.replace(etcd_backoff_max_ms=300)))
+print("unavailable:", one.next(Unavailable, 60).reason, flush=True)
+one.until(lambda _: False, 600)
+"""
+
+
+def test_who_cannot_read_the_certificates_keeps_nobody_from_etcd(
+    spawn: Spawn, tls_etcd: str, certificates: Path, run_dir: Path, job: str
+) -> None:
+    """A container without them, in the host's networks and process ids, came first."""
+    command = ["--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run(["unshare", *command, "true"]).returncode:
+        pytest.skip("this machine allows no mount namespaces")
+    run_dir.mkdir(mode=0o700)
+    config = tls_config(tls_etcd, certificates, job).replace(
+        broker=SHARED_BROKER, run_dir=str(run_dir), broker_idle_exit_s=60
+    )
+    env = {
+        "SHIFTVERBS_ETCD": f"https://{tls_etcd}",
+        "SHIFTVERBS_ETCD_CA": config.etcd_ca,
+        "SHIFTVERBS_ETCD_CERT": config.etcd_cert,
+        "SHIFTVERBS_ETCD_KEY": config.etcd_key,
+        "SHIFTVERBS_JOB": job,
+        "SHIFTVERBS_RUN_DIR": str(run_dir),
+        "TESTS": str(Path(__file__).resolve().parents[1]),
+    }
+    first = spawn(*command, sys.executable, "-c", BLIND, host=None, softrnic=None, env=env, program="unshare")
+    assert "No such file" in first.expect("^unavailable: (.*)", 60)[1]
+    with EtcdExchanger(config) as exchanger:
+        Watched(exchanger).next(Connected, 40)
+
+
 def test_a_shared_broker_that_stands_still_is_replaced(
     spawn: Spawn, etcd_world: EtcdWorld, run_dir: Path
 ) -> None:
-    """A job is suspended, with the broker that it happened to start: the others' keys would vanish with their leases."""
+    """A job is suspended, and the broker that it happened to start: the others' keys would vanish with their leases."""
     (a, broker), (b, _) = (start(spawn, etcd_world, run_dir, keys) for keys in ("1 2", "2 1"))
     a.signal(signal.SIGSTOP)
     os.kill(broker, signal.SIGSTOP)
@@ -105,7 +155,7 @@ def test_a_shared_broker_that_stands_still_is_replaced(
         with contextlib.suppress(ProcessLookupError):
             os.kill(broker, signal.SIGCONT)
         a.signal(signal.SIGCONT)
-    a.send("one.until(lambda _: one.exchanger.broker_pid not in (None, %d), 60); print('again')" % broker)
+    a.send(f"one.until(lambda _: one.exchanger.broker_pid not in (None, {broker}), 60); print('again')")
     a.expect("^again", 70)
     wait_until(lambda: len(etcd_world.keys()) == 2, what="both keys stand there")
     wait_until(lambda: not running(broker), what="it ends")
@@ -149,12 +199,12 @@ def test_a_broker_does_not_take_away_a_path_that_became_anothers_before_it_looke
     go_on = gate("shiftverbs")
     path = socket_path.of_host(config)
     one = make(etcd_world, config)
-    wait_until(lambda: "has not said hello" in one.exchanger.progress, what="one asks")  # type: ignore[attr-defined]
+    wait_until(lambda: "has not said hello" in one.exchanger.progress, what="one asks")
     os.unlink(path)
     with socket_path.bind_socket(path):
         go_on("")
         one.next(Connected)
-        broker = one.exchanger.broker_pid  # type: ignore[attr-defined]
+        broker = pid_of(one)
         one.exchanger.close()
         wait_until(lambda: not running(broker), what="nobody can find it")
         assert os.path.exists(path)
@@ -176,9 +226,10 @@ def test_who_is_not_polled_takes_nobodys_broker_away(
     monkeypatch.setattr(etcd_module, "PING_S", 0.05, raising=False)
     one = make(etcd_world, config)
     one.next(Connected)
-    broker = one.exchanger.broker_pid  # type: ignore[attr-defined]
+    broker = pid_of(one)
     time.sleep(1.0)  # nothing is to happen in it
-    assert one.exchanger.broker_pid == broker  # type: ignore[attr-defined]
     assert running(broker)
-    one.poll()
+    for _ in range(20):
+        one.poll(0.05)  # looks at it anew each time
+    assert pid_of(one) == broker
     assert not one.events
