@@ -170,7 +170,7 @@ class Broker:
             if end is not None or (self._idle_exit_s is not None and not self._clients):
                 timeout = min(1.0 if timeout is None else timeout, 0.5)
             ready = self._selector.select(timeout)
-            quiet = not ready
+            quiet = all(key.fileobj is not self._listener for key, _ in ready)
             for key, _ in ready:
                 key.data()
             self._table.handle_time(time.monotonic())
