@@ -438,7 +438,7 @@ def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
 
 @pytest.mark.parametrize("then", ["closed", "moved"])
 def test_an_answer_by_a_qp_that_is_not_there_any_more(make: Make, then: str) -> None:
-    """The answer came by another QP on another NIC, which the program closed, or which went after the one that asked."""
+    """The answer came by another QP on another NIC, which was closed, or went after the one that asked."""
     asks = make(max_send=1)
     asks.protect()
     assert asks.qp.move_begin() == "idle"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Spawn
+from harness import Spawn, free_port
 
 from shiftverbs.config import SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Unavailable, records, socket_path, wire
@@ -233,3 +233,15 @@ def test_who_is_not_polled_takes_nobodys_broker_away(
         one.poll(0.05)  # looks at it anew each time
     assert pid_of(one) == broker
     assert not one.events
+
+
+def test_a_broker_leaves_though_etcd_is_away(run_dir: Path) -> None:
+    """What it tells itself of etcd, again and again, is nobody at its door."""
+    absent = Config.from_environ({"SHIFTVERBS_ETCD": f"127.0.0.1:{free_port()}", "SHIFTVERBS_RUN_DIR": str(run_dir)})
+    impatient = absent.replace(broker_idle_exit_s=1, etcd_backoff_max_ms=100)
+    with EtcdExchanger(impatient) as exchanger:
+        one = Watched(exchanger)
+        one.next(Unavailable)
+        broker = pid_of(one)
+    assert broker
+    wait_until(lambda: not running(broker), what="it has nobody left")
