@@ -80,6 +80,9 @@ class Side:
     recv_pair: int = 0
     over: bool = False
     crossed: int = 0  # the most that the peer may have answered over another NIC
+    shown: int = 0  # all below it was complete when a pair showed the first error of its sends
+    erred: set[int] = field(default_factory=set)  # pairs that have shown one since their last reset
+    sending: set[int] = field(default_factory=lambda: {0})  # pairs that were handed sends since then
     all: list[Side] = field(default_factory=list, compare=False, repr=False)  # of the same NIC, this one too
 
     @property
@@ -91,6 +94,12 @@ class Side:
         """To be called after whatever hands over, and where receives begin to come over another pair."""
         if self.is_answered_elsewhere:
             self.crossed = max(self.crossed, len(self.sends) - self.world.qp.unwired[0])
+
+    def show(self, pair: int, seq: int) -> None:
+        """A NIC says that a send failed: RC completes in order."""
+        if pair not in self.erred and pair == self.send_pair and pair in self.sending:
+            self.shown = max(self.shown, min(seq, len(self.sends) - self.world.qp.unwired[0]))
+        self.erred.add(pair)
 
     def peer_rx(self) -> int:
         return len(self.received)
@@ -139,6 +148,8 @@ class DataPath(RuleBasedStateMachine):
             queue = self.queues[k]
             while len(queue) > self.hw_cqs[k].pending:
                 side, pair, life, recv, wr_id, status = queue.pop(0)
+                if status != SUCCESS and not recv and life == side.life[pair] and not side.over:
+                    side.show(pair, wr_id & SEQ_MASK)
                 if life != side.life[pair] or status != SUCCESS or (wr_id >> 60) & 7 or side.over:
                     continue
                 if recv:
@@ -326,6 +337,8 @@ class DataPath(RuleBasedStateMachine):
         side.executed[k] = hw.count()
         side.life[k] += 1
         side.stale[k] = False
+        side.erred.discard(k)
+        side.sending.discard(k)
         side.world.qp.pair_reset(k)
 
     @rule(q=st.integers(0, 1), step=st.integers(0, NICS - 1), posts=st.integers(0, 3), poll=st.booleans())
@@ -362,13 +375,16 @@ class DataPath(RuleBasedStateMachine):
         end = 0
         if side.received:
             end = side.received[-1] + 1
-        for wr in side.sends[side.head : end]:
-            wr.proven = wr.proven or wr.opcode != READ
+        end = max(end, side.shown)
+        for seq in range(side.head, end):
+            wr = side.sends[seq]
+            wr.proven = wr.proven or wr.opcode != READ or seq < side.shown
         core.trim(side.peer_rx())
         side.crossed = max(side.crossed, end)
         self.skip_proven(side)
         core.open_send(target)
         side.send_pair = side.recv_pair = target
+        side.sending.add(target)
         self.consume()
 
     @rule(q=st.integers(0, 1), step=st.integers(1, NICS - 1), posts=st.integers(0, 2), force=st.booleans())
@@ -398,6 +414,7 @@ class DataPath(RuleBasedStateMachine):
         assert core.counters()[2] == side.peer_rx(), "tx of the MOVE"
         old, side.send_pair = side.send_pair, (side.send_pair + step) % NICS
         core.open_send(side.send_pair)
+        side.sending.add(side.send_pair)
         self.consume()
         self.arm(side, old)
 
