@@ -133,5 +133,5 @@ def test_a_start_is_measured_from_the_import_to_protected() -> None:
                 assert ("protected" in took) is (package == "shiftverbs")
                 assert took["rts"] <= took.get("protected", took["rts"])
         assert first["protected"] > 0
-        brokers = [path.name for path in Path(lab.network.directory).glob("broker-?")]
-        assert sorted(brokers) == ["broker-a", "broker-b"], "the warm ones have met one broker a host"
+        brokers = [path for path in Path(lab.network.directory, "warm").glob("broker-*") if path.is_socket()]
+        assert len(brokers) == 2, "the warm ones have met one broker a host"

@@ -366,8 +366,8 @@ def test_the_driver_does_not_wait_for_who_takes_async_events(driver: Driver) -> 
 def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) -> None:
     """The run that told the QPs was interrupted."""
     core = Shadow(
-        seen_rkeys=(), guarded=True, ending=False, first_error=lambda k: None, outstanding=(0, 0), unwired=(0, 0),
-        refused=0,
+        seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
+        outstanding=(0, 0), unwired=(0, 0), refused=0,
     )  # fmt: skip
     connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
     told: list[ev.Event] = []
@@ -395,8 +395,8 @@ def test_a_refused_post_that_nobody_was_told_of_is_found(driver: Driver, nic: An
     """Its event was lost among too many: without it the gate would stay closed for ever."""
     cq = SimpleNamespace(drain=lambda k: None)
     core = Shadow(
-        seen_rkeys=(), guarded=True, ending=False, first_error=lambda k: None, outstanding=(1, 0), unwired=(1, 0),
-        refused=errno.EINVAL, send_pair=0, send_cq=cq, recv_cq=cq,
+        seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
+        outstanding=(1, 0), unwired=(1, 0), refused=errno.EINVAL, send_pair=0, send_cq=cq, recv_cq=cq,
     )  # fmt: skip
     connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
     told: list[ev.Event] = []

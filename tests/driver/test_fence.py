@@ -117,6 +117,7 @@ def test_giving_up_opens_the_gates(
             return bool(self.send_is_open and self.recv_is_open)
 
     core = Core(send_is_open=True, recv_is_open=True, send_pair=0, recv_pair=0, guarded=True, ending=False)
+    core.ends_at_post = False
 
     def move_cancel() -> None:
         done.append("move_cancel")
