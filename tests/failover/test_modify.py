@@ -106,7 +106,7 @@ HARDWARE = "int(pyverbs.qp.QP.query(ep.qp, e.IBV_QP_STATE)[0].qp_state)"
 
 def breaks_unseen(faults: Any, a: Host) -> None:
     """a's default QP is in ERR, no acknowledgement of a WRITE having come, and the driver has not looked."""
-    a("import pyverbs.qp; ep.qp._shadow.connection.watch = lambda now_ns: None")
+    a("import pyverbs.qp; ep.qp._shadow.connection.watchdog.watch = lambda now_ns: None")
     faults.drop("a/soft0", direction="rx", opcode="ack", count=0)
     a("ep.fill(3, 'thanks'); ep.post('RDMA_WRITE', slot=3, length=6, wr_id=9)")
     wait_until(lambda: a(HARDWARE) == ERR, what="retries are exceeded")
