@@ -158,7 +158,7 @@ def test_a_bad_change_of_a_qp_that_has_just_broken(network: Network, faults: Any
 def test_a_change_behind_an_own_error_that_nobody_has_polled(network: Network, faults: Any) -> None:
     """The application's own error is not ours to hide: as with plain verbs."""
     a, b = network.protected()
-    a("import pyverbs.qp; ep.qp._shadow.connection.watch = lambda now_ns: None")
+    a("import pyverbs.qp; ep.qp._shadow.connection.watchdog.watch = lambda now_ns: None")
     b("ep.recv(1, length=8)")
     a("ep.post('SEND', length=64, wr_id=1)")
     wait_until(lambda: a(HARDWARE) == ERR, what="the peer refuses")
@@ -394,7 +394,7 @@ def test_a_receiver_that_has_just_broken_becomes_a_sender(
     b("import sys, pyverbs.qp; from pyverbs.pyverbs_error import PyverbsRDMAError; ep.recv(0, 50)")
     b(BECOME)
     if how == "in ERR":
-        b("ep.qp._shadow.connection.watch = lambda now_ns: None")
+        b("ep.qp._shadow.connection.watchdog.watch = lambda now_ns: None")
         b("at = qp.QPAttr(qp_state=e.IBV_QPS_ERR); pyverbs.qp.QP.modify(ep.qp, at, e.IBV_QP_STATE)")
         b(f"become_sender({verb!r}, False)")
     else:

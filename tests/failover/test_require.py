@@ -16,10 +16,10 @@ ENDED = r"QPs? [0-9a-fx, ]+: it ends in errors: SHIFTVERBS_REQUIRE is set, and t
 STATE = "ep.qp.query(e.IBV_QP_STATE)[0].qp_state == e.IBV_QPS_ERR and ep.qp.qp_state == e.IBV_QPS_ERR"
 #: The driver's looks at its QPs are counted.
 LOOKS = """
-from shiftverbs import connection
+from shiftverbs import watchdog
 if "looked" not in globals():
-    looked, watch = [], connection.Connection.watch
-    connection.Connection.watch = lambda self, now_ns: (watch(self, now_ns), looked.append(now_ns))
+    looked, watch = [], watchdog.Watchdog.watch
+    watchdog.Watchdog.watch = lambda self, now_ns: (watch(self, now_ns), looked.append(now_ns))
 looked.clear()
 """
 

@@ -59,7 +59,7 @@ def test_why_tells_how_far_etcds_first_answer_is(network: Network, softrnic_dir:
         "while 'shiftverbs.exchanger.broker' in sys.orig_argv and "
         f"os.path.exists({str(softrnic_dir)!r}) and not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
     )
-    network.env["PYTHONPATH"] = str(softrnic_dir)
+    network.env |= {"PYTHONPATH": str(softrnic_dir), "SHIFTVERBS_BROKER": "own"}
     a, b = network.pair()
     said_of_hello = "etcd has not answered yet: the broker, process "
     for h in (a, b):
