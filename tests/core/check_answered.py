@@ -8,7 +8,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from fake import FLUSH, INLINE, READ, REM_ACCESS, SIGNALED, SUCCESS, PostStruct, World, send_wr, seqs
+from fake import FLUSH, INLINE, READ, REM_ACCESS, SIGNALED, SUCCESS, WRITE, PostStruct, World, send_wr, seqs
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core
@@ -456,5 +456,35 @@ def test_an_answer_by_a_qp_that_is_not_there_any_more(make: Make, then: str) -> 
         hears.qp.close()
     else:
         assert hears.qp.move_recv(1) == 0
+    asks.send(1)
+    refused(asks, 2)
+
+
+def away(w: World) -> None:
+    """Both halves on the backup."""
+    w.protect()
+    assert w.qp.move_begin() == "idle"
+    for cq in (w.scq, w.rcq):
+        cq.set_active(1, True)
+    w.qp.open_send(1)
+    assert w.qp.move_recv(1) == 0
+
+
+def test_an_answer_of_before_a_switch_by_another_qp(make: Make) -> None:
+    """A WRITE was answered, and is to be sent again when its pair works: by then the other QP receives there, too."""
+    asks = make(max_send=1)
+    asks.protect()
+    hears = make(join=asks, qp_num=0x200)
+    away(hears)
+    hears.recv(100)
+    asks.send(0, WRITE)
+    hears.hw[1].receive()
+    assert hears.poll() == [(100, SUCCESS)]
+    asks.fence(0)
+    asks.reset_pair(0)
+    assert asks.qp.open_recv(0) == 0
+    asks.qp.trim(0)
+    assert hears.qp.move_recv(0) == 0
+    asks.qp.open_send(0)
     asks.send(1)
     refused(asks, 2)
