@@ -275,6 +275,23 @@ def test_draining_the_send_queue_ends_protection(network: Network, faults: Any) 
         assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
 
 
+def test_sqd_while_a_move_waits(network: Network) -> None:
+    """Nothing tells of the end of what was sent, and the peer grants no WRITE: the fence is to be what comes next."""
+    a, b = network.protected(setup="access=1")
+    for h in (a, b):
+        h("[ep.recv(10 + i) for i in range(4)]")
+    for x, y in ((a, b), (b, a)):
+        x("ep.post('SEND', length=4, wr_id=1, signaled=False)")
+        assert [wc[:2] for wc in y("ep.poll()")] == [[10, "SUCCESS"]]
+    a("ep.qp.shift.migrate(1)")
+    a("ep.wait(\"s.state == 'WAIT_SIGNALED'\")")
+    for state in ("SQD", "RTS"):
+        a(TO.format(state))
+    for i in range(2, 5):
+        a(f"ep.post('SEND', length=4, wr_id={i})")
+        assert [wc[:2] for wc in a("ep.poll()")] == [[i, "SUCCESS"]], a("ep.shift()")
+
+
 def test_the_send_queue_cannot_be_drained_on_a_backup(network: Network, faults: Any) -> None:
     """SQD while away is refused, and costs nothing."""
     a, b = network.protected()
