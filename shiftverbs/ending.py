@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FLUSHED = (5, 0)
 NO_ANSWER = (12, 0)
 QPS_RESET, QPS_ERR = 0, 6
+# A MOVE is under way.
+WAITS = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -124,12 +126,13 @@ class Ending:
     def is_left_alone_on(self, k: int) -> bool:
         """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
 
-        So it is just after the BYE was heard, and as long as it is away from home: nobody but us will end it.
+        So it is just after the BYE was heard, and as long as it is away from home: nobody but us will end it. Where no
+        send is handed over any more, nothing is left of them on their pair.
         """
         c = self._c
         over = c.protocol is not None and c.protocol.over
         alone = over and c.status is Status.UNPROTECTED and not c.closed and c.core.guarded
-        return alone and k in (c.core.send_pair, c.core.recv_pair)
+        return alone and (k == c.core.recv_pair or (k == c.core.send_pair and not c.core.ends_at_post))
 
     # ---- the application's doing ------------------------------------------------------------------------------------
 
@@ -141,12 +144,25 @@ class Ending:
         """
         c = self._c
         self.leave_behind()
+        if for_good:
+            self._call_move_off()
         c.disconnect(reason)
         if for_good:
             c.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
         else:
             c.set_status(Status.PAIRING, reason)
             c.requirement.begin()
+
+    def _call_move_off(self) -> None:
+        """No pairing is to end the MOVE that is under way: its fence would close the gate for good."""
+        c = self._c
+        p = c.protocol
+        if p is None or p.over or p.send_state not in WAITS:
+            return
+        if p.move_told:
+            c.core.end_at_post()
+        else:
+            c.core.move_cancel()
 
     def stop_backups(self, reset: bool) -> list[int]:
         """After `touched`: have the QPs that carried work on backups stopped: in RESET, or in ERR.
@@ -195,8 +211,7 @@ class Ending:
         """
         c = self._c
         core = c.core
-        waits = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
-        moving = p is not None and p.send_state in waits and not (p.move_told or core.ends_at_post)
+        moving = p is not None and p.send_state in WAITS and not (p.move_told or core.ends_at_post)
         if moving and core.send_pair == core.recv_pair == 0 and core.recv_is_open and not core.ending:
             core.move_cancel()  # nobody would open the gate behind its fence
         withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
