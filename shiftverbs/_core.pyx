@@ -40,9 +40,9 @@ from shiftverbs._journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, Siblings, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
-    forget_events, has_payload, has_room, join_siblings, key_none, leave_siblings, make_id, now_ns, opcode_in,
-    payload_out_opcodes, pump_recv, post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec,
-    start_fence,
+    forget_events, has_payload, has_room, is_answered_elsewhere, join_siblings, key_none, leave_siblings, make_id,
+    now_ns, opcode_in, payload_out_opcodes, pump_recv, post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec,
+    send_end, send_rec, start_fence,
 )
 from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs._replay cimport Seen, replay_seen
@@ -279,15 +279,27 @@ cdef object map_get(const Map *m, uint32_t key, int k):
 
 @cython.no_gc
 @cython.final
-cdef class KeyMap:
-    """lkeys of one default NIC and what they are on each backup. Absent: not ready yet; None: never will be.
+cdef class QPGroup:
+    """The QPs of one default NIC, on whatever Contexts of it: answers to what one sends may come by another."""
 
-    And the QPs that use them.
+    cdef Siblings siblings
+    cdef object __weakref__
+
+
+@cython.no_gc
+@cython.final
+cdef class KeyMap:
+    """lkeys of one Context and what they are on each backup. Absent: not ready yet; None: never will be.
+
+    group: what the QPs that use them belong to; None: nothing beside this Context.
     """
 
     cdef Map map
-    cdef Siblings siblings
+    cdef QPGroup group
     cdef object __weakref__
+
+    def __cinit__(self, QPGroup group=None):
+        self.group = group if group is not None else QPGroup()
 
     def __dealloc__(self):
         map_free(&self.map)

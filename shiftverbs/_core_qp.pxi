@@ -114,7 +114,7 @@ cdef class QPCore:
         self.attach(0, qp_ptr, qp_num)
         q.pairs[0].sending = 1
         if keymap is not None:
-            join_siblings(q, &keymap.siblings)
+            join_siblings(q, &keymap.group.siblings)
 
     def __dealloc__(self):
         self.unlink()
@@ -504,8 +504,8 @@ cdef class QPCore:
         cdef int rc
         pair.watch_first = 1
         pair.recv_stale = 0
-        if self.q.recv_pair != self.q.send_pair and self.q.crossed < self.q.wired:
-            self.q.crossed = self.q.wired  # an answer may have come that was no message
+        if self.q.crossed < self.q.wired and is_answered_elsewhere(&self.q):
+            self.q.crossed = self.q.wired  # an answer may have come that was no message; a SWITCH takes `wired` back
         receive_on(&self.q, k)
         self.q.recv_withheld = 0
         rc = self.post_waiting_recvs()

@@ -169,7 +169,7 @@ ctypedef struct RecvRec:
     uint64_t sends_before   # number of the first send WR that was posted after it
 
 
-# QPs of one default NIC that are open.
+# QPs of one default NIC that are open, on whatever Contexts of it.
 ctypedef struct Siblings:
     QPState *first
     uint32_t receiving[MAX_PAIRS]   # how many of them receive on each pair

@@ -55,7 +55,7 @@ class Domain:
         self.runtime = runtime
         self.nic = nic
         self.backups = backups
-        self.keymap = _core.KeyMap()
+        self.keymap = _core.KeyMap(runtime.group(nic))
         self.async_events = events
 
 
@@ -73,6 +73,7 @@ class Runtime:
             raise ShiftError("SHIFTVERBS_ETCD is not set")
         self.exchanger = exchanger
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
+        self._groups: dict[Nic, Any] = {}
         self._stopped = False
         self.started_ns = time.monotonic_ns()
         self.metrics_port: int | None = None
@@ -115,6 +116,10 @@ class Runtime:
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy: nothing of it works here."""
         return self.pid != os.getpid()
+
+    def group(self, nic: Nic) -> Any:
+        """The QPGroup of all Contexts of one NIC."""
+        return self._groups.setdefault(nic, _core.QPGroup())
 
     def domain(self, context: Any) -> Domain | None:
         """The domain of an application's Context; None where its device has no backup, or it was closed meanwhile.

@@ -488,3 +488,17 @@ def test_an_answer_of_before_a_switch_by_another_qp(make: Make) -> None:
     asks.qp.open_send(0)
     asks.send(1)
     refused(asks, 2)
+
+
+def test_an_answer_that_comes_by_a_qp_of_another_context(make: Make) -> None:
+    """A program may open its NIC twice: that is one NIC with plain verbs all the same."""
+    asks = make(max_send=1)
+    away(asks)
+    hears = make(beside=asks, qp_num=0x200)
+    hears.protect()
+    hears.recv(100)
+    asks.send(0)
+    hears.hw[0].receive()
+    assert hears.poll() == [(100, SUCCESS)]
+    asks.send(1)
+    refused(asks, 2)

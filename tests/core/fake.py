@@ -242,6 +242,7 @@ class World:
     shared_cq: bool = False
     with_channel: bool = False
     join: World | None = None  # another QP on the CQs of that world
+    beside: World | None = None  # another Context of that world's NICs
     ctx: int = 0
     scqs: list[HwCQ] = field(default_factory=list)
     rcqs: list[HwCQ] = field(default_factory=list)
@@ -253,7 +254,7 @@ class World:
         if self.join is not None:
             j = self.join
             self.ctx, self.scqs, self.rcqs, self.channels = j.ctx, j.scqs, j.rcqs, j.channels
-            self.scq, self.rcq, self.channel, self.keys = j.scq, j.rcq, j.channel, j.keys
+            self.scq, self.rcq, self.channel, self.keys, self.group = j.scq, j.rcq, j.channel, j.keys, j.group
         else:
             self.ctx = lib.fv_context()
             self.channel = None
@@ -272,7 +273,8 @@ class World:
                 self.scq.attach(k, self.scqs[k].ptr)
                 if not self.shared_cq:
                     self.rcq.attach(k, self.rcqs[k].ptr)
-            self.keys = _core.KeyMap()
+            self.group = self.beside.group if self.beside is not None else _core.QPGroup()
+            self.keys = _core.KeyMap(self.group)
         for k in range(self.nics):
             num = self.qp_num + 0x1000 * k
             self.hw.append(
