@@ -377,7 +377,7 @@ def test_how_long_the_way_to_etcd_takes(monkeypatch: pytest.MonkeyPatch) -> None
     waiting: Any = SimpleNamespace(_state=None, _phase=("starting a broker", 100.0))
     waiting._state = None
     assert etcd.EtcdExchanger.progress.fget(waiting) == "starting a broker, for 0.3 s"  # type: ignore[attr-defined]
-    monkeypatch.setattr(start, "_look_at", lambda _pid: start._Looks("S", 30, 1, 1))
+    monkeypatch.setattr(start, "look_at", lambda _pid: start.Looks("S", 30, 1, 1))
     monkeypatch.setattr(os, "sysconf", lambda _name: 100)
     monkeypatch.setattr(os, "getloadavg", lambda: (THIRD, 0.0, 0.0))
     assert start._Spawned(7, -1).looks() == "; process 7 (state S) has had 0.3 s of a processor, the load is 0.3"
