@@ -417,8 +417,8 @@ def test_an_answer_that_is_no_message(half_home: Callable[..., World]) -> None:
     assert w.poll() == [(1, SUCCESS)]
 
 
-def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
-    """Requests by one QP, answers by another that is home already: with plain verbs both are on one NIC."""
+def asked_and_answered(make: Make) -> tuple[World, World]:
+    """A QP that is away and has sent all it has room for, and one at home that has heard the answer."""
     asks = make(max_send=1)
     asks.protect()
     assert asks.qp.move_begin() == "idle"
@@ -432,6 +432,12 @@ def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
     asks.send(0)
     hears.hw[0].receive()
     assert hears.poll() == [(100, SUCCESS)]
+    return asks, hears
+
+
+def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
+    """Requests by one QP, answers by another that is home already: with plain verbs both are on one NIC."""
+    asks, _ = asked_and_answered(make)
     asks.send(1)
     refused(asks, 2)
 
@@ -439,19 +445,7 @@ def test_an_answer_that_comes_by_another_qp(make: Make) -> None:
 @pytest.mark.parametrize("then", ["closed", "moved"])
 def test_an_answer_by_a_qp_that_is_not_there_any_more(make: Make, then: str) -> None:
     """The answer came by another QP on another NIC, which was closed, or went after the one that asked."""
-    asks = make(max_send=1)
-    asks.protect()
-    assert asks.qp.move_begin() == "idle"
-    for cq in (asks.scq, asks.rcq):
-        cq.set_active(1, True)
-    asks.qp.open_send(1)
-    assert asks.qp.move_recv(1) == 0
-    hears = make(join=asks, qp_num=0x200)
-    hears.protect()
-    hears.recv(100)
-    asks.send(0)
-    hears.hw[0].receive()
-    assert hears.poll() == [(100, SUCCESS)]
+    asks, hears = asked_and_answered(make)
     if then == "closed":
         hears.qp.close()
     else:
