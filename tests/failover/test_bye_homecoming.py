@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hosts import AWAY, Network
+from hosts import AWAY, Host, Network
 
 LOSES_MOVED = (
     "from shiftverbs.messages import Move, MoveStep\n"
@@ -19,14 +19,20 @@ LOSES_MOVED = (
 )
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["answer_lost", "as_it_comes"])
-def test_who_is_idle_is_not_failed(network: Network, faults: Any, lost: bool) -> None:
+def away(network: Network, faults: Any) -> tuple[Host, Host]:
+    """Two hosts on their backups, each with four receives."""
     a, b = network.protected()
     a("[ep.recv(i) for i in range(4)]")
     b("[ep.recv(10 + i) for i in range(4)]")
     faults.down("b/soft0")
     for h in (a, b):
         h(f"ep.wait({AWAY!r}, 20)")
+    return a, b
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["answer_lost", "as_it_comes"])
+def test_who_is_idle_is_not_failed(network: Network, faults: Any, lost: bool) -> None:
+    a, b = away(network, faults)
     a("ep.post('SEND', slot=0, length=4, wr_id=1)")
     assert [wc[:2] for wc in a("ep.poll(1, 10)")] == [[1, "SUCCESS"]]
     assert [wc[:2] for wc in b("ep.poll(1, 10)")] == [[10, "SUCCESS"]]
@@ -48,12 +54,7 @@ def test_who_is_idle_is_not_failed(network: Network, faults: Any, lost: bool) ->
 
 def test_a_nic_that_has_no_receives_of_the_idle_one_dies(network: Network, faults: Any) -> None:
     """What was sent last went over the backup, what is to be received comes at home: nothing lies on the backup."""
-    a, b = network.protected()
-    a("[ep.recv(i) for i in range(4)]")
-    b("[ep.recv(10 + i) for i in range(4)]")
-    faults.down("b/soft0")
-    for h in (a, b):
-        h(f"ep.wait({AWAY!r}, 20)")
+    a, b = away(network, faults)
     b(LOSES_MOVED)
     faults.up("b/soft0")
     a("ep.wait(\"s.state == 'WAIT_DRAINED' and s.recv_path == 'soft0'\", 20)")
