@@ -86,6 +86,7 @@ ctypedef struct Event:
 ctypedef struct Shared:
     int attention
     int overflowed
+    int tells_windows      # post_send puts a bound window's new rkey into the window, as pyverbs does since 65
     uint32_t first
     uint32_t count
     uint64_t dropped
@@ -600,6 +601,18 @@ cdef inline int copy_inline(QPState *q, SendRec *rec, const ibv_send_wr *wr) noe
     return 0
 
 
+cdef inline void tell_window(QPState *q, SendRec *rec) noexcept nogil:
+    """A window shows its new rkey from the post on. The one before stands where a bind has no address of its own."""
+    if q.shared.tells_windows and rec.wr.bind_mw.mw != NULL:
+        rec.wr.wr.rdma.remote_addr = rec.wr.bind_mw.mw.rkey
+        rec.wr.bind_mw.mw.rkey = rec.wr.bind_mw.rkey
+
+
+cdef inline void take_back(QPState *q, SendRec *rec) noexcept nogil:
+    if q.shared.tells_windows and rec.wr.opcode == IBV_WR_BIND_MW and rec.wr.bind_mw.mw != NULL:
+        rec.wr.bind_mw.mw.rkey = <uint32_t>rec.wr.wr.rdma.remote_addr
+
+
 cdef inline int send_append(QPState *q, const ibv_send_wr *wr) noexcept nogil:
     """Copy one WR behind the journal's tail. Errno as a provider would give it, nothing changed then."""
     cdef uint64_t seq = q.tail
@@ -643,10 +656,13 @@ cdef inline int send_append(QPState *q, const ibv_send_wr *wr) noexcept nogil:
         rkey = rec.wr.wr.rdma.rkey
         if rkey != q.last_rkey:
             note_rkey(q, rkey)
-    elif opcode_in(wr.opcode, atomic_opcodes()):
-        rkey = rec.wr.wr.atomic.rkey
-        if rkey != q.last_rkey:
-            note_rkey(q, rkey)
+    elif opcode_in(wr.opcode, atomic_opcodes() | (1u << IBV_WR_BIND_MW)):
+        if wr.opcode == IBV_WR_BIND_MW:
+            tell_window(q, rec)
+        else:
+            rkey = rec.wr.wr.atomic.rkey
+            if rkey != q.last_rkey:
+                note_rkey(q, rkey)
     q.tail = seq + 1
     return 0
 
@@ -655,6 +671,7 @@ cdef inline void send_cut(QPState *q, uint64_t seq) noexcept nogil:
     """Take the records from `seq` on back out of the journal: the post failed."""
     while q.tail > seq:
         q.tail -= 1
+        take_back(q, send_rec(q, q.tail))
         if send_rec(q, q.tail).state & REC_TWO_SIDED:
             q.posted_ts -= 1
     if q.last_signaled > seq:

@@ -98,6 +98,13 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         _wr_rdma rdma
         _wr_atomic atomic
 
+    struct ibv_mw:
+        uint32_t rkey
+
+    struct _wr_bind_mw "ibv_send_wr_bind_mw_does_not_exist":
+        ibv_mw *mw
+        uint32_t rkey
+
     struct ibv_send_wr:
         uint64_t wr_id
         ibv_send_wr *next
@@ -108,6 +115,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         uint32_t imm_data
         uint32_t invalidate_rkey
         _wr_union wr
+        _wr_bind_mw bind_mw
 
     struct ibv_recv_wr:
         uint64_t wr_id

@@ -102,3 +102,31 @@ def test_resize_below_what_waits(network: Network, faults: Any, where: str) -> N
         return said
 
     same(network, faults, where, trace)
+
+
+@pytest.mark.parametrize("where", ["home", "back"])
+def test_what_rkey_a_window_shows(network: Network, faults: Any, where: str) -> None:
+    """From the post of its bind on the new one, where the installed pyverbs does that; not if the bind is refused."""
+
+    def trace(a: Host, b: Host) -> list[Any]:
+        a("windows = [mr.MW(ep.pd, e.IBV_MW_TYPE_2) for _ in range(2)]; at_first = [w.rkey for w in windows]")
+        a("info = mr.MWBindInfo(ep.mr, ep.mr.buf, 64, e.IBV_ACCESS_REMOTE_WRITE)")
+        a("""
+def bind(wr_id, window, flags=e.IBV_SEND_SIGNALED, next_wr=None):
+    made = wr.SendWR(wr_id, opcode=e.IBV_WR_BIND_MW, num_sge=0, send_flags=flags, next_wr=next_wr)
+    made.set_bind_wr(window, info)
+    return made
+def shown():
+    return [w.rkey - first for w, first in zip(windows, at_first)]
+""")
+        said = [a("ep.qp.post_send(bind(1, windows[0])); shown()"), a("ep.poll(1)")]
+        a("gone = wr.SendWR(2, opcode=e.IBV_WR_LOCAL_INV, num_sge=0, send_flags=e.IBV_SEND_SIGNALED)")
+        a("gone.imm_data = at_first[0] + 1")
+        said += [a("ep.qp.post_send(gone)"), a("ep.poll(1)")]
+        a("refused = bind(4, windows[1], e.IBV_SEND_INLINE, bind(5, windows[1]))")
+        a("bad = wr.SendWR(opcode=e.IBV_WR_BIND_MW)")
+        a("chain = bind(3, windows[0], next_wr=refused)")
+        said += [a("tell(lambda: ep.qp.post_send(chain, bad))"), a("bad.wr_id"), a("shown()"), a("ep.poll(1)")]
+        return said
+
+    same(network, faults, where, trace, setup="access=ACCESS | e.IBV_ACCESS_MW_BIND")
