@@ -401,7 +401,7 @@ class EtcdExchanger(Exchanger):
             os.read(self._timer, 8)
         except OSError:  # it is not time
             return
-        if connection is None or connection.pidfd is None:
+        if connection is None or connection.pidfd is None or not connection.answers:  # the timer was another one's
             return
         now = look_at(connection.pid)
         self._silent = self._silent + 1 if now is not None and now == self._seen and not self._has_answered else 0
