@@ -233,7 +233,8 @@ def _bind(path: str) -> socket.socket:
             raise FileExistsError(errno.EEXIST, "is in the way and not a socket", path)
         os.unlink(path)
     with contextlib.suppress(OSError):
-        os.truncate(path + ".lock", 0)  # what is noted there was said of another
+        note = os.open(path + ".lock", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_TRUNC)
+        os.close(note)  # what was noted there was said of another
     with kept.making:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         kept.keep(listener)
