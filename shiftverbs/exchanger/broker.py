@@ -123,6 +123,8 @@ class Broker:
         self._accept_at: float | None = None
         self._full_told = False
         self._stopping = False
+        # When to leave those who still are there, without a word to etcd: they tell the next broker everything.
+        self._leave_at: float | None = None
         self._failed = False
         self._link: EtcdLink | ComingLink = ComingLink(config, self.post)
         self._table = KeyTable(config, lambda keys: self._link.get(keys), self._tell_change)
@@ -157,6 +159,8 @@ class Broker:
                 end = end or time.monotonic() + LAST_WORDS_S
                 if not self._dropping or time.monotonic() >= end:
                     return not self._failed
+            if self._leave_at is not None and time.monotonic() >= self._leave_at:
+                return not self._failed
             idle = not self._clients and not self._dropping and quiet  # not even somebody at the door
             if shared and self._idle_exit_s is not None and idle:
                 # Whose path was taken away is found by nobody any more.
@@ -167,7 +171,7 @@ class Broker:
                 timeout = min(ACCEPT_PAUSE_S if timeout is None else timeout, ACCEPT_PAUSE_S)
                 if time.monotonic() >= self._accept_at and shared:
                     self._accept()
-            if end is not None or (self._idle_exit_s is not None and not self._clients):
+            if end is not None or self._leave_at is not None or (self._idle_exit_s is not None and not self._clients):
                 timeout = min(1.0 if timeout is None else timeout, 0.5)
             ready = self._selector.select(timeout)
             quiet = all(key.fileobj is not self._listener for key, _ in ready)
@@ -459,6 +463,10 @@ class Broker:
             if self._accept_at is None:
                 self._selector.unregister(self._listener)
             self.close()
+        if self._idle_exit_s is not None and not self._failed:
+            # Whoever ends the job that happened to start us means its processes: the others' keys are not to vanish.
+            self._leave_at = time.monotonic() + LAST_WORDS_S
+            return
         for client in list(self._clients.values()):
             self._drop(client)
 
