@@ -42,19 +42,30 @@ def of_host(config: Config) -> str:
     where = run_dir.directory(config.run_dir)
     run_dir.own_directory(where)
     # Whoever plays several hosts, or lives in a network of its own, reaches etcd by other ways. A broker has the files,
-    # rights, limits and priority of who starts it, and refuses another release's records.
+    # rights, confinement, limits and priority of who starts it, and refuses another release's records.
     alike = [
         settings_of(config), wire.PROTOCOL, sys.executable, str(Path(__file__).resolve()),
         os.environ.get("SOFTRNIC_HOST"), wire.namespace("net"), wire.namespace("pid"),
         wire.namespace("mnt"), os.stat("/").st_dev, os.stat("/").st_ino, os.getegid(), sorted(os.getgroups()),
         [resource.getrlimit(kind) for kind in _LIMITS], os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0),
-        records.VERSION,
+        records.VERSION, wire.namespace("user"), _confinement(),
     ]  # fmt: skip
     digest = hashlib.blake2s(json.dumps(alike, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = os.path.abspath(where / f"broker-{digest}")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise OSError(errno.ENAMETOOLONG, f"a socket's path has at most {MAX_SOCKET_PATH} bytes", path)
     return path
+
+
+def _confinement() -> list[str]:
+    """What this thread, and what it starts, may do: capabilities, system calls, and the label of a security module."""
+    found = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/thread-self/status").read_text(errors="replace").splitlines()
+        found += [line for line in lines if line.startswith(("Cap", "Seccomp"))]
+    with contextlib.suppress(OSError):
+        found.append(Path("/proc/thread-self/attr/current").read_text(errors="replace"))
+    return found
 
 
 class SocketInUse(OSError):
