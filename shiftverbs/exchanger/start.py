@@ -18,11 +18,14 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._core import without_signals
 from ..config import OWN_BROKER, SHARED_BROKER, Config
 from . import kept, socket_path, wire
 from .settings import settings_of, store_identity
@@ -31,6 +34,10 @@ logger = logging.getLogger("shiftverbs.exchanger")
 
 # Python and this package are loaded before the hello; on a busy host with cold caches even that takes its time.
 START_TIMEOUT_S = 30.0
+# How often one that is shared unasked is looked at meanwhile, and how often in a row it may be found without one turn
+# of a processor: who comes then need not wait as long, and may be required to be PROTECTED by that time.
+LOOK_S = 2.5
+LOOKS = 3
 _SHELL = "/bin/sh"
 # What is meant for the application alone: a preloaded RNIC, a debugger's or a test's settings.
 _NOT_FOR_THE_BROKER = (
@@ -44,6 +51,14 @@ class BrokerError(Exception):
 
 class _NoHello(BrokerError):
     """There is one, which says nothing."""
+
+
+class _StandsStill(BrokerError):
+    """There is one that does nothing, and may be slow all the same. seen: what it looks like."""
+
+    def __init__(self, seen: Looks):
+        super().__init__(f"the broker has done nothing for {LOOKS * LOOK_S:g} s")
+        self.seen = seen
 
 
 class _Ended(BrokerError):
@@ -179,8 +194,13 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
         progress(f"the broker{'' if spawned is None else f', process {spawned.pid},'} has not said hello")
         named = None if path is None else socket_path.named_broker(path)
         before = None if named is None else look_at(named[0])
+        shared = None if path is None or spawned is not None or config.broker != SHARED_BROKER else named
         try:
-            return _greet(sock, config, spawned)
+            return _greet(sock, config, spawned, None if shared is None else shared[0])
+        except _StandsStill as still:
+            end = threading.Thread(target=_wait_for_the_end, args=(sock, named, still.seen), daemon=True)
+            without_signals(end.start)
+            raise
         except _NoHello:
             sock.close()
             # One that is stuck would never notice that it is given up; a shared one keeps the socket from a successor.
@@ -196,6 +216,19 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
     finally:
         if spawned is not None:
             spawned.close()
+
+
+def _wait_for_the_end(sock: socket.socket, named: tuple[int, int] | None, before: Looks) -> None:
+    """A broker that says nothing is waited for as long as any; if it had not one turn, it gives way to a successor."""
+    with sock:
+        sock.settimeout(max(0.1, START_TIMEOUT_S - LOOKS * LOOK_S))
+        try:
+            sock.recv(1)
+        except TimeoutError:
+            if named is not None and look_at(named[0]) == before:
+                _kill(*named)
+        except OSError:
+            pass
 
 
 def _start_own(config: Config) -> tuple[socket.socket, _Spawned]:
@@ -305,7 +338,10 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None) -> Connection:
+def _greet(
+    sock: socket.socket, config: Config, spawned: _Spawned | None, shared: int | None
+) -> Connection:
+    """Exchange hellos. shared: the broker's process, where one that has no turn of a processor is not waited for."""
     sock.settimeout(START_TIMEOUT_S)
     reader = wire.FrameReader()
     hello = {"op": "hello", "protocol": wire.PROTOCOL, "job": config.job, "store": store_identity(config)}
@@ -318,8 +354,20 @@ def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None) -> Con
         # A broker that turned us away has closed its end; why stands there to be read all the same.
         with contextlib.suppress(ConnectionError):
             sock.sendall(wire.encode(hello))
+        end, stood, seen = time.monotonic() + START_TIMEOUT_S, 0, look_at(shared)
         while not frames:
-            data = sock.recv(1 << 16)
+            left_s = max(0.001, end - time.monotonic())
+            sock.settimeout(left_s if shared is None else min(LOOK_S, left_s))
+            try:
+                data = sock.recv(1 << 16)
+            except TimeoutError:
+                if time.monotonic() >= end:
+                    raise
+                now = look_at(shared)
+                stood, seen = stood + 1 if now == seen else 0, now
+                if stood == LOOKS and now is not None:
+                    raise _StandsStill(now) from None
+                continue
             if not data:
                 raise _Ended(f"the broker ended before it said hello{last_words()}")
             frames = reader.feed(data)

@@ -20,7 +20,7 @@ from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, socket_p
 from shiftverbs.exchanger import etcd as etcd_module
 from shiftverbs.exchanger.etcd import EtcdExchanger
 
-from .around import wait_until
+from .around import running, wait_until
 from .conftest import GID_A, EtcdWorld, Watched, publish_qp
 from .relay import Relay
 from .test_shared_by_default import config as config
@@ -48,6 +48,21 @@ def test_a_shared_broker_that_a_scheduler_ends_takes_nobody_elses_keys_away(
     wait_until(etcd_world.keys)
     other.poll(0.5)
     assert all(event.value for event in other.events if isinstance(event, Found))
+
+
+def test_of_a_job_that_is_ended_with_its_shared_broker_nothing_stays(
+    spawn: Spawn, etcd_world: EtcdWorld, run_dir: Path
+) -> None:
+    """A whole step is sent SIGTERM: its processes' keys go at once, those of others stay."""
+    (ended, broker), (other, _) = (start(spawn, etcd_world, run_dir, keys) for keys in ("1 2", "2 1"))
+    wait_until(lambda: len(etcd_world.keys()) == 2, what="both keys stand there")
+    os.kill(broker, signal.SIGTERM)
+    ended.signal(signal.SIGTERM)
+    left = [qp_key(etcd_world.job, GID_A, 2)]
+    wait_until(lambda: etcd_world.keys() == left, 5, "the lease would last for 10 s")
+    other.send("one.next(Unavailable, 20); one.next(Connected, 60); print('again')")
+    other.expect("^again", 60)
+    assert etcd_world.keys() == left
 
 
 # May not do what SANDBOX says (as a service that has no use for it), and tells what it hears of etcd first.
@@ -244,6 +259,7 @@ def test_who_comes_to_a_broker_that_stands_still_is_served_before_protection_is_
         one = etcd_world.make(**changes)
         one.next(Connected, 60)
         took_s = time.monotonic() - began
+        wait_until(lambda: not running(broker), 60, "it gives way to a successor")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(broker, signal.SIGKILL)
