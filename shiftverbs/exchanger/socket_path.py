@@ -48,13 +48,20 @@ def of_host(config: Config) -> str:
         os.environ.get("SOFTRNIC_HOST"), wire.namespace("net"), wire.namespace("pid"),
         wire.namespace("mnt"), os.stat("/").st_dev, os.stat("/").st_ino, os.getegid(), sorted(os.getgroups()),
         [resource.getrlimit(kind) for kind in _LIMITS], os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0),
-        records.VERSION, wire.namespace("user"), _confinement(),
+        records.VERSION, wire.namespace("user"), _confinement(), _host(),
     ]  # fmt: skip
     digest = hashlib.blake2s(json.dumps(alike, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = os.path.abspath(where / f"broker-{digest}")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise OSError(errno.ENAMETOOLONG, f"a socket's path has at most {MAX_SOCKET_PATH} bytes", path)
     return path
+
+
+def _host() -> str:
+    """Which kernel this is: a directory may be shared by several, whose name spaces have the same numbers."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(errors="replace").strip()
+    return socket.gethostname()
 
 
 def _confinement() -> list[str]:
