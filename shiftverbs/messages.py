@@ -46,7 +46,8 @@ class Sync:
 
     epoch, target: which SWITCH. arm: how often the target pair was reset on this side. clean: nothing was posted
     on the target since then. rx: two-sided messages received over all pairs, final from FENCED on.
-    ask: number of the question, in ASK and REFUSE. seen_phase, seen_arm: what this side last saw of the peer in
+    ask: number of the question, in ASK and REFUSE; in BYE 1 + that of the peer's last MOVE that was followed, 0: not
+    known. seen_phase, seen_arm: what this side last saw of the peer in
     this (epoch, target); seen_phase -1 is nothing. receipts_lost: a NIC of this side died and may have taken the
     completions of receives with it, so that more was executed here than `rx` says.
     """

@@ -139,6 +139,9 @@ class MoveProcedure(PairState):
                 self._disarm(out.target)
             self._cancel_move()
             return
+        self._on_moved(out)
+
+    def _on_moved(self, out: MoveOut) -> None:
         self._move = None
         self.counts.moves += 1
         self._use(out.target)

@@ -377,6 +377,9 @@ class PairState:
     def _answer_moved(self) -> None:
         raise NotImplementedError
 
+    def _on_moved(self, out: MoveOut) -> None:
+        raise NotImplementedError
+
     def _note_home(self) -> None:
         raise NotImplementedError
 

@@ -357,7 +357,7 @@ class SwitchProcedure(PairState):
                 self._abort("the peer gave up", answer=True)
             return
         if m.phase is Phase.BYE:
-            self._on_bye()
+            self._on_bye(m)
             return
         s = self._switch
         if m.phase is Phase.REFUSE:
@@ -468,6 +468,8 @@ class SwitchProcedure(PairState):
         if self._opening and phase is Phase.BYE:
             self._open_in_time(self._open_ns)  # nobody will do it later
         self._move = None
+        if self._moving_in is not None and self._moving_in.posting:
+            self._moved_in = self._moving_in.message.number
         self._moving_in = None
         for p in self.pairs:
             p.state = ArmState.IDLE
@@ -486,20 +488,25 @@ class SwitchProcedure(PairState):
         s = self._switch
         p = self.pairs[0]
         target = s.target if s is not None else 0
-        return Sync(max(epoch, self.epoch), target, self._over_phase, p.arm, False, p.local, 0)
+        moved = self._moved_in + 1 if self._over_phase is Phase.BYE else 0
+        return Sync(max(epoch, self.epoch), target, self._over_phase, p.arm, False, p.local, 0, ask=moved)
 
     def _say_over(self, m: Sync) -> None:
         self._say(self._over_sync(m.epoch), m.target)
 
-    def _on_bye(self) -> None:
+    def _on_bye(self, m: Sync) -> None:
         if self._switching() and self._switch is not None and self._switch.phase is not Phase.ASK:
             self._abort("the peer closed its QP", answer=True)
             return
         if self._switching():
             self._drop_ask()
         # The peer may have moved its receives: what is sent to those it left would be acknowledged, and lost.
-        unanswered = self._move is not None and self._move.tx is not None
-        if self._move is not None and not unanswered:
+        # Unless its BYE says which of our MOVEs was the last that it followed.
+        out = self._move
+        unanswered = out is not None and out.tx is not None and not m.ask
+        if out is not None and out.tx is not None and m.ask > out.number:
+            self._on_moved(out)
+        elif out is not None and not unanswered:
             self._cancel_move()
         self._end(Phase.BYE, tell=False)
         self._do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP", unanswered))
