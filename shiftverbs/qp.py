@@ -196,14 +196,15 @@ class QP(lifetime.Ended, _base.QP):
         if state in (e.IBV_QPS_RESET, e.IBV_QPS_ERR) and comp_mask != e.IBV_QP_STATE:
             # No NIC takes more with these (IBA 11.2.5.2); so nothing is given up for it first.
             raise PyverbsRDMAError("Failed to modify QP", errno.EINVAL)
+        if state == e.IBV_QPS_SQE or (state == e.IBV_QPS_SQD and not held.may_drain(comp_mask)):
+            raise PyverbsRDMAError("Failed to modify QP", errno.EINVAL)  # nor these
         if state == e.IBV_QPS_SQD:
             held.look_for_failure()  # what has broken unseen takes no SQD, and protection would be gone for nothing
         was_guarded = held.core.guarded or held.core.ending
         was_away = held.is_away()
-        if state == e.IBV_QPS_SQD and was_away:
+        if not held.leaving(state):
             text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
             raise PyverbsRDMAError(text, errno.EBUSY)
-        held.leaving(state)
         if not lifetime.is_open(self):  # a signal's handler closed it while that waited for a NIC
             return
         try:

@@ -264,20 +264,24 @@ class Runtime:
     def _change_timeout_s(self) -> float:
         return self.driver.protocol_config.fence_deadline_ns / 1e9
 
-    def qp_touched(self, shadow: Any, state: int) -> None:
+    def qp_touched(self, shadow: Any, state: int) -> bool:
         """The application is about to move a QP to RESET, ERR, SQD or SQE by itself.
 
-        `qp_ended` is to follow where that is ERR.
+        `qp_ended` is to follow where that is ERR. False: it is not to be brought to SQD, being elsewhere.
         """
         connection = self.connection_of(shadow)
         if connection is None:
-            return
+            return True
         with self.driver.locked():
+            p = connection.protocol
+            switching = p is not None and not p.over and p.switching
+            if state == _SQD and (switching or shadow.is_away()):
+                return False  # looked at here: what began since the verb did would be left in the middle
             name = _STATES.get(state, state)
             connection.ending.touched(f"the application moved the QP to {name}", for_good=state in (_SQD, _SQE))
             used = [] if state == _ERR else connection.ending.stop_backups(reset=state == _RESET)
         if state == _ERR:
-            return
+            return True
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
         try:
             for k in used:
@@ -288,6 +292,7 @@ class Runtime:
             raise
         with self.driver.locked():
             connection.ending.let_go(used)
+        return True
 
     def _await_stop(self, nic: Nic, pointer: int, ours: bool = True) -> None:
         """Wait until a NIC has carried out what was commanded on one QP: it may write into memory until then.

@@ -16,7 +16,7 @@ from shiftverbs import _nic, changes, pyverbs_objects
 from shiftverbs.backup import Gid
 from shiftverbs.events import Status
 from shiftverbs.fence import GONE
-from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, SQE, QpAttributes, Transitions, masked_fields
+from shiftverbs.qp_attributes import ERR, RESET, RTR, RTS, SQD, SQE, QpAttributes, Transitions, masked_fields
 from shiftverbs.shadow import FAILED, Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 from shiftverbs.waiting import in_slices
 
@@ -30,7 +30,7 @@ HEADROOM_RECV_WR = 2
 DRAIN_TIMEOUT_S = 5.0
 
 # enum ibv_qp_attr_mask
-_STATE = 1 << 0
+_STATE, _CUR_STATE, _SQD_NOTIFY = 1 << 0, 1 << 1, 1 << 2
 
 # (send WRs, receive WRs, send SGEs, receive SGEs, inline bytes)
 Cap = tuple[int, int, int, int, int]
@@ -295,14 +295,27 @@ class ShadowQP(Shadow):
             return known
         return int(self.domain.runtime.qp_asked(self, live))
 
-    def leaving(self, state: int) -> None:
-        """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more."""
+    def may_drain(self, mask: int) -> bool:
+        """Whether a NIC may take a modify to SQD with this mask (IBA 11.2.5.2)."""
+        return self.app_state == SQD or (self.app_state == RTS and not mask & ~(_STATE | _CUR_STATE | _SQD_NOTIFY))
+
+    def leaving(self, state: int) -> bool:
+        """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more.
+
+        False: SQD, and its traffic has left the default NIC, or is about to. Then nothing has changed.
+        """
         if state in (RESET, ERR):
             self.ready_ns = None
-        self.core.app_touched()
-        self._tell("qp_touched", state)
+        if state == SQD and self._pid == os.getpid():
+            if not self.domain.runtime.qp_touched(self, state):
+                return False
+            self.core.app_touched()
+        else:
+            self.core.app_touched()
+            self._tell("qp_touched", state)
         if not self.domain.nic.on_worker():
             in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
+        return True
 
     def modified(self, attr: pyverbs_objects.Attr, mask: int) -> None:
         """After the application's modify succeeded."""
