@@ -160,7 +160,7 @@ def _tell(
     """Say what was done to whom: everybody who shares the directory is concerned, other shells' programs too."""
     concerned = [
         device
-        for device in status.devices
+        for device in sorted(status.devices, key=lambda device: device.host)  # whichever was opened first
         if target in (None, device.name) and rail in (None, device.rail) and host in (None, device.host)
     ]
     for device in concerned:
