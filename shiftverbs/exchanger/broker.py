@@ -145,6 +145,10 @@ class Broker:
         if self._listener is not None:
             self._listener.setblocking(False)
             self._accept()
+        # A signal that another thread was given, as in a process that is being continued, wakes nobody by itself.
+        woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 4096))
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: self.post("stop"))
         self._link.start()

@@ -178,6 +178,22 @@ def test_a_broker_that_is_asked_twice_to_stop_withdraws_what_it_holds(
     assert not etcd_world.keys()
 
 
+def test_a_broker_whose_other_thread_is_given_the_signal_stops(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
+    """Whichever comes first of a process that was stopped and goes on is given it; the main thread may be waiting."""
+    broker, path = by_hand("""
+import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+""")
+    one = etcd_world.make(broker=path, lease_ttl_s=600, broker_backoff_min_ms=60_000, broker_backoff_max_ms=60_000)
+    one.next(Connected)
+    publish_qp(one, etcd_world.job, 1)
+    wait_until(etcd_world.keys)
+    broker.signal(signal.SIGTERM)
+    assert broker.wait() == 0, broker.output
+    assert not etcd_world.keys()
+
+
 def test_who_lets_nobody_read_its_files_shares_all_the_same(
     etcd_world: EtcdWorld, config: Config, run_dir: Path
 ) -> None:
