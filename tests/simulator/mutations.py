@@ -248,10 +248,10 @@ def reuse_stale_receives() -> Iterator[None]:
 def call_off_a_move_that_was_told() -> Iterator[None]:
     original = PairProtocol._on_bye
 
-    def on_bye(p: PairProtocol) -> None:
+    def on_bye(p: PairProtocol, m: Sync) -> None:
         if p._move is not None:
             p._move.tx = None
-        original(p)
+        original(p, m)
 
     with mock.patch.object(PairProtocol, "_on_bye", on_bye):
         yield

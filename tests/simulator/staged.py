@@ -174,7 +174,19 @@ def a_message_tells_of_a_receive_in_new_memory() -> Network:
 
 
 def a_peer_leaves_with_its_moved_unheard() -> Network:
-    """b has moved its receives, and is not heard to say so; then its application moves the QP to ERR."""
+    """b has moved its receives, and is not heard to say so; then its application moves the QP to ERR.
+
+    Its BYE tells where they are: a sends there, and what b's NIC takes until it stands still is delivered.
+    """
+    return _moved_unheard()
+
+
+def a_peer_leaves_with_its_moved_unheard_and_does_not_know_any_more() -> Network:
+    """The same, but the pairing that knew it is gone on b: what a sends to receives that were left would be lost."""
+    return _moved_unheard(knows=False)
+
+
+def _moved_unheard(knows: bool = True) -> Network:
     net = protected()
     for k in range(net.pairs):
         net.links["b", k].hole = lambda p: isinstance(p, Move) and p.step is MoveStep.MOVED
@@ -185,6 +197,8 @@ def a_peer_leaves_with_its_moved_unheard() -> Network:
         post(net.a, "SEND", signaled=True)
     go(net)
     net.nics["b"][0].command_ns = MS  # what is sent there is still taken for a while
+    if not knows:
+        net.b.protocol._moved_in = -1
     net.b.err()
     return end(net)
 
@@ -307,5 +321,10 @@ SURVIVED: dict[Callable[[], Network], tuple[str, ...]] = {
 ENDED: dict[Callable[[], Network], tuple[str, ...]] = {
     a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
     a_peer_leaves_just_behind_an_error: ("swallow_what_was_withheld",),
+    a_peer_leaves_with_its_moved_unheard_and_does_not_know_any_more: ("call_off_a_move_that_was_told",),
+}
+
+#: b leaves, and a goes on as a plain QP does.
+LEFT: dict[Callable[[], Network], tuple[str, ...]] = {
     a_peer_leaves_with_its_moved_unheard: ("call_off_a_move_that_was_told",),
 }

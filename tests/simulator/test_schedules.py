@@ -18,7 +18,7 @@ from simulator.hosts import Network
 from simulator.mutations import MUTATIONS
 from simulator.rnic import MS, US
 from simulator.schedule import KINDS, Schedule
-from simulator.staged import ENDED, STAGED, SURVIVED
+from simulator.staged import ENDED, LEFT, STAGED, SURVIVED
 
 CHUNKS, CHUNK = 12, 125
 WITHIN = 2500  # schedules in which each mutation must be found
@@ -98,7 +98,7 @@ def test_a_seed_replays_bit_for_bit(seed: int) -> None:
 def test_each_mutation_is_found(name: str) -> None:
     """A checker that finds nothing proves nothing: each of these bugs must be seen soon."""
     what, patch = MUTATIONS[name]
-    staged = [story for story, names in {**STAGED, **ENDED, **SURVIVED}.items() if name in names]
+    staged = [story for story, names in {**STAGED, **ENDED, **LEFT, **SURVIVED}.items() if name in names]
     for story in staged:
         with patch():
             net = story()
@@ -131,6 +131,14 @@ def test_an_end_is_told_as_it_is(story: Callable[[], Network]) -> None:
     checks.check(net)
     for side in net.sides:
         assert side.over is not None and (side.app.failed or side.app.closed)
+
+
+@pytest.mark.parametrize("story", LEFT)
+def test_a_peer_that_leaves_fails_nobody(story: Callable[[], Network]) -> None:
+    net = story()
+    checks.check(net)
+    assert net.a.over is not None and not net.a.app.failed
+    assert net.a.journal.send_open and net.a.journal.send_pair == 1, "where its receives are"
 
 
 @pytest.mark.parametrize("story", SURVIVED)
