@@ -309,9 +309,10 @@ class QP(lifetime.Ended, _base.QP):
             if runtime.required() and not held.is_inherited and held.is_owed():
                 why = "a memory window cannot be bound before the QP was protected once"
                 raise ShiftError(f"The QP would not be protected ({why}), and SHIFTVERBS_REQUIRE is set")
-            if held.is_away() or any(held.core.outstanding):
+            why = "a memory window was bound through it"
+            if any(held.core.outstanding) or not held.leaving(e.IBV_QPS_SQD, why):
                 raise PyverbsRDMAError("Failed to Bind MW: the QP is protected and has WRs outstanding", errno.EBUSY)
-            self._end_protection("a memory window was bound through it")
+            self._end_protection(why)
         super().bind_mw(mw, mw_bind)
 
     def _end_protection(self, why: str) -> None:

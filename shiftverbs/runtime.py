@@ -264,8 +264,8 @@ class Runtime:
     def _change_timeout_s(self) -> float:
         return self.driver.protocol_config.fence_deadline_ns / 1e9
 
-    def qp_touched(self, shadow: Any, state: int) -> bool:
-        """The application is about to move a QP to RESET, ERR, SQD or SQE by itself.
+    def qp_touched(self, shadow: Any, state: int, why: str = "") -> bool:
+        """The application is about to move a QP to RESET, ERR, SQD or SQE by itself; why: what it does otherwise.
 
         `qp_ended` is to follow where that is ERR. False: it is not to be brought to SQD, being elsewhere.
         """
@@ -277,8 +277,8 @@ class Runtime:
             switching = p is not None and not p.over and p.switching
             if state == _SQD and (switching or shadow.is_away()):
                 return False  # looked at here: what began since the verb did would be left in the middle
-            name = _STATES.get(state, state)
-            connection.ending.touched(f"the application moved the QP to {name}", for_good=state in (_SQD, _SQE))
+            why = why or f"the application moved the QP to {_STATES.get(state, state)}"
+            connection.ending.touched(why, for_good=state in (_SQD, _SQE))
             used = [] if state == _ERR else connection.ending.stop_backups(reset=state == _RESET)
         if state == _ERR:
             return True

@@ -299,15 +299,16 @@ class ShadowQP(Shadow):
         """Whether a NIC may take a modify to SQD with this mask (IBA 11.2.5.2)."""
         return self.app_state == SQD or (self.app_state == RTS and not mask & ~(_STATE | _CUR_STATE | _SQD_NOTIFY))
 
-    def leaving(self, state: int) -> bool:
+    def leaving(self, state: int, why: str = "") -> bool:
         """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more.
 
-        False: SQD, and its traffic has left the default NIC, or is about to. Then nothing has changed.
+        why: what the application does that ends protection as SQD does. False: SQD, and its traffic has left the default
+        NIC, or is about to. Then nothing has changed.
         """
         if state in (RESET, ERR):
             self.ready_ns = None
         if state == SQD and self._pid == os.getpid():
-            if not self.domain.runtime.qp_touched(self, state):
+            if not self.domain.runtime.qp_touched(self, state, why):
                 return False
             self.core.app_touched()
         else:

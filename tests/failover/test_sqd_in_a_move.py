@@ -18,17 +18,17 @@ def loses(message, pair, spread=False):
         say(message, pair, spread)
 c.say = loses
 """
-#: The driver is at something else when the verb wants its lock, until this is so.
+# The driver is at something else when the verb wants its lock, until this is so.
 LATE = """
 c = ep.qp._shadow.connection
 runtime = ep.qp._shadow.domain.runtime
 touched = runtime.qp_touched
-def late(shadow, state):
+def late(*arguments):
     runtime.qp_touched = touched
     deadline = time.monotonic() + 10
     while not ({0}) and time.monotonic() < deadline:
         c.driver.run()
-    return touched(shadow, state)
+    return touched(*arguments)
 runtime.qp_touched = late
 """
 
@@ -67,12 +67,17 @@ def drain(host: Any) -> str:
     return ""
 
 
-def test_a_switch_begins_before_the_verb_has_the_lock(network: Network, faults: Any) -> None:
-    a, b = network.protected()
+BIND = "info = mr.MWBindInfo(ep.mr, ep.mr.buf, 64, e.IBV_ACCESS_REMOTE_WRITE); ep.qp.bind_mw(w, mr.MWBind(info, 1, 5))"
+
+
+@pytest.mark.parametrize("verb", [TO.format("SQD"), BIND], ids=["SQD", "bind_mw"])
+def test_a_switch_begins_before_the_verb_has_the_lock(network: Network, faults: Any, verb: str) -> None:
+    a, b = network.protected(setup="access=ACCESS | e.IBV_ACCESS_MW_BIND")
+    a("w = mr.MW(ep.pd, e.IBV_MW_TYPE_1)")
     for h in (a, b):
         h("[ep.recv(10 + i) for i in range(4)]")
     a(LATE.format("c.protocol.switching and c.fence is not None"))
-    a.begin(TO.format("SQD"))
+    a.begin(verb)
     faults.down("b/soft0")
     said = drain(a)
     a("ep.post('SEND', length=4, wr_id=1)")
