@@ -302,8 +302,8 @@ class ShadowQP(Shadow):
     def leaving(self, state: int, why: str = "") -> bool:
         """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more.
 
-        why: what the application does that ends protection as SQD does. False: SQD, and its traffic has left the default
-        NIC, or is about to. Then nothing has changed.
+        why: what the application does that ends protection as SQD does.
+        False: SQD, and its traffic has left the default NIC, or is about to. Then nothing has changed.
         """
         if state in (RESET, ERR):
             self.ready_ns = None

@@ -53,15 +53,16 @@ struct srn_comp_cntr_caps {
     uint32_t supported_qp_attach_ops;
 };
 
-SRN_EXPORT struct ibv_mr *srn_reg_mr_ex(struct ibv_pd *pd, struct srn_mr_init_attr *attr) NEWER(ibv_reg_mr_ex);
+SRN_EXPORT struct ibv_mr *srn_reg_mr_ex(struct ibv_pd *pd, struct srn_mr_init_attr *attr)
+    NEWER(ibv_reg_mr_ex);
 SRN_EXPORT void *srn_alloc_buf(struct ibv_pd *pd, size_t size, struct srn_buf **buf) NEWER(ibv_alloc_buf);
 SRN_EXPORT void srn_free_buf(struct srn_buf *buf) NEWER(ibv_free_buf);
 SRN_EXPORT int srn_export_buf_dmabuf_fd(struct srn_buf *buf) NEWER(ibv_export_buf_dmabuf_fd);
 SRN_EXPORT struct ibv_mr *srn_reg_buf_mr(struct ibv_pd *pd, struct srn_buf *buf, void *addr, size_t length,
                                          int access) NEWER(ibv_reg_buf_mr);
 SRN_EXPORT void *srn_alloc_dmah(struct ibv_context *context, void *attr) NEWER(ibv_alloc_dmah);
-SRN_EXPORT int srn_query_port_speed(struct ibv_context *context, uint32_t port_num,
-                                    uint64_t *speed) NEWER(ibv_query_port_speed);
+SRN_EXPORT int srn_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *speed)
+    NEWER(ibv_query_port_speed);
 SRN_EXPORT void *srn_create_comp_cntr(struct ibv_context *context, void *attr) NEWER(ibv_create_comp_cntr);
 SRN_EXPORT int srn_query_comp_cntr_caps(struct ibv_context *context, struct srn_comp_cntr_caps *caps,
                                         size_t size) NEWER(_ibv_query_comp_cntr_caps);
@@ -91,7 +92,8 @@ struct ibv_mr *srn_reg_mr_ex(struct ibv_pd *pd, struct srn_mr_init_attr *attr) {
         const struct srn_buf *buf = attr->buf;
         uintptr_t from = (uintptr_t)attr->addr, base = (uintptr_t)buf->addr;
 
-        if (buf->pd != pd || from < base || from - base > buf->size || attr->length > buf->size - (from - base))
+        if (buf->pd != pd || from < base || from - base > buf->size ||
+            attr->length > buf->size - (from - base))
             return refuse(EINVAL);
     }
     return ibv_reg_mr_iova2(pd, attr->addr, attr->length, mask & MR_IOVA ? attr->iova : (uintptr_t)attr->addr,

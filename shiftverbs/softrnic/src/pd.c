@@ -60,7 +60,8 @@ SRN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibpd) {
  */
 struct ibv_pd *srn_alloc_parent_domain(struct ibv_context *context,
                                        struct ibv_parent_domain_init_attr *attr) {
-    const uint32_t unprotected = 1 << 2; /* since 65: in confidential guests memory may be the host's to see */
+    const uint32_t unprotected =
+        1 << 2; /* since 65: in confidential guests memory may be the host's to see */
     const uint32_t known =
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT | unprotected;
     struct ibv_pd *pd;
