@@ -15,7 +15,6 @@ import struct
 import sys
 import time
 
-import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context, get_device_list
@@ -23,6 +22,16 @@ from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
+
+try:
+    import pyverbs.enums as e
+except ModuleNotFoundError:  # plain pyverbs from release 65 on: the constants are members of classes
+    import types
+
+    import pyverbs.libibverbs_enums
+
+    classes = [c for c in vars(pyverbs.libibverbs_enums).values() if isinstance(c, type)]
+    e = types.SimpleNamespace(**{name: v for c in classes for name, v in getattr(c, "__members__", {}).items()})
 
 SIZE = 16 * 1024
 SLOTS = 64

@@ -25,8 +25,8 @@ cdef int post_recv_plainly(QPState *q, ibv_recv_wr *wr, ibv_recv_wr **bad) noexc
     return ibv_post_recv(q.pairs[0].qp, wr, bad) if q.pairs[0].qp != NULL else EINVAL
 
 
-# An rkey of a SendWR that binds can be read where post_send gives it to the window.
-shared.tells_windows = hasattr(SendWR, 'rkey')
+# The release whose post_send gives a window its new rkey has brought this property as well.
+shared.tells_windows = hasattr(SendWR, 'rdma_rkey')
 
 # Up to release 56 at least pyverbs never frees a WR's list of SGEs: a slip in the name of __dealloc__. 65 does.
 cdef bint wrs_free_their_list = not any(name.endswith('__dealloc') for name in vars(SendWR))

@@ -437,12 +437,12 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
     cdef ibv_send_wr *at = wr
     cdef SendRec *rec
     cdef SendRec *last = NULL
-    cdef bint linked = True
     cdef int err = 0
     cdef int rc = 0
     if q.closed:
         bad[0] = wr
         return EINVAL
+    q.one_by_one = 0
     while at != NULL:
         err = send_append(q, at)
         if err == ENOMEM:
@@ -451,7 +451,7 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
             if err == ENOMEM and discount_answered(q):
                 err = send_append(q, at)
                 last = NULL  # the records may lie elsewhere now
-                linked = q.tail == first + 1
+                q.one_by_one |= q.tail != first + 1
         if err:
             bad[0] = at
             break
@@ -472,7 +472,7 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         last.wr.send_flags |= IBV_SEND_SIGNALED
         q.last_signaled = q.fence_upto = q.tail
     if q.send_open:
-        if q.send_pair or q.wired != first or q.recv_withheld or not linked or q.tail - q.head > q.send_cap:
+        if q.send_pair or q.wired != first or q.recv_withheld or q.one_by_one or q.tail - q.head > q.send_cap:
             rc = hand_over(q)
         else:
             rc = post_default(q, first)

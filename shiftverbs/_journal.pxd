@@ -218,6 +218,7 @@ ctypedef struct QPState:
     int send_pair
     int send_open
     int refused             # errno of a post that closed the gate, until the next one
+    int one_by_one          # a post whose WRs are no chain, or not to be handed over as one
     int blocked             # the hardware had no room: goes on when something completes
     int key_wait            # a translation is missing: goes on when the driver says so
 
@@ -604,8 +605,20 @@ cdef inline int copy_inline(QPState *q, SendRec *rec, const ibv_send_wr *wr) noe
 cdef inline void tell_window(QPState *q, SendRec *rec) noexcept nogil:
     """A window shows its new rkey from the post on. The one before stands where a bind has no address of its own."""
     if q.shared.tells_windows and rec.wr.bind_mw.mw != NULL:
+        q.one_by_one = 1
         rec.wr.wr.rdma.remote_addr = rec.wr.bind_mw.mw.rkey
         rec.wr.bind_mw.mw.rkey = rec.wr.bind_mw.rkey
+
+
+cdef inline int post_bind(QPState *q, ibv_qp *qp, SendRec *rec, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil:
+    """The NIC is told of the rkey that the window had before: providers read it there."""
+    cdef int rc
+    if not q.shared.tells_windows or wr.bind_mw.mw == NULL or wr.bind_mw.mw.rkey != wr.bind_mw.rkey:
+        return ibv_post_send(qp, wr, bad)
+    wr.bind_mw.mw.rkey = <uint32_t>rec.wr.wr.rdma.remote_addr
+    rc = ibv_post_send(qp, wr, bad)
+    wr.bind_mw.mw.rkey = wr.bind_mw.rkey
+    return rc
 
 
 cdef inline void take_back(QPState *q, SendRec *rec) noexcept nogil:
@@ -833,7 +846,10 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
                     emit(q, EV_KEY_MISSING, k, missing, rc & 3)
                     return 0
             bad = NULL
-            rc = ibv_post_send(pair.qp, &wr, &bad)
+            if wr.opcode == IBV_WR_BIND_MW:
+                rc = post_bind(q, pair.qp, rec, &wr, &bad)
+            else:
+                rc = ibv_post_send(pair.qp, &wr, &bad)
             if rc:
                 if provider_errno(rc) == ENOMEM and q.wired > q.head:
                     q.blocked = 1

@@ -121,6 +121,8 @@ class MirrorFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not fullname.startswith(TARGET + "."):
             return None
         name = fullname[len(TARGET) + 1 :]
+        if name.startswith("__"):
+            return None  # `pyverbs.__version__`, a module, would take the place of our own
         try:
             source = importlib.util.find_spec(f"{SOURCE}.{name}")
         except ModuleNotFoundError:

@@ -109,7 +109,7 @@ def test_what_rkey_a_window_shows(network: Network, faults: Any, where: str) -> 
     """From the post of its bind on the new one, where the installed pyverbs does that; not if the bind is refused."""
 
     def trace(a: Host, b: Host) -> list[Any]:
-        a("windows = [mr.MW(ep.pd, e.IBV_MW_TYPE_2) for _ in range(2)]; at_first = [w.rkey for w in windows]")
+        a("windows = [mr.MW(ep.pd, e.IBV_MW_TYPE_2) for _ in range(3)]; at_first = [w.rkey for w in windows]")
         a("info = mr.MWBindInfo(ep.mr, ep.mr.buf, 64, e.IBV_ACCESS_REMOTE_WRITE)")
         a("""
 def bind(wr_id, window, flags=e.IBV_SEND_SIGNALED, next_wr=None):
@@ -125,7 +125,7 @@ def shown():
         said += [a("ep.qp.post_send(gone)"), a("ep.poll(1)")]
         a("refused = bind(4, windows[1], e.IBV_SEND_INLINE, bind(5, windows[1]))")
         a("bad = wr.SendWR(opcode=e.IBV_WR_BIND_MW)")
-        a("chain = bind(3, windows[0], next_wr=refused)")
+        a("chain = bind(3, windows[2], next_wr=refused)")
         said += [a("tell(lambda: ep.qp.post_send(chain, bad))"), a("bad.wr_id"), a("shown()"), a("ep.poll(1)")]
         return said
 

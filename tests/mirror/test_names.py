@@ -35,6 +35,8 @@ def pyverbs_modules() -> list[str]:
     def walk(paths: list[str], prefix: str) -> None:
         for info in pkgutil.iter_modules(paths):
             name = prefix + info.name
+            if info.name.startswith("__"):
+                continue  # a release's number
             try:
                 importlib.import_module(f"pyverbs.{name}")
             except ImportError:

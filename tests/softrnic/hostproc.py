@@ -617,6 +617,10 @@ class Endpoint:
         self.qp.post_send(wr)
         return int(wr.rkey)
 
+    def windows_are_told(self) -> bool:
+        """Whether this release of pyverbs puts the rkey of a type-2 bind into its window, when it is posted."""
+        return hasattr(SendWR, "rdma_rkey")
+
     def close_mr(self) -> None:
         self.mr.close()
 

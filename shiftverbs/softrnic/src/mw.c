@@ -93,6 +93,7 @@ uint8_t *srn_remote_resolve(struct srn_qp *qp, uint32_t rkey, uint64_t va, uint6
 static void fill_bind(struct srn_swqe *w, const struct srn_mw *mw, uint32_t rkey,
                       const struct ibv_mw_bind_info *info) {
     w->rkey = (mw->ib.rkey & ~0xffu) | (rkey & 0xff);
+    w->bind.key = mw->ib.rkey;
     w->bind.type = mw->ib.type;
     w->bind.lkey = info->mr ? info->mr->lkey : 0;
     w->bind.addr = info->addr;
@@ -143,7 +144,7 @@ static bool bind_window(struct srn_qp *qp, const struct srn_swqe *w) {
     struct srn_mw *mw = slot ? slot->mw : NULL;
     struct srn_mr *mr;
 
-    if (!mw || mw->ib.type != w->bind.type || mw->pd->base != qp->pd->base)
+    if (!mw || mw->key != w->bind.key || mw->ib.type != w->bind.type || mw->pd->base != qp->pd->base)
         return false;
     if (mw->ib.type == IBV_MW_TYPE_2 && (mw->mr || !w->bind.length))
         return false; /* bound already: it must be invalidated first; it cannot be bound to nothing */

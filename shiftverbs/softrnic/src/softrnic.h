@@ -283,6 +283,7 @@ struct srn_swqe {
     uint32_t last_psn;
     /* Work on our own keys: no packets */
     struct {
+        uint32_t key; /* the window's, as the program knew it */
         uint32_t lkey;
         unsigned int access;
         uint64_t addr;
