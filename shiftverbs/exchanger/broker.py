@@ -35,7 +35,7 @@ from . import link_events, records, wire
 from .coming_link import ComingLink
 from .key_table import KeyTable
 from .settings import config_of, store_identity
-from .socket_path import bind_socket, identity, of_host, remove_socket
+from .socket_path import bind_socket, identity, name_broker, of_host, remove_socket
 
 if TYPE_CHECKING:
     from .etcd_link import EtcdLink
@@ -555,6 +555,11 @@ def main(argv: list[str] | None = None) -> int:
         elif options.client_fd is None:
             path = os.path.abspath(options.socket or _named_path(config))
             listener = bind_socket(path)
+            from .start import look_at  # what a broker that was not started by hand need not load
+
+            seen = look_at(os.getpid())
+            if seen is not None:
+                name_broker(path, os.getpid(), seen.began)
         idle_exit_s = config.broker_idle_exit_s if options.listen_fd is not None else None
         bound = None if options.bound is None else (options.bound[0], options.bound[1])
         broker = Broker(config, listener, path, idle_exit_s, bound)

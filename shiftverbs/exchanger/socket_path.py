@@ -48,7 +48,7 @@ def of_host(config: Config) -> str:
         os.environ.get("SOFTRNIC_HOST"), wire.namespace("net"), wire.namespace("pid"),
         wire.namespace("mnt"), os.stat("/").st_dev, os.stat("/").st_ino, os.getegid(), sorted(os.getgroups()),
         [resource.getrlimit(kind) for kind in _LIMITS], os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0),
-        records.VERSION, wire.namespace("user"), _confinement(), _host(),
+        records.VERSION, wire.namespace("user"), wire.namespace("time"), _confinement(), _host(),
     ]  # fmt: skip
     digest = hashlib.blake2s(json.dumps(alike, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = os.path.abspath(where / f"broker-{digest}")
@@ -169,12 +169,17 @@ def connect_or_replace(path: str, ended: tuple[int, int]) -> tuple[socket.socket
         return (sock, True) if sock is not None else (_bind(path), False)
 
 
+def _numbers() -> str:
+    """Within which namespaces a process id, and when that process began, mean something."""
+    return f"{wire.pid_namespace()}-{wire.namespace('time')}"
+
+
 def name_broker(path: str, pid: int, began: int) -> None:
     """Note beside the socket `path` which process is started for it. began: when that began, in ticks since boot."""
     with contextlib.suppress(OSError):
         note = os.open(path + ".lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            os.pwrite(note, f"{pid} {began} {wire.pid_namespace()}\n".ljust(_NOTE_BYTES).encode(), 0)
+            os.pwrite(note, f"{pid} {began} {_numbers()}\n".ljust(_NOTE_BYTES).encode(), 0)
         finally:
             os.close(note)
 
@@ -192,7 +197,7 @@ def named_broker(path: str) -> tuple[int, int] | None:
             pid, began, namespace = os.pread(note, _NOTE_BYTES, 0).decode("ascii").split()
         finally:
             os.close(note)
-        return (int(pid), int(began)) if namespace == str(wire.pid_namespace()) else None
+        return (int(pid), int(began)) if namespace == _numbers() else None
     except (OSError, ValueError):
         return None
 

@@ -198,9 +198,14 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
         try:
             return _greet(sock, config, spawned, None if shared is None else shared[0])
         except _StandsStill as still:
+            kept.keep(sock)
             end = threading.Thread(target=_wait_for_the_end, args=(sock, named, still.seen), daemon=True)
-            without_signals(end.start)
-            raise
+            try:
+                without_signals(end.start)
+            except RuntimeError:  # no thread is to be had: somebody else will see to it
+                sock.close()
+                kept.let_go(sock)
+            raise still from None
         except _NoHello:
             sock.close()
             # One that is stuck would never notice that it is given up; a shared one keeps the socket from a successor.
@@ -220,15 +225,22 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
 
 def _wait_for_the_end(sock: socket.socket, named: tuple[int, int] | None, before: Looks) -> None:
     """A broker that says nothing is waited for as long as any; if it had not one turn, it gives way to a successor."""
-    with sock:
-        sock.settimeout(max(0.1, START_TIMEOUT_S - LOOKS * LOOK_S))
-        try:
-            sock.recv(1)
-        except TimeoutError:
-            if named is not None and look_at(named[0]) == before:
-                _kill(*named)
-        except OSError:
-            pass
+    with contextlib.ExitStack() as stack:
+        stack.callback(kept.let_go, sock)
+        stack.enter_context(sock)
+        sock.settimeout(LOOK_S)
+        # Looks are counted, not seconds: who was stopped meanwhile saw none of it.
+        for _ in range(round(START_TIMEOUT_S / LOOK_S) - LOOKS):
+            try:
+                sock.recv(1)
+                return
+            except TimeoutError:
+                if named is None or look_at(named[0]) != before:
+                    return
+            except OSError:
+                return
+        if named is not None:
+            _kill(*named)
 
 
 def _start_own(config: Config) -> tuple[socket.socket, _Spawned]:
