@@ -26,7 +26,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..announce import Seldom
@@ -52,6 +52,8 @@ DESCRIPTORS_PER_CLIENT = 2
 # Where there are none left all the same: how long to take no new client.
 ACCEPT_PAUSE_S = 0.5
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# What a broker started by hand is told to end by.
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _PEERCRED = struct.Struct("3i")
 
 
@@ -139,8 +141,11 @@ class Broker:
         self._inbox.put(event)
         os.eventfd_write(self._bell, 1)
 
-    def run(self) -> bool:
-        """Serve until there is nobody left to serve. Returns False where nobody can be: the link was not to be had."""
+    def run(self, mask: Iterable[int] | None = None) -> bool:
+        """Serve until there is nobody left to serve. Returns False where nobody can be: the link was not to be had.
+
+        mask: of signals, once they are handled.
+        """
         self._selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
         if self._listener is not None:
             self._listener.setblocking(False)
@@ -151,6 +156,8 @@ class Broker:
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: self.post("stop"))
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._link.start()
         idle_since = time.monotonic()
         end = None
@@ -544,7 +551,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # The thread that started us takes no signals, and we have its mask.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    listener = None
+    listener = mask = None
     path = options.socket
     try:
         config = config_of(json.loads(options.settings)) if options.settings else Config.from_environ()
@@ -554,6 +561,8 @@ def main(argv: list[str] | None = None) -> int:
             listener = socket.socket(fileno=options.listen_fd)
         elif options.client_fd is None:
             path = os.path.abspath(options.socket or _named_path(config))
+            # From here on there is something to take away: a signal waits until it can be heeded.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
             listener = bind_socket(path)
             from .start import look_at  # what a broker that was not started by hand need not load
 
@@ -582,7 +591,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: broker.post("stop"))
     status = 0
     try:
-        status = 0 if broker.run() else 1
+        status = 0 if broker.run(mask) else 1
     except Exception:
         # Its clients start another one: better than one that looks alive.
         logger.exception("the broker failed")

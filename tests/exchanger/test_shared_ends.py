@@ -129,3 +129,28 @@ def test_who_reckons_time_otherwise_takes_nobodys_broker_for_ended(
     other.expect(r"^broker (\d+)", 60)
     _, third = start(spawn, etcd_world, run_dir, "3 1")
     assert third == broker, "it is there still, and found"
+
+
+# Is told to end when its socket is there, and before it serves.
+TOLD_EARLY = """
+import os, signal, sys
+from shiftverbs.exchanger import broker
+real = broker.bind_socket
+def bind(path):
+    sock = real(path)
+    os.kill(os.getpid(), int(sys.argv[2]))
+    return sock
+broker.bind_socket = bind
+sys.exit(broker.main(["--socket", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_broker_that_is_told_to_end_as_it_starts_takes_its_path_away(
+    spawn: Spawn, etcd_world: EtcdWorld, softrnic_dir: Path, number: signal.Signals
+) -> None:
+    path = str(softrnic_dir / "b.sock")
+    env = {"SHIFTVERBS_ETCD": etcd_world.server.endpoint}
+    broker = spawn("-c", TOLD_EARLY, path, str(int(number)), host=None, softrnic=None, env=env)
+    assert broker.wait() == 0, broker.output
+    assert not os.path.exists(path)
