@@ -460,8 +460,8 @@ class Broker:
         for client in list(self._clients.values()):
             self._refuse(client, reason)
         if self._listener is not None:
-            self._listener.setblocking(False)
             with contextlib.suppress(OSError):
+                self._listener.setblocking(False)
                 while True:
                     self._turn_away(self._listener.accept()[0], reason)
         self._stop()
