@@ -73,8 +73,8 @@ class Sync:
 
     @property
     def age(self) -> tuple[int, ...]:
-        """Of the SWITCH, then of the target's life."""
-        return (self.epoch, self.target, self.arm)
+        """Of the SWITCH, then of the target's life, then of the question; a BYE that knows nothing comes before others."""
+        return (self.epoch, self.target, self.arm, self.ask)
 
 
 class ArmStep(enum.IntEnum):
