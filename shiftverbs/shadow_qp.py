@@ -30,7 +30,7 @@ HEADROOM_RECV_WR = 2
 DRAIN_TIMEOUT_S = 5.0
 
 # enum ibv_qp_attr_mask
-_STATE, _CUR_STATE, _SQD_NOTIFY = 1 << 0, 1 << 1, 1 << 2
+_STATE, _SQD_NOTIFY = 1 << 0, 1 << 2
 
 # (send WRs, receive WRs, send SGEs, receive SGEs, inline bytes)
 Cap = tuple[int, int, int, int, int]
@@ -297,7 +297,7 @@ class ShadowQP(Shadow):
 
     def may_drain(self, mask: int) -> bool:
         """Whether a NIC may take a modify to SQD with this mask (IBA 11.2.5.2)."""
-        return self.app_state == SQD or (self.app_state == RTS and not mask & ~(_STATE | _CUR_STATE | _SQD_NOTIFY))
+        return self.app_state == SQD or (self.app_state == RTS and not mask & ~(_STATE | _SQD_NOTIFY))
 
     def leaving(self, state: int, why: str = "") -> bool:
         """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more.
