@@ -943,6 +943,8 @@ class Connection:
         if self.protocol is not None:
             with contextlib.suppress(Exception):
                 self.execute(self.protocol.handle(ev.Quit(reason), self.driver.now_ns()))
+                if self.protocol.left:
+                    self.driver.life_ended(self.pairing.life, self.protocol.bye)
             self.driver.channel.flush()
 
     def _forget_peer(self) -> None:

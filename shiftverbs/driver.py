@@ -71,6 +71,8 @@ WATCH_AT_ONCE = 64
 URGENT_PING_NS = 50 * MS
 QUIET_PING_NS = 1000 * MS
 PINGS_UNTIL_DEAD = 4
+# Of so many lives of QPs that have ended it is kept what their BYE said.
+KEPT_BYES = 1024
 
 _WC_NAMES = (
     "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR BAD_RESP_ERR LOC_ACCESS_ERR"
@@ -103,6 +105,7 @@ class Driver:
         self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
         self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
         self.by_life: dict[int, Connection] = {}
+        self._left: collections.OrderedDict[int, Sync] = collections.OrderedDict()  # what a life said when it ended
         self.channel = ControlChannel(
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
         )
@@ -464,7 +467,14 @@ class Driver:
         if isinstance(m, Sync) and m.phase in (Phase.BYE, Phase.ABORT):
             return
         nobody = PairAddress(bytes(16), 0, 0, 0, 1)
-        self.channel.send(path, Entry(said.sender, said.to, Sync(0, 0, Phase.BYE, 0, False, nobody, 0)))
+        bye = self._left.get(said.to, Sync(0, 0, Phase.BYE, 0, False, nobody, 0))
+        self.channel.send(path, Entry(said.sender, said.to, bye))
+
+    def life_ended(self, life: int, bye: Sync) -> None:
+        """A QP of ours has said `bye`, and is forgotten: whoever did not hear it is told the same."""
+        self._left[life] = bye
+        while len(self._left) > KEPT_BYES:
+            self._left.popitem(last=False)
 
     def _timeouts(self, now: int) -> None:
         """What is due, except where something that may have come in time has not been looked at.

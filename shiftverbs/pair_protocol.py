@@ -133,6 +133,16 @@ class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
         return self._move is not None and self._move.tx is not None
 
     @property
+    def left(self) -> bool:
+        """True when it ended by a BYE, of either side."""
+        return self.over and self._over_phase is Phase.BYE
+
+    @property
+    def bye(self) -> Sync:
+        """What it says from its end on."""
+        return self._over_sync(self.epoch)
+
+    @property
     def busy(self) -> bool:
         """True while completions or commands are awaited: a SWITCH, an ARM or a MOVE is under way."""
         if self._switching() or self._move is not None or self._moving_in is not None:
