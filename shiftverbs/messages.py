@@ -73,7 +73,7 @@ class Sync:
 
     @property
     def age(self) -> tuple[int, ...]:
-        """Of the SWITCH, then of the target's life, then of the question; a BYE that knows nothing comes before others."""
+        """Of the SWITCH, then of the target's life, then of the question. A BYE that knows nothing is the oldest."""
         return (self.epoch, self.target, self.arm, self.ask)
 
 

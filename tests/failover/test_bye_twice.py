@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A BYE that says which MOVE was followed, and behind it one that does not know: read together, the first one counts."""
+"""A BYE that says which MOVE was followed, and behind it one that does not know: read together, the first counts."""
 
 from __future__ import annotations
 

@@ -102,11 +102,12 @@ def test_a_move_is_told_before_the_verb_has_the_lock(network: Network) -> None:
 @pytest.mark.parametrize("where", ["home", "away"])
 @pytest.mark.parametrize("what", ["SQE", "SQD_and_more", "SQD_from_RTS"])
 def test_what_no_nic_takes_costs_nothing(network: Network, faults: Any, where: str, what: str) -> None:
-    """A verb cannot bring a QP to SQE (IBA 11.2.5.2), and SQD takes no other attribute, nor the state that it comes from."""
+    """A verb cannot bring a QP to SQE (IBA 11.2.5.2), and SQD takes no other attribute, nor the state before."""
     a, b = network.protected()
     go(faults, where, a, b)
     b("[ep.recv(10 + i) for i in range(3)]")
-    mask = "e.IBV_QP_STATE" + {"SQE": "", "SQD_and_more": "|e.IBV_QP_TIMEOUT", "SQD_from_RTS": "|e.IBV_QP_CUR_STATE"}[what]
+    more = {"SQE": "", "SQD_and_more": " | e.IBV_QP_TIMEOUT", "SQD_from_RTS": " | e.IBV_QP_CUR_STATE"}
+    mask = "e.IBV_QP_STATE" + more[what]
     with pytest.raises(HostError):
         a(f"at = qp.QPAttr(qp_state=e.IBV_QPS_{what[:3]}, cur_qp_state=e.IBV_QPS_RTS); ep.qp.modify(at, {mask})")
     for i in range(3):
