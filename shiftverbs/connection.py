@@ -445,7 +445,7 @@ class Connection:
         """Evidence, or a hint, that pair k is broken. t_ns: when it was seen. wr: the send WR that failed there."""
         p = self.protocol
         if self.ending.is_left_alone_on(k) and not advisory:
-            self.ending.begin()
+            self.ending.lose(k)
             return
         if p is None or p.over or self.status is not Status.PROTECTED:
             return
@@ -971,7 +971,7 @@ class Connection:
                 if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
                     self.timeline.seen(t_ns)
                 if self.ending.is_left_alone_on(k):
-                    self.ending.begin()
+                    self.ending.lose(k)
                 self.feed(ev.NicDead(k))
         if self.fence is not None:
             self.fence.tick(t_ns)

@@ -123,6 +123,14 @@ class Ending:
         if self._c.core.ends_at_post and self._c.core.outstanding[0]:
             self.begin()
 
+    def lose(self, k: int) -> None:
+        """Pair k does not work, where the QP was left alone: it ends now, or at its next send if that is all there."""
+        core = self._c.core
+        if k == core.recv_pair or core.outstanding[0]:
+            self.begin()
+        else:
+            core.end_at_post()
+
     def is_left_alone_on(self, k: int) -> bool:
         """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
 

@@ -73,8 +73,8 @@ class Sync:
 
     @property
     def age(self) -> tuple[int, ...]:
-        """Of the SWITCH, then of the target's life, then of the question. A BYE that knows nothing is the oldest."""
-        return (self.epoch, self.target, self.arm, self.ask)
+        """Of the SWITCH, then of the target's life; a BYE that knows nothing comes before one that does."""
+        return (self.epoch, self.target, self.arm, self.ask if self.phase is Phase.BYE else 0)
 
 
 class ArmStep(enum.IntEnum):
