@@ -873,7 +873,8 @@ class Connection:
         name = self.device(action.pair)
         home = self.send_state == "DEFAULT" and self.recv_state == "DEFAULT"
         away_ms = self.timeline.is_home(home, now)
-        if away_ms is not None:
+        p = self.protocol
+        if away_ms is not None and (p is None or not p.over):  # an end is no homecoming
             self.driver.totals.homecomings += 1
             self.driver.totals.away_ns += int(away_ms * 1e6)
             self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"traffic is back on {name}")

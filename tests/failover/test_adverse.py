@@ -20,6 +20,9 @@ def test_atomic_in_flight_gets_its_original_error(network: Network, faults: Any)
     assert a("ep.shift()['status']") == "FAILED"
     assert "atomic" in a("ep.shift()['why']").lower()
     wait_until(lambda: b("ep.shift()['status']") == "FAILED", what="the peer is told")
+    for h in (a, b):
+        h.child.expect("failover gave up", 20)
+        assert "traffic is back" not in h.child.output, h.child.output
     # Later use works as with pyverbs: RESET, heal, connect again, protected again.
     faults.switch_up("rail0")
     connect_again(a, b)
