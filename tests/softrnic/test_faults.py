@@ -207,7 +207,7 @@ def test_death_wakes_who_waits(hosts: Callable[..., Any]) -> None:
 def test_lost_request(pair: Pair) -> None:
     """A packet from the middle of a message is lost: sequence NAK, sent again, nothing wrong."""
     for opcode, op in (("RC_SEND_MIDDLE", "SEND"), ("RC_WRITE_LAST", "RDMA_WRITE"), ("RC_SEND_FIRST", "SEND")):
-        left, right = pair(mtu=256, timeout=12, retry_cnt=7)
+        left, right = pair(mtu=256, timeout=15, retry_cnt=7)
         rule = faults.drop("a/soft0", direction="tx", opcode=opcode)
         left.pattern(1, 3000)
         right.recv(1, 3000)
@@ -220,7 +220,7 @@ def test_lost_request(pair: Pair) -> None:
 
 
 def test_lost_ack_does_not_repeat_a_send(pair: Pair) -> None:
-    left, right = pair(mtu=256, timeout=12, retry_cnt=7)
+    left, right = pair(mtu=256, timeout=15, retry_cnt=7)
     rule = faults.drop("a/soft0", direction="rx", opcode="ack", count=2)
     right.recv_many(3, 1000)
     left.send("SEND", 1, 1000)
@@ -232,7 +232,7 @@ def test_lost_ack_does_not_repeat_a_send(pair: Pair) -> None:
 
 
 def test_lost_response_does_not_repeat_an_atomic(pair: Pair) -> None:
-    left, right = pair(timeout=12, retry_cnt=7)
+    left, right = pair(timeout=15, retry_cnt=7)
     rule = faults.drop("a/soft0", direction="rx", opcode="atomic_ack", count=3)
     for wr_id in range(4):
         left.send("ATOMIC_FETCH_AND_ADD", wr_id, 8, wr_id * 8, remote_offset=64, compare_add=10)
@@ -244,7 +244,7 @@ def test_lost_response_does_not_repeat_an_atomic(pair: Pair) -> None:
 @pytest.mark.parametrize("which", [1, 2, 5])
 def test_lost_read_response(pair: Pair, which: int) -> None:
     """First, middle and last response packets; the rest of a READ is asked for again."""
-    left, right = pair(mtu=256, timeout=12, retry_cnt=7)
+    left, right = pair(mtu=256, timeout=15, retry_cnt=7)
     faults.drop("a/soft0", direction="rx", opcode="read_response", nth=which)
     right.pattern(1, 1200)
     left.send("RDMA_READ", 1, 1200)
@@ -254,7 +254,7 @@ def test_lost_read_response(pair: Pair, which: int) -> None:
 
 
 def test_lost_read_request(pair: Pair) -> None:
-    left, right = pair(mtu=256, timeout=12, retry_cnt=7)
+    left, right = pair(mtu=256, timeout=15, retry_cnt=7)
     faults.drop("a/soft0", direction="tx", opcode="read_request", count=2)
     right.pattern(1, 1200)
     left.send("RDMA_READ", 1, 1200)
@@ -263,7 +263,7 @@ def test_lost_read_request(pair: Pair) -> None:
 
 def test_lost_nak_and_lost_rnr_nak(pair: Pair) -> None:
     """Both are asked for again by the retry timer."""
-    left, right = pair(mtu=256, timeout=12, rnr_retry=7, min_rnr_timer=20, retry_cnt=7)
+    left, right = pair(mtu=256, timeout=15, rnr_retry=7, min_rnr_timer=20, retry_cnt=7)
     first = faults.drop("a/soft0", direction="rx", opcode="rnr_nak")
     left.send("SEND", 1, 10)
     wait_until(lambda: faults.rule(first).fired, what="an RNR NAK is lost")
@@ -283,7 +283,7 @@ def test_random_loss(pair: Pair) -> None:
     for target in ("a/soft0", "b/soft0"):
         faults.register(target[0])
         faults.drop(target, probability=0.03, seed=4711, count=0, direction="rx")
-    left, right = pair({"send_wr": 200, "recv_wr": 200}, mtu=256, timeout=12, retry_cnt=7)
+    left, right = pair({"send_wr": 200, "recv_wr": 200}, mtu=256, timeout=15, retry_cnt=7)
     left.pattern(1, 20_000)
     right.pattern(2, 20_000, 30_000)
     right.recv_many(60, 2000)

@@ -36,7 +36,7 @@ class Ends:
         if kind == "UD":
             self.left.ud_ready(), self.right.ud_ready()
         else:
-            connect(self.left, self.right, mtu=1024, **attributes)
+            connect(self.left, self.right, mtu=1024, **{"timeout": 16, **attributes})
         self.mine, self.theirs = self.near.reg_pages(2, ALL), self.far.reg_pages(2, ALL)
 
     def local(self, length: int = 2 * PAGE, offset: int = 0) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def test_local_memory_ends_within_the_message(hosts: Hosts, op: str) -> None:
 
 def test_sent_again(hosts: Hosts) -> None:
     """The memory was there for the first attempt, and not for the second."""
-    ends = Ends(hosts, timeout=14, retry_cnt=7)
+    ends = Ends(hosts, retry_cnt=7)
     faults.switch_down("rail0")
     ends.left.send("RDMA_WRITE", 1, **ends.local())
     assert ends.left.poll(1, 0.01) == []
@@ -166,10 +166,11 @@ def test_sent_again(hosts: Hosts) -> None:
 
 def test_answered_again(hosts: Hosts) -> None:
     """A READ whose answer was lost is asked for again when its memory is gone."""
-    ends = Ends(hosts, timeout=14, retry_cnt=7)
+    ends = Ends(hosts, retry_cnt=7)
     rule = faults.drop("b/soft0", direction="tx", opcode="read_response", count=8, then="switch-down")
     ends.left.send("RDMA_READ", 1, 2 * PAGE, **ends.remote())
-    assert ends.left.poll(1, 0.01) == [] and faults.rule(rule).fired == 8
+    wait_until(lambda: faults.rule(rule).fired == 8, what="the answer is lost")
+    assert ends.left.poll(1, 0.01) == []
     take_away(ends.far, ends.theirs, "unmapped")
     faults.clear()
     assert statuses(ends.left.poll(1, 20)) == [(1, "REM_ACCESS_ERR")]
