@@ -151,9 +151,11 @@ class Connection:
 
     @property
     def shown_why(self) -> str | None:
-        """For `qp.shift.why`: `why`, and that the peer seems to be gone, whoever waits for it."""
-        waits = self.status in (Status.PAIRING, Status.PROTECTED)
-        return (self.absence.text if waits else None) or self.why
+        """For `qp.shift.why`: that the peer seems to be gone, whoever waits for it; a pair that lacks; or `why`."""
+        text = self.absence.text if self.status in (Status.PAIRING, Status.PROTECTED) else None
+        if text is None and self.status is Status.PROTECTED:
+            text = self.watchdog.lacking
+        return text or self.why
 
     def nic(self, k: int) -> Nic:
         """Our handle on the NIC of pair k."""
@@ -897,11 +899,12 @@ class Connection:
         now = self.driver.now_ns()
         left = self.send_pair
         self.timeline.switch_started(now)
-        self.timeline.last_failure = (now, f"{self.device(left)}: {action.reason}")
+        reason = action.reason.removesuffix(f" on {self.device(left)}")  # not the same name twice in one line
+        self.timeline.last_failure = (now, f"{self.device(left)}: {reason}")
         self.driver.totals.switches += 1
         if left < len(self.paths):
             self.driver.channel.suspect(self.paths[left], now)
-        said = f"leaving {self.device(left)} for {self.device(action.target)}: {action.reason}"
+        said = f"leaving {self.device(left)} for {self.device(action.target)}: {reason}"
         self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, said)
         self._publish(
             observe.PathFailed(

@@ -28,7 +28,8 @@ class ShiftStatus:
     def why(self) -> str | None:
         """Why the QP is not protected (yet), or why failover gave up; None when it is protected.
 
-        While PROTECTED it says one thing: that the peer seems to be gone, and how this is known.
+        While PROTECTED it says two things: that the peer seems to be gone, and how this is known; and which pair
+        nothing can fail over to for 3 s or more, and why: also the default NICs', as long as they are not back.
         """
         connection = self._connection
         return connection.driver.directory.explained(connection.shown_why) if connection is not None else self._why
@@ -84,7 +85,7 @@ class ShiftStatus:
         return list(self._connection.timeline.history) if self._connection is not None else []
 
     def wait_protected(self, timeout: float | None = None) -> bool:
-        """Wait until failover would work; return whether it does.
+        """Wait until the QP is PROTECTED; return whether it is. A pair that is lost after that does not end it.
 
         timeout: seconds; None waits until the QP is protected or cannot be any more.
         """

@@ -7,6 +7,7 @@ Runs under the driver's lock, for one connection.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,17 @@ PAIRING_NS = 5_000_000_000
 UNFIT_NS = 3_000_000_000
 
 
+@dataclasses.dataclass
+class _Unfit:
+    """A pair that nothing can fail over to: since when, for which reason and since when for that, what was said."""
+
+    since_ns: int
+    reason: str
+    reason_since_ns: int
+    said: set[str] = dataclasses.field(default_factory=set)
+    text: str | None = None  # what was said last
+
+
 class Watchdog:
     """What was seen of one connection's work.
 
@@ -40,7 +52,7 @@ class Watchdog:
         """Another pairing, or none."""
         self.stuck_wr: int | None = None
         self._aging = False
-        self._unfit: dict[int, tuple[int, set[str]]] = {}  # pair -> since when, and what was said of it
+        self._unfit: dict[int, _Unfit] = {}
         self._pairing_since_ns: int | None = None
         self._pairing_told = False
 
@@ -115,18 +127,36 @@ class Watchdog:
             after = f"{PAIRING_NS // 10**9} s after it was connected"
             say(logging.WARNING, number, f"is not protected, {after}: {c.shown_why}")
 
+    @property
+    def lacking(self) -> str | None:
+        """What was told of a pair that nothing can fail over to, and is still so; None where there is none."""
+        p = self._c.protocol
+        for k, unfit in list(self._unfit.items()):
+            if unfit.text is not None and p is not None and k < len(p.pairs) and p.unfit(k) is not None:
+                return unfit.text
+        return None
+
     def _watch_fitness(self, p: PairProtocol, now_ns: int) -> None:
-        """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason."""
+        """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason.
+
+        A pair that is on its way back changes its reason in each step: only one that stays is told, or the first.
+        """
         c = self._c
         for k in range(c.n_pairs):
             reason = p.unfit(k)
             if reason is None:
                 self._unfit.pop(k, None)
                 continue
-            since_ns, said = self._unfit.setdefault(k, (now_ns, set()))
+            unfit = self._unfit.setdefault(k, _Unfit(now_ns, reason, now_ns))
+            if reason != unfit.reason:
+                unfit.reason, unfit.reason_since_ns = reason, now_ns
             text = f"nothing can fail over to pair {k}, on {c.device(k)}: {reason}"
-            if k and c.why != text and now_ns > since_ns:
+            if k and c.why != text and now_ns > unfit.since_ns:
                 c.set_why(text)
-            if reason not in said and now_ns - since_ns >= UNFIT_NS:
-                said.add(reason)
+            since_ns = unfit.reason_since_ns if unfit.said else unfit.since_ns
+            if now_ns - since_ns < UNFIT_NS:
+                continue
+            unfit.text = text
+            if reason not in unfit.said:
+                unfit.said.add(reason)
                 c.driver.announcements.say(logging.WARNING, c.shadow.qp_num, text)

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness import wait_until
 from hosts import AWAY, Host, Network
+
+from shiftverbs.watchdog import Watchdog
 
 # The partitions that backup NICs are in, as their P_Key tables say.
 PARTITIONS = """
@@ -95,3 +98,49 @@ def test_a_pair_that_never_arms_tells_why(network: Network, faults: Any) -> None
         # Each reason once, however often ARM failed.
         lines = [line for line in h.child.lines if "QP" in line and UNFIT in line]
         assert lines and len(lines) == len(set(lines)), lines
+    # Away, and PROTECTED: the default NICs cannot stand in, for as long as they cannot.
+    for h in (a, b):
+        wait_until(lambda h=h: "nothing can fail over to pair 0, on soft0: " in (h("ep.qp.shift.why") or ""), 20)
+        assert h("ep.qp.shift.status") == "PROTECTED"
+    assert said(a, "leaving soft0 for soft1: ") == 1 and not said(a, "PORT_ERR on soft0")
+    faults.up("a/soft0")
+    for h in (a, b):
+        h("ep.wait(\"s.state == s.recv_state == 'DEFAULT' and s.why is None\", 30)")
+
+
+class _Pairs:
+    """What a watchdog asks of a connection with two pairs, one of which cannot be connected."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.n_pairs, self.why, self.set_why = 2, None, lambda why: None
+        self.driver = SimpleNamespace(announcements=SimpleNamespace(say=lambda *of: self.said.append(of[2])))
+        self.shadow = SimpleNamespace(qp_num=7)
+        self.protocol, self.pairs = self, [None, None]
+        self.reason: str | None = None
+
+    def device(self, k: int) -> str:
+        return f"soft{k}"
+
+    def unfit(self, k: int) -> str | None:
+        return self.reason if k == 0 else None
+
+
+def test_a_pair_on_its_way_back_is_not_told_step_by_step() -> None:
+    pairs: Any = _Pairs()
+    watchdog = Watchdog(pairs)
+
+    def watch(reason: str | None, at_ms: int) -> list[str]:
+        pairs.reason, pairs.said[:] = reason, []
+        watchdog._watch_fitness(pairs.protocol, at_ms * 1_000_000)
+        return [line.partition(": ")[2] for line in pairs.said]
+
+    assert watch("its port is down", 0) == watch("its port is down", 2900) == [] and watchdog.lacking is None
+    assert watch("its port is down", 3000) == ["its port is down"] and watch("its port is down", 9000) == []
+    assert watchdog.lacking == "nothing can fail over to pair 0, on soft0: its port is down"
+    assert watch("it is being connected", 9500) == watch("it waits for the peer", 9540) == watch(None, 9580) == []
+    assert watchdog.lacking is None
+    # Each step for itself lasts too short, all of them do not: the one that it is in by then is told.
+    assert watch("it is being connected", 20000) == watch("it waits for the peer", 22000) == []
+    assert watch("it is being connected", 24000) == ["it is being connected"]
+    assert watch("it waits for the peer", 26000) == [] and watch("it waits for the peer", 29000) != []
