@@ -31,7 +31,7 @@ help:
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
 	@echo "soak    random faults on real processes: make soak MINUTES=30 [SEED=…]"
 	@echo "docs    the documentation as a site, build/site/index.html; warnings are errors"
-	@echo "lint    ruff, mypy, cython-lint, clang-format"
+	@echo "lint    ruff, mypy, import-linter and the same for cimports, cython-lint, clang-format"
 	@echo "wheel   wheel and source distribution in dist/"
 	@echo "clean   remove what build made; distclean removes $(VENV) too"
 
@@ -112,6 +112,8 @@ lint: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache --no-logo
+	$(PYTHON) tools/check_cimports.py
 	@if [ -n "$(CYTHON_SOURCES)" ]; then set -x; $(VENV)/bin/cython-lint $(CYTHON_SOURCES); fi
 	@if [ -n "$(C_SOURCES)" ]; then set -x; $(VENV)/bin/clang-format --dry-run --Werror $(C_SOURCES); fi
 	@for script in $(BASH_SOURCES); do bash -n $$script || exit 1; done

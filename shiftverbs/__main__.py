@@ -3,7 +3,7 @@
 
 import sys
 
-from shiftverbs.cli import main
+from shiftverbs.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

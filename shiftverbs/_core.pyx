@@ -5,16 +5,16 @@ The work is done on C records, in four declaration files whose functions are com
 
 | part | where |
 |---|---|
-| hash maps | `_map.pxd` |
-| journal rings, pairs, WC buffer, event ring; appending, handing over, retiring | `_journal.pxd` |
-| one WC between hardware and application; posting | `_dispatch.pxd` |
-| which replays would be seen | `_replay.pxd` |
+| hash maps | `core/map.pxd` |
+| journal rings, pairs, WC buffer, event ring; appending, handing over, retiring | `core/journal.pxd` |
+| one WC between hardware and application; posting | `core/dispatch.pxd` |
+| which replays would be seen | `core/replay.pxd` |
 | attention, events, key maps, CQCore | this file |
-| putting off signals | `_core_signals.pxi` |
-| ChannelCore | `_core_channel.pxi` |
-| QPCore | `_core_qp.pxi` |
-| CQCursor (extended CQs), WrBuilder (extended QPs) | `_core_cqex.pxi`, `_core_qpex.pxi` |
-| reading and writing pyverbs' objects, the check of their layout | `_core_abi.pxi`, `pyverbs_abi.pxd` |
+| putting off signals | `core/signals.pxi` |
+| ChannelCore | `core/channel.pxi` |
+| QPCore | `core/qp.pxi` |
+| CQCursor (extended CQs), WrBuilder (extended QPs) | `core/cqex.pxi`, `core/qpex.pxi` |
+| reading and writing pyverbs' objects, the check of their layout | `core/abi.pxi`, `pyverbs_abi.pxd` |
 
 **The GIL is the lock.** Every method here is atomic under it (the provider's post and poll run with the GIL held, as
 in pyverbs); only ChannelCore.wait releases it, and touches nothing while it sleeps. Python code may run wherever an
@@ -32,11 +32,11 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 
-from shiftverbs._dispatch cimport (
+from shiftverbs.native.core.dispatch cimport (
     POLL_BATCH, begin_end, cq_drain, dispatch, give_withheld, is_plain, make_room, qp_post_recv, qp_post_send,
 )
-from shiftverbs cimport _journal, _replay
-from shiftverbs._journal cimport (
+from shiftverbs.native.core cimport journal, replay
+from shiftverbs.native.core.journal cimport (
     EVENT_SLOTS, KIND_ARM, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, Siblings, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
@@ -44,9 +44,9 @@ from shiftverbs._journal cimport (
     now_ns, opcode_in, payload_out_opcodes, pump_recv, post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec,
     send_end, send_rec, start_fence,
 )
-from shiftverbs._map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
-from shiftverbs._replay cimport Seen, replay_seen
-from shiftverbs.libverbs cimport (
+from shiftverbs.native.core.map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
+from shiftverbs.native.core.replay cimport Seen, replay_seen
+from shiftverbs.native.verbs cimport (
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ack_cq_events,
@@ -54,7 +54,7 @@ from shiftverbs.libverbs cimport (
     ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_req_notify_cq,
     ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
 )
-from shiftverbs.pyverbs_abi cimport (
+from shiftverbs.native.pyverbs_abi cimport (
     AH, CQ, CQEX, MR, PD, QP, SGE, SRQ, WC, CompChannel, Context, DataBuffer, QPAttr, QPCap, QPInitAttr, QPInitAttrEx,
     RecvWR, SendWR,
 )
@@ -76,19 +76,19 @@ from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
 PAIRS_MAX = MAX_PAIRS
 
-EV_ERROR = _journal.EV_ERROR
-EV_APP_ERROR = _journal.EV_APP_ERROR
-EV_POST_FAILED = _journal.EV_POST_FAILED
-EV_SQ_FENCED = _journal.EV_SQ_FENCED
-EV_RQ_FENCED = _journal.EV_RQ_FENCED
-EV_ARM_WC = _journal.EV_ARM_WC
-EV_FENCE_POSTED = _journal.EV_FENCE_POSTED
-EV_FENCE_DONE = _journal.EV_FENCE_DONE
-EV_RX_REACHED = _journal.EV_RX_REACHED
-EV_NEW_RKEY = _journal.EV_NEW_RKEY
-EV_KEY_MISSING = _journal.EV_KEY_MISSING
-EV_FIRST_WC = _journal.EV_FIRST_WC
-EV_LATE_POST = _journal.EV_LATE_POST
+EV_ERROR = journal.EV_ERROR
+EV_APP_ERROR = journal.EV_APP_ERROR
+EV_POST_FAILED = journal.EV_POST_FAILED
+EV_SQ_FENCED = journal.EV_SQ_FENCED
+EV_RQ_FENCED = journal.EV_RQ_FENCED
+EV_ARM_WC = journal.EV_ARM_WC
+EV_FENCE_POSTED = journal.EV_FENCE_POSTED
+EV_FENCE_DONE = journal.EV_FENCE_DONE
+EV_RX_REACHED = journal.EV_RX_REACHED
+EV_NEW_RKEY = journal.EV_NEW_RKEY
+EV_KEY_MISSING = journal.EV_KEY_MISSING
+EV_FIRST_WC = journal.EV_FIRST_WC
+EV_LATE_POST = journal.EV_LATE_POST
 
 
 cdef int check_pair(int k) except -1:
@@ -97,12 +97,12 @@ cdef int check_pair(int k) except -1:
     return 0
 
 
-include "_core_signals.pxi"
+include "native/core/signals.pxi"
 
 
 # --- attention and events ------------------------------------------------------------------------------------
 
-cdef _journal.Shared shared
+cdef journal.Shared shared
 cdef object driver = None
 cdef int driver_busy = 0
 cdef int inherited = 0    # forked from a process with a driver
@@ -378,7 +378,7 @@ cdef inline object make_wc(const ibv_wc *wc):
     return result
 
 
-include "_core_channel.pxi"
+include "native/core/channel.pxi"
 
 
 @cython.no_gc
@@ -653,10 +653,10 @@ cdef long poll_count(num_entries) except? -1:
     return 1 if 0 < num_entries else 0
 
 
-include "_core_qp.pxi"
-include "_core_cqex.pxi"
-include "_core_qpex.pxi"
-include "_core_abi.pxi"
+include "native/core/qp.pxi"
+include "native/core/cqex.pxi"
+include "native/core/qpex.pxi"
+include "native/core/abi.pxi"
 
 
 wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)

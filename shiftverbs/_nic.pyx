@@ -8,11 +8,11 @@ and eventfds.
 
 | part | where |
 |---|---|
-| raw verbs for shadow objects, async events | `_nic_verbs.pxi` |
-| QP transitions, to be carried out without the GIL | `_nic_modify.pxi` |
-| wake-up of the driver and the control thread's epoll | `_nic_waiter.pxi` |
-| the command thread of one NIC | `_nic_worker.pxi` |
-| the UD QP of the control channel | `_nic_control_port.pxi` |
+| raw verbs for shadow objects, async events | `nic/verbs.pxi` |
+| QP transitions, to be carried out without the GIL | `nic/modify.pxi` |
+| wake-up of the driver and the control thread's epoll | `nic/waiter.pxi` |
+| the command thread of one NIC | `nic/worker.pxi` |
+| the UD QP of the control channel | `nic/control_port.pxi` |
 
 Rules for all of it:
 
@@ -211,11 +211,11 @@ cdef int must_be_ours(int pid, str what) except -1:
     return 0
 
 
-include "_nic_verbs.pxi"
-include "_nic_modify.pxi"
-include "_nic_waiter.pxi"
-include "_nic_worker.pxi"
-include "_nic_control_port.pxi"
+include "native/nic/verbs.pxi"
+include "native/nic/modify.pxi"
+include "native/nic/waiter.pxi"
+include "native/nic/worker.pxi"
+include "native/nic/control_port.pxi"
 
 
 # How long the exit of the interpreter waits for a Python job that is under way (it may be waiting for the

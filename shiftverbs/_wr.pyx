@@ -20,11 +20,11 @@ from cpython.tuple cimport PyTuple_CheckExact
 from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from shiftverbs.libverbs cimport (
+from shiftverbs.native.verbs cimport (
     IBV_SEND_SIGNALED, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_sge, ibv_wr_opcode,
 )
-from shiftverbs.pyverbs_abi cimport SGE as BaseSGE, RecvWR as BaseRecvWR, SendWR as BaseSendWR
+from shiftverbs.native.pyverbs_abi cimport SGE as BaseSGE, RecvWR as BaseRecvWR, SendWR as BaseSendWR
 
 import logging
 

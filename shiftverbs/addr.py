@@ -7,7 +7,7 @@ from typing import Any
 
 import pyverbs.addr as _base
 
-from shiftverbs import lifetime, mirror
+from shiftverbs.mirroring import lifetime, reexport
 
 
 class AH(lifetime.Tracked, _base.AH):
@@ -22,4 +22,4 @@ class AH(lifetime.Tracked, _base.AH):
         self._node = lifetime.Node(self, pd)
 
 
-mirror.reexport("addr", globals())
+reexport.reexport("addr", globals())

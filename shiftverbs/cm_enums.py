@@ -6,6 +6,6 @@ Releases of pyverbs that have it as `librdmacm_enums` only: the constants of tha
 
 from __future__ import annotations
 
-from shiftverbs import mirror
+from shiftverbs.mirroring import reexport
 
-mirror.reexport_enums("cm_enums", globals())
+reexport.reexport_enums("cm_enums", globals())

@@ -10,9 +10,10 @@ from typing import Any
 import pyverbs.cq as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import async_events, extended_cq, lifetime, mirror, protection, pyverbs_objects, shadow
 from shiftverbs._core import whole, whole_close, whole_end
-from shiftverbs.extended_cq import Cursor
+from shiftverbs.mirroring import eligibility, extended_cq, lifetime, reexport
+from shiftverbs.mirroring.extended_cq import Cursor
+from shiftverbs.shadows import async_events, pyverbs_objects, shadow
 
 _poll = _base.CQ.poll
 _req_notify = _base.CQ.req_notify
@@ -31,10 +32,10 @@ class CompChannel(lifetime.Ended, _base.CompChannel):
         """As pyverbs' (context: Context): verb ibv_create_comp_channel. Raises PyverbsRDMAError as the verb does."""
         super().__init__(context)
         self._node = lifetime.Node(self, context)
-        domain, _ = protection.domain_of(context)
+        domain, _ = eligibility.domain_of(context)
         if domain is not None:
             try:
-                self._core = protection.new_channel_core(self)
+                self._core = eligibility.new_channel_core(self)
             except OSError as error:  # it needs descriptors of its own
                 self._why = f"its completion channel is not shadowed: {error}"
                 return
@@ -103,7 +104,7 @@ class _Shadowed(lifetime.Ended):
 
     def _begin(self, context: Any, channel: Any, comp_vector: int) -> bool:
         """Make the shadows, if there can be any. channel: CompChannel or None."""
-        domain, self._why = protection.domain_of(context)
+        domain, self._why = eligibility.domain_of(context)
         if domain is None:
             return False
         channel_core = getattr(channel, "_core", None)
@@ -111,7 +112,7 @@ class _Shadowed(lifetime.Ended):
         if channel is not None and channel_core is None:
             self._why = getattr(channel, "_why", "") or "its completion channel is not a shiftverbs CompChannel"
             return False
-        self._core = protection.new_cq_core(self, channel_core)
+        self._core = eligibility.new_cq_core(self, channel_core)
         entries = pyverbs_objects.cq_entries(self)
         self._shadow = shadow.ShadowCQ(
             domain, pyverbs_objects.pointer(self), self._core, entries, channel_shadow, comp_vector
@@ -185,7 +186,7 @@ class CQ(_Shadowed, _base.CQ):
         super().__init__(context, cqe, cq_context, channel, comp_vector)
         self._node = lifetime.Node(self, context, channel)
         if self._begin(context, channel, comp_vector):
-            protection.shortcut(self, self._core, CQ, "poll", "req_notify")
+            eligibility.shortcut(self, self._core, CQ, "poll", "req_notify")
 
     def poll(self, num_entries: int = 1) -> tuple[int, list[Any]]:
         """Verb ibv_poll_cq, over whichever NICs carry the traffic.
@@ -258,4 +259,4 @@ class CQEX(Cursor, _Shadowed, _base.CQEX):
             self._begin_cursor(self._core, CQEX)
 
 
-mirror.reexport("cq", globals())
+reexport.reexport("cq", globals())

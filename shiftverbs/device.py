@@ -9,9 +9,10 @@ from typing import Any
 import pyverbs.device as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import async_events, lifetime, mirror, protection, pyverbs_objects
 from shiftverbs._core import whole, whole_close, whole_end
+from shiftverbs.mirroring import eligibility, lifetime, reexport
 from shiftverbs.mr import DMMR as DMMR
+from shiftverbs.shadows import async_events, pyverbs_objects
 
 
 class Context(lifetime.Ended, _base.Context):
@@ -77,7 +78,7 @@ class Context(lifetime.Ended, _base.Context):
         """
         if not _is_open(self):
             return
-        protection.context_closing(self)
+        eligibility.context_closing(self)
         super().close()
         if self._node is not None:
             self._node.closed()
@@ -87,4 +88,4 @@ class Context(lifetime.Ended, _base.Context):
         _finalize(self)
 
 
-mirror.reexport("device", globals())
+reexport.reexport("device", globals())

@@ -6,6 +6,6 @@ Releases of pyverbs that have it as `libibverbs_enums` only: the constants of th
 
 from __future__ import annotations
 
-from shiftverbs import mirror
+from shiftverbs.mirroring import reexport
 
-mirror.reexport_enums("enums", globals())
+reexport.reexport_enums("enums", globals())

@@ -6,6 +6,6 @@ Releases of pyverbs that have it as `enums` only: the constants of that.
 
 from __future__ import annotations
 
-from shiftverbs import mirror
+from shiftverbs.mirroring import reexport
 
-mirror.reexport_enums("libibverbs_enums", globals())
+reexport.reexport_enums("libibverbs_enums", globals())

@@ -9,8 +9,9 @@ from typing import Any
 import pyverbs.mr as _base
 
 from shiftverbs import enums as e
-from shiftverbs import lifetime, mirror, pyverbs_objects, shadow
 from shiftverbs._core import whole, whole_close, whole_end
+from shiftverbs.mirroring import lifetime, reexport
+from shiftverbs.shadows import pyverbs_objects, shadow
 
 
 class MR(lifetime.Ended, _base.MR):
@@ -207,4 +208,4 @@ class MW(lifetime.Tracked, _base.MW):
         _finalize(self, _is_open)
 
 
-mirror.reexport("mr", globals())
+reexport.reexport("mr", globals())

@@ -293,7 +293,7 @@ def stats() -> Stats:
 
 def _ensure_thread() -> None:
     global _thread, _fork_hook
-    from ._core import Unbroken, without_signals
+    from shiftverbs._core import Unbroken, without_signals
 
     with _starting.setdefault("lock", Unbroken(threading.RLock())):
         if not _fork_hook:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pyverbs.pd as _base
 
-from shiftverbs import lifetime, mirror, protection, pyverbs_objects, shadow
 from shiftverbs._core import whole, whole_close, whole_end
+from shiftverbs.mirroring import eligibility, lifetime, reexport
+from shiftverbs.shadows import pyverbs_objects, shadow
 
 
 class PD(lifetime.Ended, _base.PD):
@@ -29,7 +30,7 @@ class PD(lifetime.Ended, _base.PD):
 
     def _record(self, creator: Any, why: str) -> None:
         self._node = lifetime.Node(self, creator)
-        domain, reason = protection.domain_of(creator)
+        domain, reason = eligibility.domain_of(creator)
         self._why = why or reason
         if domain is not None and not self._why:
             self._shadow = shadow.ShadowPD(domain, pyverbs_objects.pointer(self))
@@ -69,4 +70,4 @@ class ParentDomain(PD, _base.ParentDomain):
         self._record(context, "its PD is a parent domain")
 
 
-mirror.reexport("pd", globals())
+reexport.reexport("pd", globals())

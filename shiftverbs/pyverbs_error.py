@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
+from pyverbs.pyverbs_error import *  # noqa: F403
 from pyverbs.pyverbs_error import PyverbsError
-
-from shiftverbs import mirror
 
 
 class ShiftError(PyverbsError):
@@ -15,5 +14,3 @@ class ShiftError(PyverbsError):
     and `restore` of a QP that is not protected, or has no such pair.
     """
 
-
-mirror.reexport("pyverbs_error", globals())

@@ -12,14 +12,16 @@ import pyverbs.qp as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import enums as _e
-from shiftverbs import lifetime, mirror, protection, pyverbs_objects, runtime
 from shiftverbs._core import whole, whole_close, whole_end
-from shiftverbs.extended_qp import SendOperations
-from shiftverbs.fence import GONE
+from shiftverbs.failover import runtime
+from shiftverbs.mirroring import eligibility, lifetime, reexport
+from shiftverbs.mirroring.extended_qp import SendOperations
+from shiftverbs.mirroring.qp_init_attr import QPInitAttr as QPInitAttr
+from shiftverbs.mirroring.qp_init_attr import QPInitAttrEx as QPInitAttrEx
 from shiftverbs.pyverbs_error import ShiftError
-from shiftverbs.qp_init_attr import QPInitAttr as QPInitAttr
-from shiftverbs.qp_init_attr import QPInitAttrEx as QPInitAttrEx
-from shiftverbs.shadow_qp import ShadowQP
+from shiftverbs.shadows import pyverbs_objects
+from shiftverbs.shadows.nic import GONE
+from shiftverbs.shadows.qp import ShadowQP
 
 e: Any = _e
 
@@ -65,7 +67,7 @@ class QP(lifetime.Ended, _base.QP):
         """
         if qp_attr is not None and not isinstance(qp_attr, _base.QPAttr):
             super().__init__(creator, init_attr, qp_attr)  # raises
-        plan, self._why = protection.plan_qp(creator, init_attr)
+        plan, self._why = eligibility.plan_qp(creator, init_attr)
         if self._why and runtime.required():
             self._refuse()
         if plan is None:
@@ -75,12 +77,12 @@ class QP(lifetime.Ended, _base.QP):
         parents = [getattr(init_attr, name, None) for name in _PARENTS]
         self._node = lifetime.Node(self, creator, *parents)
         if self._shadow is None:
-            self._counted = protection.count_other(init_attr)
+            self._counted = eligibility.count_other(init_attr)
         if qp_attr is not None:
             # Only now: the transitions dispatch to the overrides below.
             getattr(self, _FIRST_TRANSITION[self.qp_type])(qp_attr)
 
-    def _create_protected(self, plan: protection.QpPlan, creator: Any, init_attr: Any) -> None:
+    def _create_protected(self, plan: eligibility.QpPlan, creator: Any, init_attr: Any) -> None:
         create = super().__init__
         with plan:
             try:
@@ -102,7 +104,7 @@ class QP(lifetime.Ended, _base.QP):
                 self._refuse()
             return
         self._core = self._shadow.core
-        protection.shortcut(self, self._core, QP, "post_send", "post_recv")
+        eligibility.shortcut(self, self._core, QP, "post_send", "post_recv")
         for cq in {init_attr.send_cq, init_attr.recv_cq}:
             cq.used_by(self)
         self._shadow.start()
@@ -125,7 +127,7 @@ class QP(lifetime.Ended, _base.QP):
     @property
     def shift(self) -> Any:
         """How this QP is protected, where its traffic runs, and if not, why not (shift.ShiftStatus)."""
-        return protection.status_of(self)
+        return eligibility.status_of(self)
 
     @property
     def qp_state(self) -> int:
@@ -319,7 +321,7 @@ class QP(lifetime.Ended, _base.QP):
         """Go on as a plain pyverbs QP. Nothing may be outstanding."""
         held, self._shadow = self._shadow, None
         assert held is not None
-        protection.closing(held)
+        eligibility.closing(held)
         held.core.close()  # the default QP lives on and its WCs are the application's again
         self._unprotected()
         held.close()
@@ -328,7 +330,7 @@ class QP(lifetime.Ended, _base.QP):
     def _unprotected(self) -> None:
         """Post as pyverbs does from now on."""
         self._core = None
-        protection.undo_shortcut(self, "post_send", "post_recv")
+        eligibility.undo_shortcut(self, "post_send", "post_recv")
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:
@@ -341,7 +343,7 @@ class QP(lifetime.Ended, _base.QP):
         held, self._shadow = self._shadow, None
         if held is not None:
             try:
-                protection.closing(held)
+                eligibility.closing(held)
             except BaseException:  # Ctrl-C while it waited for a NIC: the next close begins anew
                 self._shadow = held
                 raise
@@ -357,7 +359,7 @@ class QP(lifetime.Ended, _base.QP):
         finally:
             if held is not None:
                 held.close()
-        protection.uncount_other(self._counted)
+        eligibility.uncount_other(self._counted)
         if self._node is not None:
             self._node.closed()
 
@@ -371,7 +373,7 @@ class QPEx(SendOperations, QP, _base.QPEx):
 
     _shadow: ShadowQP | None = None
 
-    def _create_protected(self, plan: protection.QpPlan, creator: Any, init_attr: Any) -> None:
+    def _create_protected(self, plan: eligibility.QpPlan, creator: Any, init_attr: Any) -> None:
         super()._create_protected(plan, creator, init_attr)
         if self._core is not None and init_attr.comp_mask & e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS:
             flags = getattr(pyverbs_objects.init_attr(init_attr), "send_ops_flags", 0)
@@ -382,4 +384,4 @@ class QPEx(SendOperations, QP, _base.QPEx):
         self._end_operations()
 
 
-mirror.reexport("qp", globals())
+reexport.reexport("qp", globals())

@@ -11,8 +11,9 @@ import pyverbs.srq as _base
 from pyverbs.base import PyverbsRDMAErrno
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import lifetime, mirror, pyverbs_objects
 from shiftverbs._core import whole
+from shiftverbs.mirroring import lifetime, reexport
+from shiftverbs.shadows import pyverbs_objects
 
 
 class SrqInitAttrEx(_base.SrqInitAttrEx):
@@ -55,4 +56,4 @@ class SRQ(lifetime.Tracked, _base.SRQ):
         self._node = lifetime.Node(self, creator, *others)
 
 
-mirror.reexport("srq", globals())
+reexport.reexport("srq", globals())

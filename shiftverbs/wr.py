@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from shiftverbs import _core as _core  # checks the layout that _wr relies on
-from shiftverbs import mirror
 from shiftverbs._wr import SGE as SGE
 from shiftverbs._wr import RecvWR as RecvWR
 from shiftverbs._wr import SendWR as SendWR
+from shiftverbs.mirroring import reexport
 
 _set_qp_type_xrc = SendWR.set_qp_type_xrc
 
@@ -22,4 +22,4 @@ def set_qp_type_xrc(self: Any, remote_srqn: int) -> None:
 SendWR.set_qp_type_xrc = set_qp_type_xrc
 del set_qp_type_xrc
 
-mirror.reexport("wr", globals())
+reexport.reexport("wr", globals())

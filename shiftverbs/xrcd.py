@@ -7,8 +7,8 @@ from typing import Any
 
 import pyverbs.xrcd as _base
 
-from shiftverbs import lifetime, mirror
 from shiftverbs._core import whole
+from shiftverbs.mirroring import lifetime, reexport
 
 
 class XRCD(lifetime.Tracked, _base.XRCD):
@@ -24,4 +24,4 @@ class XRCD(lifetime.Tracked, _base.XRCD):
         self._node = lifetime.Node(self, context)
 
 
-mirror.reexport("xrcd", globals())
+reexport.reexport("xrcd", globals())

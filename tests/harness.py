@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from shiftverbs.demo.etcd_server import EtcdServer as DemoEtcdServer
-from shiftverbs.demo.etcd_server import free_port as free_port
+from shiftverbs.commands.demo.etcd_server import EtcdServer as DemoEtcdServer
+from shiftverbs.commands.demo.etcd_server import free_port as free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 T = TypeVar("T")

@@ -16,9 +16,10 @@ PACKAGE = ROOT / "shiftverbs"
 COMPILED = ["shiftverbs._core", "shiftverbs._nic", "shiftverbs._wr"]
 #: What a program calls: here a docstring names each argument.
 FOR_PROGRAMS = [
-    *("addr.py", "cq.py", "device.py", "mr.py", "pd.py", "qp.py", "qp_init_attr.py", "srq.py", "xrcd.py"),
+    *("addr.py", "cq.py", "device.py", "mr.py", "pd.py", "qp.py", "srq.py", "xrcd.py"),
     *(
-        "shift.py",
+        "failover/status.py",
+        "mirroring/qp_init_attr.py",
         "observe.py",
         "config.py",
         "pyverbs_error.py",

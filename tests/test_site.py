@@ -117,7 +117,8 @@ def test_the_reference_lists_every_variable_that_is_read(site: dict[Path, Page])
 
 
 def test_the_reference_has_every_event_and_command(site: dict[Path, Page]) -> None:
-    from shiftverbs import cli, observe
+    from shiftverbs import observe
+    from shiftverbs.commands import cli
 
     pages = {path.relative_to(path.parents[1]).as_posix(): page for path, page in site.items()}
     events = {name for name in observe.__all__ if name != "publish"}

@@ -30,32 +30,22 @@ import pytest
 from harness import ROOT
 
 import shiftverbs.enums as e
-from shiftverbs import (
-    addr,
-    cli,
-    config,
-    control,
-    doctor,
-    events,
-    messages,
-    observe,
-    pairing,
-    protection,
-    run_dir,
-    softrnic,
-    state_machine,
-    status,
-)
-from shiftverbs.control_channel import gid_bytes
-from shiftverbs.demo import endpoint, report, scenario, story
-from shiftverbs.driver import Driver
+from shiftverbs import addr, config, observe, softrnic, state_machine
+from shiftverbs.commands import cli, doctor, status
+from shiftverbs.commands.demo import endpoint, report, scenario, story
 from shiftverbs.exchanger import etcd, records, settings, start
-from shiftverbs.pyverbs_objects import init_attr
+from shiftverbs.failover import pairing
+from shiftverbs.failover.control_channel import gid_bytes
+from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.totals import Totals
+from shiftverbs.mirroring import eligibility
+from shiftverbs.process import run_dir
+from shiftverbs.protocol import codec, events, messages
 from shiftverbs.qp import QPInitAttr, QPInitAttrEx
+from shiftverbs.shadows.pyverbs_objects import init_attr
 from shiftverbs.softrnic import __main__ as softrnic_command
 from shiftverbs.softrnic import faults
 from shiftverbs.telemetry import metrics, publisher, reader
-from shiftverbs.telemetry.totals import Totals
 
 THIRD = 0.1 + 0.2  # 0.30000000000000004
 ODD_NAME = os.fsdecode(b"caf\xc3\xa9-\xff")  # two bytes of UTF-8, and one that is none
@@ -504,16 +494,16 @@ def test_states_and_inputs() -> None:
 @pytest.mark.parametrize(
     "kind, body, said",
     [
-        (control._KIND_SYNC, 9, "9 is not a valid Phase"),
-        (control._KIND_ARM, 200, "200 is not a valid ArmStep"),
-        (control._KIND_MOVE, 77, "77 is not a valid MoveStep"),
+        (codec._KIND_SYNC, 9, "9 is not a valid Phase"),
+        (codec._KIND_ARM, 200, "200 is not a valid ArmStep"),
+        (codec._KIND_MOVE, 77, "77 is not a valid MoveStep"),
     ],
 )
 def test_a_datagram_of_an_unknown_step(kind: int, body: int, said: str) -> None:
     size = {
-        control._KIND_SYNC: control._SYNC.size + control._ADDRESS.size,
-        control._KIND_ARM: control._ARM.size + control._ADDRESS.size,
-        control._KIND_MOVE: control._MOVE.size,
+        codec._KIND_SYNC: codec._SYNC.size + codec._ADDRESS.size,
+        codec._KIND_ARM: codec._ARM.size + codec._ADDRESS.size,
+        codec._KIND_MOVE: codec._MOVE.size,
     }[kind]
     reasons = set()
     # Wherever the step stands in the message: no other byte of it is looked at before.
@@ -522,8 +512,8 @@ def test_a_datagram_of_an_unknown_step(kind: int, body: int, said: str) -> None:
         data[-1] = 1  # the address's MTU
         data[at] = body
         try:
-            control._decode_body(kind, bytes(data))
-        except control.MalformedDatagram as error:
+            codec._decode_body(kind, bytes(data))
+        except codec.MalformedDatagram as error:
             reasons.add(str(error))
     assert said in reasons
 
@@ -575,14 +565,14 @@ def test_errors_of_completions(name: str, number: int) -> None:
 )  # fmt: skip
 def test_why_a_qp_is_not_protected(name: str, said: str) -> None:
     for given in (getattr(e, f"IBV_QPT_{name}"), int(getattr(e, f"IBV_QPT_{name}"))):
-        assert protection.plan_qp(None, QPInitAttr(qp_type=given)) == (None, said)
+        assert eligibility.plan_qp(None, QPInitAttr(qp_type=given)) == (None, said)
         assert type(init_attr(QPInitAttr(qp_type=given)).qp_type) is int
 
 
 def test_masks_of_pyverbs_constants() -> None:
     mask = e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_CREATE_FLAGS
     extended = QPInitAttrEx(qp_type=e.IBV_QPT_RC, comp_mask=mask, pd=None)
-    assert protection.plan_qp(None, extended) == (None, "it has extended attributes (comp_mask 0x5)")
+    assert eligibility.plan_qp(None, extended) == (None, "it has extended attributes (comp_mask 0x5)")
     line = logging.LogRecord("x", logging.INFO, "", 0, "%s %#x", (mask, mask), None)
     assert line.getMessage() == f"{mask} {mask:#x}" == f"{mask!s} 0x5" == "5 0x5"
     assert QPInitAttrEx().mask_to_str(e.IBV_QP_INIT_ATTR_PD) == QPInitAttrEx().mask_to_str(1)
@@ -698,8 +688,8 @@ PACKAGE = ROOT / "shiftverbs"
 MAY = {
     ("exchanger/records.py", "canonical_gid"),
     ("exchanger/records.py", "subnet_prefix"),
-    ("doctor.py", "_text"),
-    ("demo/endpoint.py", "_find_gid"),
+    ("commands/doctor.py", "_text"),
+    ("commands/demo/endpoint.py", "_find_gid"),
 }
 # The spellings of ipaddress objects, and what others make of an address, each with conventions of its own.
 SPELLINGS = {"exploded", "compressed", "reverse_pointer", "ipv4_mapped", "sixtofour", "inet_ntop", "inet_ntoa"}

@@ -25,7 +25,7 @@ cat >"$venv/bin/shiftverbs.new" <<SCRIPT
 #!$(realpath "$venv")/bin/python
 import sys
 
-from shiftverbs.cli import main
+from shiftverbs.commands.cli import main
 
 sys.exit(main())
 SCRIPT

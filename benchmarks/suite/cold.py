@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import time
 
-from shiftverbs import events as ev
-from shiftverbs.pair_protocol import LocalPair, PairProtocol, ProtocolConfig
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.pair import LocalPair, PairProtocol, ProtocolConfig
 
 #: Idle between two steps, in seconds, as before the failures that are measured.
 IDLE_S = 0.05

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shiftverbs.demo.etcd_server import EtcdServer
-from shiftverbs.demo.network import SoftNetwork
+from shiftverbs.commands.demo.etcd_server import EtcdServer
+from shiftverbs.commands.demo.network import SoftNetwork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ANSWER_S = 120.0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shiftverbs.demo.etcd_server import free_port
+from shiftverbs.commands.demo.etcd_server import free_port
 
 from .lab import Child, Lab
 from .rows import Row, limit_row, own_spread, ratio_row, same_row

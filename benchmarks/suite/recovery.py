@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shiftverbs.demo.host import HostPair
-from shiftverbs.demo.options import Plan
-from shiftverbs.demo.scenario import Lab as DemoLab
+from shiftverbs.commands.demo.host import HostPair
+from shiftverbs.commands.demo.options import Plan
+from shiftverbs.commands.demo.scenario import Lab as DemoLab
 from shiftverbs.softrnic import faults
 
 from . import cold

@@ -238,7 +238,7 @@ def settle() -> None:
 
     :raises RuntimeError: it never ends
     """
-    from shiftverbs import runtime
+    from shiftverbs.failover import runtime
 
     machinery = runtime.current()
     assert machinery is not None

@@ -15,9 +15,17 @@ etcd_link.py    the broker towards etcd: leases and transactions; etcd_watch.py:
 
 from __future__ import annotations
 
-from ..config import Config
-from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable, new_instance_id
-from .records import (
+from shiftverbs.config import Config
+from shiftverbs.exchanger.interface import (
+    Connected,
+    Exchanger,
+    ExchangerEvent,
+    Found,
+    Rejected,
+    Unavailable,
+    new_instance_id,
+)
+from shiftverbs.exchanger.records import (
     ControlEndpoint,
     QpRecord,
     RecordError,
@@ -52,6 +60,6 @@ def open_exchanger(config: Config) -> Exchanger | None:
     """The exchanger the configuration asks for; None when it names no etcd. Returns at once."""
     if not config.etcd:
         return None
-    from .etcd import EtcdExchanger
+    from shiftverbs.exchanger.etcd import EtcdExchanger
 
     return EtcdExchanger(config)

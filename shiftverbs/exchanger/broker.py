@@ -27,18 +27,15 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..announce import Seldom
-from ..config import OWN_BROKER, SHARED_BROKER, Config, ConfigError
-from . import link_events, records, wire
-from .coming_link import ComingLink
-from .key_table import KeyTable
-from .settings import config_of, store_identity
-from .socket_path import bind_socket, identity, name_broker, of_host, remove_socket
-
-if TYPE_CHECKING:
-    from .etcd_link import EtcdLink
+from shiftverbs.config import OWN_BROKER, SHARED_BROKER, Config, ConfigError
+from shiftverbs.exchanger import link_events, records, wire
+from shiftverbs.exchanger.coming_link import ComingLink
+from shiftverbs.exchanger.key_table import KeyTable
+from shiftverbs.exchanger.settings import config_of, store_identity
+from shiftverbs.exchanger.socket_path import bind_socket, identity, name_broker, of_host, remove_socket
+from shiftverbs.process.log_lines import Seldom
 
 logger = logging.getLogger("shiftverbs.exchanger.broker")
 
@@ -128,7 +125,7 @@ class Broker:
         # When to leave those who still are there, without a word to etcd: they tell the next broker everything.
         self._leave_at: float | None = None
         self._failed = False
-        self._link: EtcdLink | ComingLink = ComingLink(config, self.post)
+        self._link: link_events.Link = ComingLink(config, self.post)
         self._table = KeyTable(config, lambda keys: self._link.get(keys), self._tell_change)
         self._seldom = Seldom(logger)
         # What to tell a client that comes now about the link to etcd.
@@ -564,7 +561,9 @@ def main(argv: list[str] | None = None) -> int:
             # From here on there is something to take away: a signal waits until it can be heeded.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
             listener = bind_socket(path)
-            from .start import look_at  # what a broker that was not started by hand need not load
+            from shiftverbs.exchanger.start import (
+                look_at,  # what a broker that was not started by hand need not load
+            )
 
             seen = look_at(os.getpid())
             if seen is not None:

@@ -10,14 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from ..config import Config
-from .link_events import Dropped, Loaded, NotLoaded
-
-if TYPE_CHECKING:
-    from .etcd_link import EtcdLink
-
+from shiftverbs.config import Config
+from shiftverbs.exchanger.link_events import Dropped, Link, Loaded, NotLoaded
 
 # After so long in which loading had no moment of a processor it is stuck: one on a starved host has moments.
 STUCK_S = 60.0
@@ -44,7 +39,7 @@ class ComingLink:
     def _load(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
-            from .etcd_link import EtcdLink
+            from shiftverbs.exchanger.etcd_link import EtcdLink
 
             link = EtcdLink(self._config, self._post)
         except BaseException as error:  # also a module's SystemExit: nobody else would tell
@@ -71,7 +66,7 @@ class ComingLink:
         except OSError:  # it has ended in this moment
             return None
 
-    def hand_over(self, link: EtcdLink) -> None:
+    def hand_over(self, link: Link) -> None:
         """Tell `link` everything that holds now."""
         for owner, keys in self._owners.items():
             link.add(owner)

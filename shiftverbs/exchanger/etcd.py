@@ -20,11 +20,11 @@ import time
 from collections import deque
 from typing import Any
 
-from .._core import without_signals
-from ..config import OWN_BROKER, SHARED_BROKER, Config
-from . import records, wire
-from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
-from .start import BrokerError, Connection, Looks, look_at, open_connection
+from shiftverbs._core import without_signals
+from shiftverbs.config import OWN_BROKER, SHARED_BROKER, Config
+from shiftverbs.exchanger import records, wire
+from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
+from shiftverbs.exchanger.start import BrokerError, Connection, Looks, look_at, open_connection
 
 logger = logging.getLogger("shiftverbs.exchanger")
 

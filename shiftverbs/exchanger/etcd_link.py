@@ -28,9 +28,9 @@ import etcd3
 import etcd3.etcdrpc as rpc
 import grpc
 
-from ..config import Config, Endpoint
-from .etcd_watch import WatchStream
-from .link_events import Denied, Down, Dropped, Got, Held, PutsTaken, Refused, Up
+from shiftverbs.config import Config, Endpoint
+from shiftverbs.exchanger.etcd_watch import WatchStream
+from shiftverbs.exchanger.link_events import Denied, Down, Dropped, Got, Held, PutsTaken, Refused, Up
 
 logger = logging.getLogger("shiftverbs.exchanger.broker")
 

@@ -17,7 +17,7 @@ from typing import Any
 import etcd3.etcdrpc as rpc
 import grpc
 
-from .link_events import Changed, StreamEnded, WatchEnded
+from shiftverbs.exchanger.link_events import Changed, StreamEnded, WatchEnded
 
 
 class WatchStream:

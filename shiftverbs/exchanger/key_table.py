@@ -17,9 +17,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from ..config import Config
-from . import records
-from .link_events import Changed, Denied, Got, OfSession, StreamEnded, Up, WatchEnded, Watches
+from shiftverbs.config import Config
+from shiftverbs.exchanger import records
+from shiftverbs.exchanger.link_events import (
+    Changed,
+    Denied,
+    Got,
+    OfSession,
+    StreamEnded,
+    Up,
+    WatchEnded,
+    Watches,
+)
 
 # From this number of wanted keys on, one watch takes the whole directory.
 DIRECTORY_KEYS = 16

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .etcd_link import EtcdLink
+from typing import Protocol
 
 
 class Watches(Protocol):
@@ -26,6 +24,28 @@ class Watches(Protocol):
         """A fresh stream in the same session."""
 
 
+class Link(Protocol):
+    """The way to etcd, see etcd_link.EtcdLink; for the broker's main thread."""
+
+    def start(self) -> None:
+        """Begin; what happens is reported from then on."""
+
+    def add(self, owner: int) -> None:
+        """A client came."""
+
+    def put(self, owner: int, key: str, text: str) -> None:
+        """`text` shall stand under `key` as long as `owner` lives."""
+
+    def delete(self, owner: int, key: str) -> None:
+        """`owner` takes `key` back."""
+
+    def get(self, keys: Iterable[str]) -> None:
+        """Read `keys`; the answer comes as Got or Denied."""
+
+    def drop(self, owner: int) -> None:
+        """`owner` is gone: everything it published goes too."""
+
+
 @dataclass(frozen=True)
 class OfSession:
     """What concerns one session with etcd, whose number is `session`."""
@@ -37,7 +57,7 @@ class OfSession:
 class Loaded:
     """There is a link to etcd; it was not started yet."""
 
-    link: EtcdLink
+    link: Link
 
 
 @dataclass(frozen=True)

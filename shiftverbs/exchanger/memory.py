@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import records
-from .interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
+from shiftverbs.exchanger import records
+from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
 
 
 class MemoryStore:

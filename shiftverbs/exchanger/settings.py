@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..config import Config, Endpoint
+from shiftverbs.config import Config, Endpoint
 
 _FIELDS = (
     "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file",

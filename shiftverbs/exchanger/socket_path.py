@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import run_dir
-from ..config import MAX_SOCKET_PATH, Config
-from . import kept, records, wire
-from .settings import settings_of
+from shiftverbs.config import MAX_SOCKET_PATH, Config
+from shiftverbs.exchanger import kept, records, wire
+from shiftverbs.exchanger.settings import settings_of
+from shiftverbs.process import run_dir
 
 _PEERCRED = struct.Struct("3i")
 # How long to wait for whoever has the lock. Nobody has it for longer than a connect() may take.

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._core import without_signals
-from ..config import OWN_BROKER, SHARED_BROKER, Config
-from . import kept, socket_path, wire
-from .settings import settings_of, store_identity
+from shiftverbs._core import without_signals
+from shiftverbs.config import OWN_BROKER, SHARED_BROKER, Config
+from shiftverbs.exchanger import kept, socket_path, wire
+from shiftverbs.exchanger.settings import settings_of, store_identity
 
 logger = logging.getLogger("shiftverbs.exchanger")
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from shiftverbs.cli import print_whatever_comes
+from shiftverbs.process.console import print_whatever_comes
 from shiftverbs.softrnic import SoftrnicError, faults, library_path
 
 # What does it, its help, and what it says afterwards.

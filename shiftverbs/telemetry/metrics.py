@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .snapshot import connections_of, nic_state
+from shiftverbs.telemetry.snapshot import connections_of, nic_state
 
 if TYPE_CHECKING:
-    from shiftverbs.runtime import Runtime
+    from shiftverbs.failover.runtime import Runtime
 
 logger = logging.getLogger("shiftverbs.telemetry")
 

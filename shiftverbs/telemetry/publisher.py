@@ -21,7 +21,7 @@ from typing import Any
 
 from shiftverbs._core import without_signals
 from shiftverbs.exchanger import kept
-from shiftverbs.run_dir import own_directory
+from shiftverbs.process.run_dir import own_directory
 
 logger = logging.getLogger("shiftverbs.telemetry")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .publisher import remove_if_dead
+from shiftverbs.telemetry.publisher import remove_if_dead
 
 #: How long all processes together may take to answer, in seconds.
 TIMEOUT_S = 3.0

@@ -12,13 +12,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from shiftverbs import mirror
+from shiftverbs.process.releases import release
 
 if TYPE_CHECKING:
-    from shiftverbs.backup import Nic
-    from shiftverbs.connection import Connection
-    from shiftverbs.driver import Driver
-    from shiftverbs.runtime import Runtime
+    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.driver import Driver
+    from shiftverbs.failover.runtime import Runtime
+    from shiftverbs.shadows.nic import Nic
 
 #: Of what `take` returns. Who reads another one shows what it knows.
 VERSION = 1
@@ -50,7 +50,7 @@ def take(runtime: Runtime) -> dict[str, Any]:
         "instance": runtime.instance,
         "job": runtime.config.job,
         "started": time.time() - (now_ns - runtime.started_ns) / 1e9,
-        "releases": {"shiftverbs": shiftverbs.__version__, "pyverbs": mirror.release()},
+        "releases": {"shiftverbs": shiftverbs.__version__, "pyverbs": release()},
         "exchanger": {
             "etcd": [endpoint.url for endpoint in runtime.config.etcd],
             "answers": away is None,

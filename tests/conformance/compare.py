@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import upstream
 
-from shiftverbs.demo.etcd_server import EtcdServer
+from shiftverbs.commands.demo.etcd_server import EtcdServer
 
 __all__ = ["Comparison", "compare", "known_to_pass", "report"]
 

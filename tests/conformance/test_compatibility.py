@@ -25,7 +25,10 @@ LATER = {
     "EfaDVSQDepthAttr", "Mlx5DevxCmdComp", "Mlx5ModifyFlowAction", "EventChannel", "EventFD", "EventHeader",
 }  # fmt: skip
 # Who decides that a QP is not protected, and says why.
-DECIDERS = ("protection.py", "extended_cq.py", "qp.py", "pd.py", "device.py", "runtime.py")
+DECIDERS = (
+    *("mirroring/eligibility.py", "mirroring/extended_cq.py", "qp.py", "pd.py", "device.py"),
+    "failover/runtime.py",
+)
 
 
 def rows() -> Iterator[tuple[list[str], str, str]]:

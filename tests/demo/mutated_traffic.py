@@ -9,10 +9,10 @@ import sys
 import time
 
 import shiftverbs  # noqa: F401  (puts the software RNIC in front of libibverbs)
-from shiftverbs.demo import traffic as traffic_module
-from shiftverbs.demo.endpoint import Endpoint, Verbs
-from shiftverbs.demo.scenario import settled
-from shiftverbs.demo.traffic import KINDS
+from shiftverbs.commands.demo import traffic as traffic_module
+from shiftverbs.commands.demo.endpoint import Endpoint, Verbs
+from shiftverbs.commands.demo.scenario import settled
+from shiftverbs.commands.demo.traffic import KINDS
 
 VICTIM = 22  # of every kind: unsignaled where some are
 MESSAGES = 300

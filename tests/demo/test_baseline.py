@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from shiftverbs.demo import main, scenario
-from shiftverbs.demo.network import Injection, SoftNetwork
-from shiftverbs.demo.options import Plan
-from shiftverbs.demo.report import PlainView
-from shiftverbs.demo.scenario import BaselineResult, EarlyDeath, Lab, ScenarioResult
+from shiftverbs.commands.demo import main, scenario
+from shiftverbs.commands.demo.network import Injection, SoftNetwork
+from shiftverbs.commands.demo.options import Plan
+from shiftverbs.commands.demo.report import PlainView
+from shiftverbs.commands.demo.scenario import BaselineResult, EarlyDeath, Lab, ScenarioResult
 
 PLAN = Plan(("send",), ("initiator_port",), warm_s=0.1, fault_s=0.1, home_s=0.1, baseline_s=0.1)
 

@@ -10,10 +10,10 @@ from collections import Counter
 
 import pytest
 
-from shiftverbs import cli
-from shiftverbs.demo import options
-from shiftverbs.demo.options import FAULTS, TRAFFIC, plan_from
-from shiftverbs.demo.report import (
+from shiftverbs.commands import cli
+from shiftverbs.commands.demo import options
+from shiftverbs.commands.demo.options import FAULTS, TRAFFIC, plan_from
+from shiftverbs.commands.demo.report import (
     PlainView,
     RateMeter,
     baseline_table,
@@ -23,7 +23,7 @@ from shiftverbs.demo.report import (
     wrap,
     write_json,
 )
-from shiftverbs.demo.scenario import BaselineResult, ScenarioResult
+from shiftverbs.commands.demo.scenario import BaselineResult, ScenarioResult
 
 
 def parse(*arguments):
@@ -171,7 +171,7 @@ def test_plain_view_shows_tables_problems_and_verdict():
 def test_live_view_draws_and_closes(monkeypatch):
     import rich.console as rich_console
 
-    from shiftverbs.demo.report import LiveView
+    from shiftverbs.commands.demo.report import LiveView
 
     monkeypatch.setenv("TERM", "xterm-256color")  # rich draws nothing live on a dumb one
     view = LiveView()
@@ -261,7 +261,7 @@ def test_every_plain_line_fits_in_80_columns(monkeypatch, columns, name):
 def test_every_line_of_the_live_view_fits_in_80_columns(monkeypatch, name):
     import rich.console as rich_console
 
-    from shiftverbs.demo.report import LiveView
+    from shiftverbs.commands.demo.report import LiveView
 
     monkeypatch.setenv("TERM", "xterm-256color")
     view = LiveView()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shiftverbs.demo import etcd_server
-from shiftverbs.demo.etcd_server import EtcdError, EtcdServer
+from shiftverbs.commands.demo import etcd_server
+from shiftverbs.commands.demo.etcd_server import EtcdError, EtcdServer
 
 
 def test_starts_restarts_and_leaves_nothing():

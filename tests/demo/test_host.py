@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from shiftverbs.demo.host import DemoError, Host, HostPair
-from shiftverbs.demo.network import SoftNetwork
+from shiftverbs.commands.demo.host import DemoError, Host, HostPair
+from shiftverbs.commands.demo.network import SoftNetwork
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_program_refuses_other_packages():
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-m", "shiftverbs.demo.workload", "os"], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "shiftverbs.commands.demo.workload", "os"], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 2 and "usage" in done.stderr
 

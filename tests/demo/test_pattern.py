@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from shiftverbs.demo.pattern import HEADER, Ledger, Pattern
+from shiftverbs.commands.demo.pattern import HEADER, Ledger, Pattern
 
 SIZE = 4096
 

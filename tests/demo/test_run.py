@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import sys
-import shiftverbs.mapping as m
-import shiftverbs.run as r
+import shiftverbs.commands.mapping as m
+import shiftverbs.commands.run as r
 m.SOURCE, m.TARGET = "fakeverbs", "shiftfake"
 sys.exit(r.run(sys.argv[1:]))
 """

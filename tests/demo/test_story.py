@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from shiftverbs.demo import main
-from shiftverbs.demo.etcd_server import EtcdServer
-from shiftverbs.demo.host import DemoError
-from shiftverbs.demo.network import SoftNetwork
-from shiftverbs.demo.options import Plan
-from shiftverbs.demo.report import PlainView
-from shiftverbs.demo.scenario import BaselineResult, ScenarioResult
-from shiftverbs.demo.story import Story
+from shiftverbs.commands.demo import main
+from shiftverbs.commands.demo.etcd_server import EtcdServer
+from shiftverbs.commands.demo.host import DemoError
+from shiftverbs.commands.demo.network import SoftNetwork
+from shiftverbs.commands.demo.options import Plan
+from shiftverbs.commands.demo.report import PlainView
+from shiftverbs.commands.demo.scenario import BaselineResult, ScenarioResult
+from shiftverbs.commands.demo.story import Story
 
 PLAN = Plan(("send",), ("switch",), warm_s=0.1, fault_s=0.1, home_s=0.1, story_s=1.2)
 

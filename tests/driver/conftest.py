@@ -13,8 +13,8 @@ from driver.doubles import make_nic
 
 from shiftverbs import _core, _nic
 from shiftverbs.config import Config
-from shiftverbs.driver import Driver
 from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
+from shiftverbs.failover.driver import Driver
 
 
 @pytest.fixture

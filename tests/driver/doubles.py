@@ -11,12 +11,12 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import control
-from shiftverbs.control import Entry
-from shiftverbs.control_channel import ControlChannel
-from shiftverbs.driver import Driver
 from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.seal import Seals
+from shiftverbs.failover.control_channel import ControlChannel
+from shiftverbs.failover.driver import Driver
+from shiftverbs.protocol import codec
+from shiftverbs.protocol.codec import Entry
+from shiftverbs.protocol.seal import Seals
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
 PEER_SECRET = "5e" * 16  # of the control port of a peer
@@ -116,11 +116,11 @@ class Peer:
 
     def says(self, *entries: Entry) -> list[Any]:
         """What arrives at our port."""
-        return arrived(*control.encode(entries, self.seals, 4096))
+        return arrived(*codec.encode(entries, self.seals, 4096))
 
     def hears(self, *datagrams: bytes) -> list[Entry]:
         """What we said."""
-        return [entry for data in datagrams for entry in control.decode(data, self.seals)]
+        return [entry for data in datagrams for entry in codec.decode(data, self.seals)]
 
 
 def arrived(*datagrams: bytes) -> list[Any]:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shiftverbs.announce import Announcements
+from shiftverbs.process.log_lines import Announcements
 
 
 def test_what_is_said_of_many_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

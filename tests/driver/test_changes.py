@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from shiftverbs import changes, pyverbs_objects
-from shiftverbs import events as ev
-from shiftverbs.connection import Route
-from shiftverbs.events import Stage
-from shiftverbs.messages import PairAddress
-from shiftverbs.qp_attributes import INIT, RTR, RTS, QpAttributes
-from shiftverbs.rebuild import Rebuild
+from shiftverbs.failover import changes
+from shiftverbs.failover.connection import Route
+from shiftverbs.failover.rebuild import Rebuild
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Stage
+from shiftverbs.protocol.messages import PairAddress
+from shiftverbs.shadows import pyverbs_objects
+from shiftverbs.shadows.qp_attributes import INIT, RTR, RTS, QpAttributes, refusal
 
 STATE, CUR, ACCESS, ALT, RNR_TIMER, MIG = 1, 2, 8, 1 << 14, 1 << 15, 1 << 18
 TO_RTS = 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16
@@ -42,7 +43,7 @@ def test_what_a_nic_would_refuse(before: int, attrs: dict[str, int], mask: int, 
     attr = pyverbs_objects.Attr()
     for name, value in attrs.items():
         setattr(attr, name, value)
-    assert changes.refusal(attr, mask, before) == code
+    assert refusal(attr, mask, before) == code
 
 
 ATOMIC_HCA, ATOMIC_GLOB = 1, 2

@@ -16,13 +16,13 @@ import pytest
 from driver.doubles import Connection, Queue, Shadow, add, as_the_collector, ends
 from harness import wait_until
 
-from shiftverbs import runtime as runtime_module
-from shiftverbs.connection import Connection as RealConnection
-from shiftverbs.control import Entry
-from shiftverbs.driver import WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
-from shiftverbs.messages import Arm, ArmStep, PairAddress
-from shiftverbs.runtime import Runtime
-from shiftverbs.turns import UNDER_WAY
+from shiftverbs.failover import runtime as runtime_module
+from shiftverbs.failover.admission import UNDER_WAY
+from shiftverbs.failover.connection import Connection as RealConnection
+from shiftverbs.failover.driver import WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.runtime import Runtime
+from shiftverbs.protocol.codec import Entry
+from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress
 
 
 def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any) -> None:

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from driver.doubles import GID, PEER_SECRET, Peer, Port, arrived, heard_of, with_port
 
-from shiftverbs import control, control_channel
-from shiftverbs.announce import SELDOM_NS
-from shiftverbs.control import Entry, Ping
-from shiftverbs.control_channel import RETRY_FIRST_NS, TRUST_NS
-from shiftverbs.driver import PINGS_UNTIL_DEAD, QUIET_PING_NS, Driver
 from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.messages import Arm, ArmStep, PairAddress, Phase, Sync
-from shiftverbs.nic_events import EVENT_DEVICE_FATAL
-from shiftverbs.seal import TAG_BYTES
+from shiftverbs.failover import control_channel
+from shiftverbs.failover.control_channel import RETRY_FIRST_NS, TRUST_NS
+from shiftverbs.failover.driver import PINGS_UNTIL_DEAD, QUIET_PING_NS, Driver
+from shiftverbs.failover.nic_events import EVENT_DEVICE_FATAL
+from shiftverbs.process.log_lines import SELDOM_NS
+from shiftverbs.protocol import codec
+from shiftverbs.protocol.codec import Entry, Ping
+from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress, Phase, Sync
+from shiftverbs.protocol.seal import TAG_BYTES
 
 
 def test_a_removed_device_does_not_keep_the_control_thread_awake(
@@ -302,7 +303,7 @@ def test_lines_that_somebody_outside_may_cause_are_written_once_a_second(
 
     def flood() -> list[str]:
         caplog.clear()
-        broken = bytearray(next(control.encode([Entry(11, 22, ABORT)], peer.seals)))[:-TAG_BYTES] + b"junk"
+        broken = bytearray(next(codec.encode([Entry(11, 22, ABORT)], peer.seals)))[:-TAG_BYTES] + b"junk"
         broken += peer.seals.tag(bytes(broken))
         port.inbox = arrived(b"x", old, bytes(broken)) * 100
         for _ in range(100):

@@ -16,14 +16,14 @@ import pytest
 from driver.doubles import Connection, Queue, Shadow, add, as_the_collector
 
 from shiftverbs import _core, _nic
-from shiftverbs import events as ev
-from shiftverbs.async_events import AsyncEvents
-from shiftverbs.connection import Connection as RealConnection
-from shiftverbs.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
-from shiftverbs.looks import LOOK_NS, LOOK_SHARE
-from shiftverbs.nic_events import EVENT_PORT_ACTIVE, EVENT_PORT_ERR
+from shiftverbs.failover.admission import TURN_COUNT, TURN_NS, UNDER_WAY
+from shiftverbs.failover.connection import Connection as RealConnection
+from shiftverbs.failover.cq_polling import LOOK_NS, LOOK_SHARE
+from shiftverbs.failover.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.nic_events import EVENT_PORT_ACTIVE, EVENT_PORT_ERR
+from shiftverbs.protocol import events as ev
+from shiftverbs.shadows.async_events import AsyncEvents
 from shiftverbs.state_machine import SendState
-from shiftverbs.turns import TURN_COUNT, TURN_NS, UNDER_WAY
 
 
 def test_what_can_wait_a_moment_is_one_wake_up(

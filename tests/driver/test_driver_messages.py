@@ -11,12 +11,12 @@ import pytest
 from driver.doubles import GID, PEER_SECRET, Connection, Peer, add, heard_of, with_port
 
 from shiftverbs import _core
-from shiftverbs.control import Entry, Ping
-from shiftverbs.control_channel import READ_AT_ONCE
-from shiftverbs.driver import LATER_NS, MOST_UNREAD, RUN_NS, SLICE, WATCH_PERIOD_NS, Driver
 from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
-from shiftverbs.nic_events import EVENT_PORT_ERR
+from shiftverbs.failover.control_channel import READ_AT_ONCE
+from shiftverbs.failover.driver import LATER_NS, MOST_UNREAD, RUN_NS, SLICE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.nic_events import EVENT_PORT_ERR
+from shiftverbs.protocol.codec import Entry, Ping
+from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
 
 
 def slow_work(driver: Driver, nic: Any, clock: SimpleNamespace, count: int, each_ns: int) -> list[Connection]:

@@ -17,9 +17,9 @@ import pytest
 from driver.doubles import Connection, Shadow, add
 
 from shiftverbs import _core, _nic
-from shiftverbs.connection import Connection as RealConnection
-from shiftverbs.driver import WATCH_PERIOD_NS, Driver
 from shiftverbs.exchanger.interface import Found
+from shiftverbs.failover.connection import Connection as RealConnection
+from shiftverbs.failover.driver import WATCH_PERIOD_NS, Driver
 
 
 def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver) -> None:

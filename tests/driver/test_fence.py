@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from driver.doubles import Connection, Shadow
 
-from shiftverbs.connection import Connection as RealConnection
-from shiftverbs.driver import Driver
-from shiftverbs.fence import Fence
+from shiftverbs.failover.connection import Connection as RealConnection
+from shiftverbs.failover.drain import Fence
+from shiftverbs.failover.driver import Driver
 from shiftverbs.state_machine import SendState
 
 

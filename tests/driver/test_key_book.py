@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from harness import wait_until
 
-from shiftverbs import _core, control, memory_keys
-from shiftverbs.memory_keys import GONE_KEPT, ConnectionKeys, KeyBook, PeerKeys, Told
-from shiftverbs.messages import FoundKey, Keys, KeyState, WantKeys
+from shiftverbs import _core
+from shiftverbs.failover import memory_keys
+from shiftverbs.failover.memory_keys import GONE_KEPT, ConnectionKeys, KeyBook, PeerKeys, Told
+from shiftverbs.protocol import codec
+from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 
 
 class Nic:
@@ -106,7 +108,7 @@ def ask(book: KeyBook, told: Told, theirs: PeerKeys, *rkeys: int) -> list[Keys]:
     """Every answer to one question, which fits into a datagram each."""
     answers = list(book.answers(told, WantKeys(theirs.version, rkeys, False), 1))
     for answer in answers:
-        assert answer.size <= 255 and control._decode_body(*control._body(answer)) == answer
+        assert answer.size <= 255 and codec._decode_body(*codec._body(answer)) == answer
     return answers
 
 

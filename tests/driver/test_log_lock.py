@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from shiftverbs import announce, observe
+from shiftverbs import observe
+from shiftverbs.process import log_lines
 
 
 @contextmanager
@@ -34,11 +35,11 @@ def module_lock_taken() -> Iterator[None]:
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[announce.OutsideTheLock]:
-    monkeypatch.setattr(announce.logger, "filters", [])  # those of drivers that other tests made
-    for each in (announce.logger, logging.root):
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[log_lines.OutsideTheLock]:
+    monkeypatch.setattr(log_lines.logger, "filters", [])  # those of drivers that other tests made
+    for each in (log_lines.logger, logging.root):
         each.manager._clear_cache()  # type: ignore[attr-defined]
-    made = announce.OutsideTheLock(lambda: held.locked())
+    made = log_lines.OutsideTheLock(lambda: held.locked())
     yield made
     made.close()
 
@@ -60,16 +61,16 @@ class Kept(logging.Handler):
 @pytest.fixture
 def handler() -> Iterator[Kept]:
     made = Kept()
-    announce.logger.addHandler(made)
+    log_lines.logger.addHandler(made)
     yield made
-    announce.logger.removeHandler(made)
+    log_lines.logger.removeHandler(made)
 
 
 def test_what_is_logged_under_the_drivers_lock_is_written(
-    outside: announce.OutsideTheLock, handler: Kept
+    outside: log_lines.OutsideTheLock, handler: Kept
 ) -> None:
     def work() -> None:
-        said = announce.Announcements()
+        said = log_lines.Announcements()
         with held:
             said.say(logging.WARNING, 0x11, "leaves")
             said.say(logging.DEBUG, 0x11, "nobody wants this")
@@ -83,15 +84,15 @@ def test_what_is_logged_under_the_drivers_lock_is_written(
     assert handler.texts == ["QP 0x11: leaves"]
 
 
-def test_what_waits_for_a_handler_that_blocks_is_bounded(outside: announce.OutsideTheLock, handler: Kept) -> None:
+def test_what_waits_for_a_handler_that_blocks_is_bounded(outside: log_lines.OutsideTheLock, handler: Kept) -> None:
     blocks, go_on = threading.Event(), threading.Event()
     handler.addFilter(lambda _: blocks.set() or go_on.wait(60))
 
     def work() -> None:
-        announce.logger.warning("the first")
+        log_lines.logger.warning("the first")
         assert blocks.wait(10)
-        for number in range(announce.MOST_WAITING + 100):
-            announce.logger.warning("line %d", number)
+        for number in range(log_lines.MOST_WAITING + 100):
+            log_lines.logger.warning("line %d", number)
 
     thread = threading.Thread(target=work, name="shiftverbs-works")
     thread.start()
@@ -99,7 +100,7 @@ def test_what_waits_for_a_handler_that_blocks_is_bounded(outside: announce.Outsi
     assert not thread.is_alive() and not outside.flush(0.01)
     go_on.set()
     assert outside.flush(60)
-    lines = [f"line {number}" for number in range(announce.MOST_WAITING)]
+    lines = [f"line {number}" for number in range(log_lines.MOST_WAITING)]
     lost = "100 lines of shiftverbs are lost: a log handler of the program's blocked"
     assert handler.texts == ["the first", lost, *lines]
 

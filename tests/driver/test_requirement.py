@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shiftverbs.config import Config
-from shiftverbs.events import Status
-from shiftverbs.requirement import CATCH_UP_NS, LATE_NS, Requirement
+from shiftverbs.failover.requirement import CATCH_UP_NS, LATE_NS, Requirement
+from shiftverbs.protocol.events import Status
 
 S = 1_000_000_000
 READY_NS = 100 * S

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from harness import Child, Spawn
 
-from shiftverbs import driver as driver_module
-from shiftverbs.directory import Directory
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, start, wire
 from shiftverbs.exchanger.settings import store_identity
+from shiftverbs.failover import driver as driver_module
+from shiftverbs.failover.directory import Directory
 
 from .around import wait_until
 from .conftest import GID_A, EtcdWorld, publish_qp, qp_record

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from harness import EtcdServer, free_port
 
+from shiftverbs.commands.demo.etcd_server import etcd_binary
 from shiftverbs.config import Config
-from shiftverbs.demo.etcd_server import etcd_binary
 from shiftverbs.exchanger import Connected, Found, Rejected, Unavailable, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
 

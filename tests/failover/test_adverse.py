@@ -267,7 +267,7 @@ def test_after_an_abort_nothing_gets_through(network: Network, faults: Any) -> N
     b("ep.recv(1)")
     for name in ("a", "b"):
         faults.hang(f"{name}/soft0")  # there they stay in RTS for now
-    a("from shiftverbs import events; c = ep.qp._shadow.connection")
+    a("from shiftverbs.protocol import events; c = ep.qp._shadow.connection")
     a("c.driver.post(lambda: c.feed(events.KeysMissing('the test'))); c.driver.run()")
     a("""ep.wait("s.status == 'FAILED'")""")
     a("ep.post('SEND', wr_id=9)")

@@ -78,8 +78,8 @@ def test_malformed_control_datagrams(network: Network, shared_etcd: EtcdServer, 
     c(
         f"""
 import os, random
-from shiftverbs import _nic, control, seal
-from shiftverbs.messages import *
+from shiftverbs import _nic; from shiftverbs.protocol import codec as control, seal
+from shiftverbs.protocol.messages import *
 ends = {target["control"]!r}
 address = PairAddress(bytes(16), 0, 1, 2, 3)
 good = control.Entry({int(target["life"], 16)}, 12345, Sync(99, 1, Phase.ABORT, 1, False, address, 0))

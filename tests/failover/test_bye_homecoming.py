@@ -9,7 +9,7 @@ import pytest
 from hosts import AWAY, Host, Network
 
 LOSES_MOVED = (
-    "from shiftverbs.messages import Move, MoveStep\n"
+    "from shiftverbs.protocol.messages import Move, MoveStep\n"
     "c = ep.qp._shadow.connection\n"
     "say = c.say\n"
     "def loses(message, pair, spread=False):\n"

@@ -30,7 +30,7 @@ with c.driver.locked():
     time.sleep(1)
 """
 LOSES_MOVE = """
-from shiftverbs.messages import Move, MoveStep, Prefer
+from shiftverbs.protocol.messages import Move, MoveStep, Prefer
 c = ep.qp._shadow.connection
 say = c.say
 def loses(message, pair, spread=False):

@@ -11,7 +11,7 @@ from hosts import AWAY, HOME, Host, HostError, Network, connect_again
 
 FLUSHED = "WR_FLUSH_ERR"
 GIVE_UP = """
-from shiftverbs import events
+from shiftverbs.protocol import events
 c = ep.qp._shadow.connection
 c.driver.post(lambda: c.feed(events.KeysMissing('the test'))); c.driver.run()
 """
@@ -430,7 +430,7 @@ def close_all(a: Host, name: str) -> float:
 
 # The application's thread polls just when the driver has looked for events and has the peer's BYE in its hands.
 POLLS_AT_THE_BYE = """
-from shiftverbs.messages import Phase, Sync
+from shiftverbs.protocol.messages import Phase, Sync
 c = ep.qp._shadow.connection
 receive = c.driver.channel.receive
 def polls(now):
@@ -470,7 +470,7 @@ def test_many_qps_on_a_hung_nic_are_closed_at_the_cost_of_one(network: Network, 
     away(faults, a, b)
     for h in (a, b):
         h(f"[x.wait({AWAY!r}) for x in more]")
-    a("from shiftverbs import runtime; runtime.STOP_DMA_S = 2.0; w = ep.qp._shadow.connection.nic(1).worker")
+    a("from shiftverbs.failover import runtime; runtime.STOP_DMA_S = 2.0; w = ep.qp._shadow.connection.nic(1).worker")
     a("[x.recv(1) for x in more]")
     faults.hang("a/soft1")
     assert 2.0 <= close_all(a, "more[:4]") < 4.0

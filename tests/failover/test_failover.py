@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shiftverbs.demo.etcd_server import EtcdServer
-from shiftverbs.demo.network import SoftNetwork
-from shiftverbs.demo.options import FAULTS, TRAFFIC, Plan
-from shiftverbs.demo.scenario import Lab, at_home, away
+from shiftverbs.commands.demo.etcd_server import EtcdServer
+from shiftverbs.commands.demo.network import SoftNetwork
+from shiftverbs.commands.demo.options import FAULTS, TRAFFIC, Plan
+from shiftverbs.commands.demo.scenario import Lab, at_home, away
 from shiftverbs.softrnic import faults
 
 PLAN = Plan(

@@ -13,8 +13,8 @@ from hosts import Host, Network
 #: Messages that are each another one, mean nothing, and are answered by nobody; `stop` ends it.
 FLOOD = """
 import threading
-from shiftverbs import events as ev
-from shiftverbs.messages import Move, MoveStep
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.messages import Move, MoveStep
 stop = threading.Event()
 
 def flood():

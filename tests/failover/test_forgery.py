@@ -9,11 +9,11 @@ from typing import Any
 from harness import wait_until
 from hosts import AWAY, HOME, Host, Network, connect, connect_again
 
-from shiftverbs.messages import Phase
+from shiftverbs.protocol.messages import Phase
 
 #: Everything that a host says is kept in `said`, as who reads along would keep it.
 LISTEN = """
-from shiftverbs import control
+from shiftverbs.protocol import codec as control
 said, meant, encode = [], [], control.encode
 
 def heard(*args):
@@ -45,8 +45,8 @@ def stranger(network: Network, ends: list[Any]) -> Host:
     """A third host, with a function that sends datagrams to all control ports of one of the two."""
     c = network.host("c", SHIFTVERBS_ETCD=None)
     c(f"""
-from shiftverbs import _nic, control
-from shiftverbs.messages import *
+from shiftverbs import _nic; from shiftverbs.protocol import codec as control
+from shiftverbs.protocol.messages import *
 ways = []
 for device, gid, qpn, qkey in {ends!r}:
     port = _nic.ControlPort(_nic.open_device(device), 1, 3, 256)

@@ -9,7 +9,7 @@ import pytest
 from hosts import AWAY, HOME, Network
 
 LOSES_MOVED = """
-from shiftverbs.messages import Move, MoveStep
+from shiftverbs.protocol.messages import Move, MoveStep
 c = ep.qp._shadow.connection
 say = c.say
 def loses(message, pair, spread=False):

@@ -40,7 +40,9 @@ def test_a_failure_while_arm_asks_for_the_route(network: Network, faults: Any) -
 # second one is given: in the same run of the driver, so that the fence's ERR is the next command.
 SLOW_RESETS = """
 import threading
-from shiftverbs import backup, connection, events as ev, rebuild
+from shiftverbs.shadows import nic as backup
+from shiftverbs.failover import connection, rebuild
+from shiftverbs.protocol import events as ev
 begun, told, given = [], threading.Event(), []
 reset, give, look, feed = rebuild.Rebuild.reset, rebuild.Rebuild._reset, backup.Nic._look, connection.Connection.feed
 again = threading.Event()

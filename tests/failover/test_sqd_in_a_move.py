@@ -10,7 +10,7 @@ from hosts import AWAY, HOME, HostError, Network, go
 
 TO = "at = qp.QPAttr(qp_state=e.IBV_QPS_{0}); ep.qp.modify(at, e.IBV_QP_STATE)"
 LOSES = """
-from shiftverbs.messages import Move, MoveStep, Prefer
+from shiftverbs.protocol.messages import Move, MoveStep, Prefer
 c = ep.qp._shadow.connection
 say = c.say
 def loses(message, pair, spread=False):

@@ -135,7 +135,7 @@ def test_metrics_over_http(network: Network, faults: Any, run_dir: Path) -> None
     network.env["SHIFTVERBS_METRICS"] = "0"
     a, b = network.protected()
     for end in (a, b):
-        end("from shiftverbs import runtime; port = runtime.current().metrics_port")
+        end("from shiftverbs.failover import runtime; port = runtime.current().metrics_port")
     home = 'shiftverbs_qps{carrier="soft0",device="soft0",status="PROTECTED"}'
     away = 'shiftverbs_qps{carrier="soft1",device="soft0",status="PROTECTED"}'
     assert sample(a, home) == 1 and sample(a, "shiftverbs_qps_away") == 0
@@ -155,7 +155,7 @@ def test_two_processes_share_a_range_of_ports(network: Network, run_dir: Path) -
     """And a third that finds none free works without."""
     first = network.host("a", SHIFTVERBS_METRICS="0")
     first("context = device.Context(name='soft0'); dom = pd.PD(context)")
-    first("from shiftverbs import runtime; port = runtime.current().metrics_port")
+    first("from shiftverbs.failover import runtime; port = runtime.current().metrics_port")
     taken = first("port")
     second = network.host("a", SHIFTVERBS_METRICS=str(taken))
     second("context = device.Context(name='soft0'); dom = pd.PD(context)")

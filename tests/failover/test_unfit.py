@@ -10,12 +10,12 @@ from typing import Any
 from harness import wait_until
 from hosts import AWAY, Host, Network
 
-from shiftverbs.watchdog import Watchdog
+from shiftverbs.failover.watchdog import Watchdog
 
 # The partitions that backup NICs are in, as their P_Key tables say.
 PARTITIONS = """
 import dataclasses
-from shiftverbs import backup
+from shiftverbs.shadows import nic as backup
 tables = {tables!r}
 read = backup.Nic._read_ports
 backup.Nic._read_ports = lambda nic: tuple(

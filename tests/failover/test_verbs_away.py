@@ -312,7 +312,8 @@ def test_atomics_away_only_where_all_nics_are_atomic_to_each_other(network: Netw
     names = [h("ep.name()") for h in (a, b)]
     assert b("ep.context.query_device().atomic_caps == e.IBV_ATOMIC_GLOB"), "among all of a process"
     if cap == "HCA":
-        b("from shiftverbs import backup; [nic.limits.update(atomic_cap=e.IBV_ATOMIC_HCA) for nic in backup._live]")
+        b("from shiftverbs.shadows import nic")
+        b("[each.limits.update(atomic_cap=e.IBV_ATOMIC_HCA) for each in nic._live]")
     b(f"ep.connect({names[0]!r})")
     a(f"ep.connect({names[1]!r})")
     for h in (a, b):

@@ -22,9 +22,9 @@ ROOT = HERE.parent.parent
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
-from shiftverbs import control  # noqa: E402
 from shiftverbs.exchanger import RecordError, records  # noqa: E402
-from shiftverbs.seal import Seals  # noqa: E402
+from shiftverbs.protocol import codec  # noqa: E402
+from shiftverbs.protocol.seal import Seals  # noqa: E402
 
 CORPUS = HERE / "corpus"
 SOURCES = ROOT / "shiftverbs" / "softrnic" / "src"
@@ -106,17 +106,17 @@ def control_datagram(data: bytes) -> bool:
     data: without the seal, which a fuzzer would never find; with it, it is what a peer of ours may send on purpose.
     """
     try:
-        control.decode(data, seals()[1])
-    except control.MalformedDatagram:
+        codec.decode(data, seals()[1])
+    except codec.MalformedDatagram:
         pass
     else:
         raise AssertionError("taken without the peer's seal")
     theirs, ours = seals()
     try:
-        entries = control.decode(data + theirs.tag(data), ours)
-    except control.MalformedDatagram:
+        entries = codec.decode(data + theirs.tag(data), ours)
+    except codec.MalformedDatagram:
         return False
-    again = b"".join(map(control.encode_entry, entries))
+    again = b"".join(map(codec.encode_entry, entries))
     assert again == data[20:], "encoded again it is something else"
     return True
 

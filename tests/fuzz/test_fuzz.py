@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shiftverbs import control
-from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
-from shiftverbs.seal import TAG_BYTES
+from shiftverbs.protocol import codec
+from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from shiftverbs.protocol.seal import TAG_BYTES
 
 from . import fuzzing
 
@@ -78,19 +78,19 @@ syncs = st.builds(
 arms = st.builds(Arm, st.sampled_from(ArmStep), u64, u8, u64, addresses, u64)
 moves = st.builds(Move, st.sampled_from(MoveStep), u64, u64, u8, u64, u64)
 prefers = st.builds(Prefer, u64, u8, st.booleans())
-pings = st.builds(control.Ping, u64, st.booleans())
-entries = st.builds(control.Entry, u64, u64, syncs | arms | moves | prefers | pings)
+pings = st.builds(codec.Ping, u64, st.booleans())
+entries = st.builds(codec.Entry, u64, u64, syncs | arms | moves | prefers | pings)
 
 
 @settings(max_examples=300, derandomize=True, database=None, deadline=None)
 @given(st.lists(entries, max_size=12), st.integers(0, 1 << 20), u8)
-def test_datagrams_damaged_in_one_byte(messages: list[control.Entry], at: int, value: int) -> None:
+def test_datagrams_damaged_in_one_byte(messages: list[codec.Entry], at: int, value: int) -> None:
     """What was said comes out as it went in; with one byte changed it is something else that is valid, or refused."""
     theirs, ours = fuzzing.seals()
     out = []
-    for sealed in control.encode(messages, theirs):
-        out += control.decode(sealed, ours)
-        assert len(sealed) <= control.MAX_DATAGRAM_BYTES
+    for sealed in codec.encode(messages, theirs):
+        out += codec.decode(sealed, ours)
+        assert len(sealed) <= codec.MAX_DATAGRAM_BYTES
         datagram = sealed[:-TAG_BYTES]
         assert fuzzing.control_datagram(datagram)
         damaged = bytearray(datagram)

@@ -66,7 +66,7 @@ def both_protected(*qps: Any, timeout_s: float = 15.0) -> None:
 
 def nics_are_idle() -> None:
     """Wait until everything that closing queued is done."""
-    machinery = shiftverbs.runtime.current()
+    machinery = shiftverbs.failover.runtime.current()
     until(lambda: machinery is None or not any(nic.worker.pending() for nic in machinery.nics.all()))
 
 

@@ -143,7 +143,7 @@ def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
     parent.close()
     ctx.close()
     nics_are_idle()
-    shiftverbs.runtime.current().driver.run()  # what could not be destroyed would be told
+    shiftverbs.failover.runtime.current().driver.run()  # what could not be destroyed would be told
 
 
 @check
@@ -392,14 +392,14 @@ def a_channel_without_descriptors(v: Verbs) -> None:
 
     ctx = v.context()
     pd, memory = v.pd.PD(ctx), []
-    make = shiftverbs.protection.new_channel_core
+    make = shiftverbs.mirroring.eligibility.new_channel_core
 
     def none_left(channel: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    shiftverbs.protection.new_channel_core = none_left
+    shiftverbs.mirroring.eligibility.new_channel_core = none_left
     ours = v.cq.CompChannel(ctx)
-    shiftverbs.protection.new_channel_core = make
+    shiftverbs.mirroring.eligibility.new_channel_core = make
     for channel, why in ((ours, os.strerror(errno.EMFILE)), (pyverbs.cq.CompChannel(ctx), "not a shiftverbs")):
         cq = v.cq.CQ(ctx, 10, None, channel)
         qp = v.qp.QP(pd, v.rc(cq))

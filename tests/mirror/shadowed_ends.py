@@ -21,8 +21,8 @@ from one_process import Verbs, collect, whose
 from shadow_checks import LOGGED, both_protected, cable, check, main, nics_are_idle, protected, settled, until
 
 import shiftverbs  # opens the software RNIC before pyverbs
-from shiftverbs import pyverbs_objects
 from shiftverbs.pyverbs_error import PyverbsRDMAError
+from shiftverbs.shadows import pyverbs_objects
 
 
 @check
@@ -92,7 +92,7 @@ def garbage_in_cycles(v: Verbs) -> None:
         if number % 5 == 0:
             gc.collect()
     gc.collect()
-    from shiftverbs import lifetime
+    from shiftverbs.mirroring import lifetime
 
     assert not lifetime._waiting
     nics_are_idle()
@@ -145,7 +145,7 @@ def fork_with_shadows(v: Verbs) -> None:
 
 def as_with_pyverbs(v: Verbs, ctx: Any, made_before: dict[str, Any]) -> None:
     """Every control verb in a forked child, on what it inherited and on what it makes: nothing has a shadow."""
-    reason = shiftverbs.runtime.FORKED
+    reason = shiftverbs.failover.runtime.FORKED
     pd, channel = v.pd.PD(ctx), v.cq.CompChannel(ctx)
     cq = v.cq.CQ(ctx, 20, None, channel)
     memory = v.mr.MR(pd, 4096, 3)
@@ -188,7 +188,7 @@ def made_in_a_forked_child(v: Verbs) -> None:
     ctx = v.context()
     cq = v.cq.CQ(ctx, 20)
     v.pair(ctx, v.pd.PD(ctx), cq)
-    protection = shiftverbs.protection
+    protection = shiftverbs.mirroring.eligibility
     held, go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -231,7 +231,7 @@ def made_from_what_a_forked_child_inherited(v: Verbs) -> None:
 @check
 def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
     """A Context has one domain, whoever asked first; one closed meanwhile has none."""
-    backup, waiting = shiftverbs.backup, shiftverbs.waiting
+    backup, waiting = shiftverbs.shadows.nic, shiftverbs.process.waiting
     in_slices, made = waiting.in_slices, []
 
     def signalled(*args: Any) -> bool:
@@ -249,7 +249,7 @@ def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
 
     ctx = v.context()
     pd = pd_amid(ctx, lambda: v.pd.PD(ctx))
-    watched = shiftverbs.runtime.current().driver.nic_events._watched_events
+    watched = shiftverbs.failover.runtime.current().driver.nic_events._watched_events
     assert pd._shadow.domain is made.pop()._shadow.domain is ctx._domain
     both_protected(*v.pair(ctx, pd, v.cq.CQ(ctx, 20)))
     assert watched == {ctx._domain.async_events}, watched
@@ -260,7 +260,7 @@ def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
         pd = pd_amid(ctx, lambda use=use: (use(), ctx.close()))
         made.clear()
         assert pd._shadow is None and pd._why == "its context is closed"
-    shiftverbs.runtime.current().driver.run()
+    shiftverbs.failover.runtime.current().driver.run()
     assert not watched
 
 
@@ -336,14 +336,14 @@ def closed_objects_do_not_crash(v: Verbs) -> None:
 def an_interrupted_close_can_be_repeated(v: Verbs) -> None:
     """Ctrl-C while close waits for a NIC that hangs: whatever closes the QP next does all that is left."""
     ctx, _, cq, mr, first, second = protected(v)
-    whole = shiftverbs.runtime.Runtime.qp_closing
+    whole = shiftverbs.failover.runtime.Runtime.qp_closing
 
     def interrupted(machinery: Any, held: Any) -> None:
-        shiftverbs.runtime.Runtime.qp_closing = whole  # type: ignore[method-assign]
+        shiftverbs.failover.runtime.Runtime.qp_closing = whole  # type: ignore[method-assign]
         whole(machinery, held)
         raise KeyboardInterrupt
 
-    shiftverbs.runtime.Runtime.qp_closing = interrupted  # type: ignore[method-assign]
+    shiftverbs.failover.runtime.Runtime.qp_closing = interrupted  # type: ignore[method-assign]
     try:
         first.close()
     except KeyboardInterrupt:
@@ -351,7 +351,7 @@ def an_interrupted_close_can_be_repeated(v: Verbs) -> None:
     assert first.shift.why == "it is closed" and not first._shadow
     ctx.close()
     nics_are_idle()
-    shiftverbs.runtime.current().driver.run()  # what could not be destroyed would be told
+    shiftverbs.failover.runtime.current().driver.run()  # what could not be destroyed would be told
 
 
 @check
@@ -364,7 +364,7 @@ def an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
     for nic in ctx._domain.backups:
         nic.worker.call(go.wait, 30)
 
-    shadow, in_slices = shiftverbs.shadow, shiftverbs.waiting.in_slices
+    shadow, in_slices = shiftverbs.shadows.shadow, shiftverbs.process.waiting.in_slices
 
     def close_amid(happens: Callable[[], Any]) -> None:
         def waits(*args: Any) -> bool:
@@ -470,7 +470,7 @@ def ends_of_its_own(v: Verbs) -> None:
     del parent
     gc.collect()
     assert ignored.pop().endswith("Twice.__del__: twice") and not ignored
-    assert not shiftverbs.lifetime._waiting and not [one for one in gc.get_objects() if type(one) is Twice]
+    assert not shiftverbs.mirroring.lifetime._waiting and not [one for one in gc.get_objects() if type(one) is Twice]
     pd.close()  # nothing is left on it
     pd = v.pd.PD(ctx)
     revived: list[Any] = []

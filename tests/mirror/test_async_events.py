@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import pyverbs.device
 
-from shiftverbs import async_events
-from shiftverbs.async_events import AsyncEvents
+from shiftverbs.shadows import async_events
+from shiftverbs.shadows.async_events import AsyncEvents
 
 
 class Event:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shiftverbs import shadow
-from shiftverbs.backup import BackupError, Gid, Nic, Nics, Port, best_gid, best_pkey, choose
-from shiftverbs.shadow_qp import ShadowQP
+from shiftverbs.shadows import shadow
+from shiftverbs.shadows.nic import BackupError, Gid, Nic, Nics, Port, best_gid, best_pkey, choose
+from shiftverbs.shadows.qp import ShadowQP
 
 V4 = bytes(10) + b"\xff\xff"
 ETHERNET = (Port(1, True, True),)

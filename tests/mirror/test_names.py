@@ -8,6 +8,7 @@ import importlib.util
 import pkgutil
 import subprocess
 import sys
+import textwrap
 import types
 
 import pytest
@@ -81,6 +82,26 @@ def test_names(name: str) -> None:
     assert compared == len([key for key in vars(theirs) if not key.startswith("__")])
 
 
+@pytest.mark.parametrize("spelling", ["attribute", "import"])
+def test_every_module_is_there_in_both_spellings(spelling: str) -> None:
+    """Most have no file. `import shiftverbs` alone is enough for `shiftverbs.spec`."""
+    program = f"""
+        import shiftverbs, sys
+        for name in {MODULES!r}:
+            if {spelling!r} == "import":
+                exec(f"import shiftverbs.{{name}} as found")
+            else:
+                found = shiftverbs
+                for part in name.split("."):
+                    found = getattr(found, part)
+            assert found is sys.modules["shiftverbs." + name], name
+            print(name)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert child.returncode == 0 and child.stdout.split() == MODULES, child.stderr
+
+
 @pytest.mark.parametrize("module, names", SHADOWED.items())
 def test_subclasses_keep_pyverbs_own_relations(module: str, names: set[str]) -> None:
     theirs = importlib.import_module(f"pyverbs.{module}")
@@ -132,7 +153,7 @@ def test_constants_where_a_release_has_them_in_classes_only(monkeypatch: pytest.
     monkeypatch.setattr(importlib, "import_module", without_enums)
     for name in ("enums", "libibverbs_enums"):
         found: dict[str, object] = {}
-        shiftverbs.mirror.reexport_enums(name, found)
+        shiftverbs.mirroring.reexport.reexport_enums(name, found)
         assert found["IBV_QPT_RC"] is found["ibv_qp_type"].IBV_QPT_RC and found["IBV_QPT_RC"] == 2
         assert found["IBV_ATOMIC_NONE"] == 0 and found["IBV_FORK_DISABLED"] == 0 and found["_IBV_QPT_UC"] == 3
         assert found["IBV_LINK_LAYER_ETHERNET"] == 2

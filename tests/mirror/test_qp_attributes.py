@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from shiftverbs.pyverbs_objects import Attr
-from shiftverbs.qp_attributes import INIT, RESET, RTR, RTS, SQD, QpAttributes
+from shiftverbs.shadows.pyverbs_objects import Attr
+from shiftverbs.shadows.qp_attributes import INIT, RESET, RTR, RTS, SQD, QpAttributes
 
 STATE, ACCESS, PORT, TIMEOUT, RNR_TIMER, AV = 1, 1 << 3, 1 << 5, 1 << 9, 1 << 15, 1 << 7
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from shiftverbs import shadow
-from shiftverbs.key_plugs import Plugs
-from shiftverbs.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
+from shiftverbs.shadows import shadow
+from shiftverbs.shadows.key_plugs import Plugs
+from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
 
 
 class Worker:

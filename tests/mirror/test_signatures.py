@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from harness import Spawn
 
-from shiftverbs import mirror
+from shiftverbs.process.releases import release
 
 from .test_names import SHADOWED
 
@@ -111,7 +111,7 @@ CONSTRUCTORS = {
 # These pass on what they do not know by name: no call of theirs tells whether a name is taken.
 ANY_KEYWORDS = {"addr.AH", "device.Context", "mr.DmaBufMR", "mr.MR", "pd.PD"}
 EXTRA = "no_release_has_this"
-RELEASE = int(re.match(r"\d*", mirror.release())[0] or 0)  # type: ignore[index]
+RELEASE = int(re.match(r"\d*", release())[0] or 0)  # type: ignore[index]
 
 
 def found(path: str, package: str = "shiftverbs") -> Any:

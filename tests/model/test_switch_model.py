@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import ROOT
 
-from shiftverbs.messages import Phase
+from shiftverbs.protocol.messages import Phase
 
 MODEL = ROOT / "docs" / "model" / "switch.pml"
 QUIET = ("-DLOSSES=0", "-DDUPLICATES=0")

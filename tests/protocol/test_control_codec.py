@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shiftverbs import messages as msg
-from shiftverbs.control import (
+from shiftverbs.protocol import messages as msg
+from shiftverbs.protocol.codec import (
     MAX_DATAGRAM_BYTES,
     Entry,
     Forged,
@@ -22,7 +22,7 @@ from shiftverbs.control import (
     encode,
     name_of,
 )
-from shiftverbs.seal import TAG_BYTES, WINDOW, Seals, Window
+from shiftverbs.protocol.seal import TAG_BYTES, WINDOW, Seals, Window
 
 U64, U24, U8, U16 = (
     st.integers(0, 2**64 - 1),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import ROOT
 
-from shiftverbs.messages import ArmStep, MoveStep, Phase
+from shiftverbs.protocol.messages import ArmStep, MoveStep, Phase
 from shiftverbs.state_machine import SendState
 
 MODEL = ROOT / "docs" / "model" / "failover.pml"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shiftverbs.path_health import PingState
+from shiftverbs.protocol.path_health import PingState
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:

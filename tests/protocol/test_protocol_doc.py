@@ -8,8 +8,8 @@ import re
 from harness import ROOT
 
 from shiftverbs import state_machine
-from shiftverbs.messages import ArmStep, MoveStep, Phase
-from shiftverbs.pair_protocol import MS, ProtocolConfig
+from shiftverbs.protocol.messages import ArmStep, MoveStep, Phase
+from shiftverbs.protocol.pair import MS, ProtocolConfig
 
 PAGE = ROOT / "docs" / "protocol.md"
 BEGIN, END = "<!-- state diagram: generated, do not edit -->\n", "<!-- end of the state diagram -->"

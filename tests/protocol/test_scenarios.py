@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from protocol.world import World
 
-from shiftverbs import events as ev
-from shiftverbs.events import Status
-from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Sync
-from shiftverbs.pair_protocol import MS
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
+from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Sync
+from shiftverbs.protocol.pair import MS
 from shiftverbs.state_machine import RecvState, SendState
 
 SEEDS = 12

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from shiftverbs import state_machine
-from shiftverbs.messages import Sync
-from shiftverbs.pair_protocol import LocalPair, PairProtocol, ProtocolConfig
+from shiftverbs.protocol.messages import Sync
+from shiftverbs.protocol.pair import LocalPair, PairProtocol, ProtocolConfig
 from shiftverbs.state_machine import (
     IllegalTransition,
     RecvInput,

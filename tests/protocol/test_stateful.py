@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from protocol.world import COMMAND_NS, LATENCY_NS, Side, World
 
-from shiftverbs import events as ev
-from shiftverbs.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
-from shiftverbs.pair_protocol import MS, LocalPair, PairProtocol, ProtocolConfig
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
+from shiftverbs.protocol.pair import MS, LocalPair, PairProtocol, ProtocolConfig
 
 #: The arrows of the paper's picture, plus ours: a `migrate` from DEFAULT, a MOVE that is called off.
 ARROWS = {

@@ -16,10 +16,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shiftverbs import events as ev
-from shiftverbs.events import Stage, Status
-from shiftverbs.messages import Message
-from shiftverbs.pair_protocol import MS, LocalPair, PairProtocol, ProtocolConfig
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Stage, Status
+from shiftverbs.protocol.messages import Message
+from shiftverbs.protocol.pair import MS, LocalPair, PairProtocol, ProtocolConfig
 
 LATENCY_NS = 20_000
 RETRY_NS = 5 * MS

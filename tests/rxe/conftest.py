@@ -23,7 +23,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[str]:
     """Endpoint of the guest's etcd."""
-    from shiftverbs.demo.etcd_server import EtcdServer
+    from shiftverbs.commands.demo.etcd_server import EtcdServer
 
     server = EtcdServer()
     try:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from shiftverbs.demo.options import TRAFFIC, Plan
-from shiftverbs.demo.rxe import FAULTS, RxeNetwork
-from shiftverbs.demo.scenario import Lab, ScenarioResult, at_home, away, settled
+from shiftverbs.commands.demo.options import TRAFFIC, Plan
+from shiftverbs.commands.demo.rxe import FAULTS, RxeNetwork
+from shiftverbs.commands.demo.scenario import Lab, ScenarioResult, at_home, away, settled
 
 SOAK = os.environ.get("RXE_SOAK") == "1"
 PLAN = Plan(

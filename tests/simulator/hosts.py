@@ -15,10 +15,10 @@ from typing import Any
 from simulator.journal import GONE, Journal, RecvRecord, Wr
 from simulator.rnic import MS, US, Clock, HwQp, Link, Nic, Packet
 
-from shiftverbs import events as ev
-from shiftverbs.events import Stage, Status
-from shiftverbs.messages import Arm, PairAddress, Phase, Sync
-from shiftverbs.pair_protocol import LocalPair, PairProtocol, ProtocolConfig
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Stage, Status
+from shiftverbs.protocol.messages import Arm, PairAddress, Phase, Sync
+from shiftverbs.protocol.pair import LocalPair, PairProtocol, ProtocolConfig
 
 CELLS = 12  # memory of each side: the last four are for atomics
 ATOMIC_CELLS = range(8, 12)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data path in plain Python: what `shiftverbs/_core` promises about a QP's journal and its completions.
 
-Names and rules are those of `_core.pyi` and `_journal.pxd`; nothing of the C code is used. What the application sees is
-`WC`s in `Cq.buffer`; what the driver sees is events.
+Names and rules are those of `_core.pyi` and `native/core/journal.pxd`; nothing of the C code is used. What the
+application sees is `WC`s in `Cq.buffer`; what the driver sees is events.
 """
 
 from __future__ import annotations

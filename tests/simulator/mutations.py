@@ -17,9 +17,9 @@ from simulator.hosts import Side
 from simulator.journal import Journal, PairState
 from simulator.rnic import TWO_SIDED
 
-from shiftverbs import events as ev
-from shiftverbs.messages import Move, Phase, Sync
-from shiftverbs.pair_protocol import PairProtocol
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.messages import Move, Phase, Sync
+from shiftverbs.protocol.pair import PairProtocol
 
 Patch = Callable[[], contextlib.AbstractContextManager[None]]
 MUTATIONS: dict[str, tuple[str, Patch]] = {}

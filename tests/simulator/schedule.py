@@ -12,8 +12,8 @@ from simulator.hosts import ATOMIC_CELLS, Network, Side
 from simulator.journal import Wr
 from simulator.rnic import US, Packet
 
-from shiftverbs import events as ev
-from shiftverbs.pair_protocol import MS
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.pair import MS
 
 #: What can break; what stands here twice happens twice as often.
 KINDS = (

@@ -14,9 +14,9 @@ from simulator.hosts import Network, Side
 from simulator.journal import Wr
 from simulator.rnic import MS, US, Packet
 
-from shiftverbs import events as ev
-from shiftverbs.events import Status
-from shiftverbs.messages import Move, MoveStep
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
+from shiftverbs.protocol.messages import Move, MoveStep
 from shiftverbs.state_machine import SendState
 
 

@@ -13,7 +13,7 @@ from simulator.hosts import Network, Side
 from simulator.rnic import MS
 from simulator.test_golden_in_time import armed, at_home, post, until, wait
 
-from shiftverbs import events as ev
+from shiftverbs.protocol import events as ev
 
 
 def step_until(net: Network, done: Callable[[], bool]) -> None:

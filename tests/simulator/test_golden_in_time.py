@@ -18,9 +18,9 @@ from simulator.hosts import Network, Side
 from simulator.journal import Wr
 from simulator.rnic import MS, US, Packet
 
-from shiftverbs import events as ev
-from shiftverbs.events import Status
-from shiftverbs.messages import Arm, Move, PairAddress, Prefer, Sync
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
+from shiftverbs.protocol.messages import Arm, Move, PairAddress, Prefer, Sync
 
 FOLDER = Path(__file__).parent / "golden"
 Story = Callable[[], Network]

@@ -13,8 +13,8 @@ from simulator.journal import Wr
 from simulator.rnic import MS, US, Packet
 from simulator.staged import follow_with_a_hole
 
-from shiftverbs import events as ev
-from shiftverbs.events import Status
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
 
 SEEDS = 6
 

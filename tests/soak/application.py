@@ -21,9 +21,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from shiftverbs.demo.endpoint import Peer, Verbs, wc_status_name
-from shiftverbs.demo.pattern import Pattern
-from shiftverbs.demo.traffic import KINDS, Broken, Traffic
+from shiftverbs.commands.demo.endpoint import Peer, Verbs, wc_status_name
+from shiftverbs.commands.demo.pattern import Pattern
+from shiftverbs.commands.demo.traffic import KINDS, Broken, Traffic
 from soak.lanes import OURS, SIZE, Lane, Shape, rts_attributes
 
 JOIN_S = 60.0

@@ -15,8 +15,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from shiftverbs.demo.endpoint import Verbs, wc_status_name
-from shiftverbs.demo.pattern import Ledger, Pattern
+from shiftverbs.commands.demo.endpoint import Verbs, wc_status_name
+from shiftverbs.commands.demo.pattern import Ledger, Pattern
 
 #: What a lane may say by one message: a WRITE's bytes are told by the SEND behind it, READs go along.
 OPS = ("send", "send_imm", "write_imm", "write_send", "read_send")

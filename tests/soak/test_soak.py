@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shiftverbs.demo.endpoint import Verbs
-from shiftverbs.demo.pattern import Pattern
+from shiftverbs.commands.demo.endpoint import Verbs
+from shiftverbs.commands.demo.pattern import Pattern
 from soak.campaign import run
 from soak.lanes import DRAIN, OPS, SINGLE_OPS, Lane, Shape
 from soak.plan import SHAPES, STEPS_PER_ROUND, Plan, plan_of

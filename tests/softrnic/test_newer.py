@@ -24,7 +24,7 @@ PROGRAM = textwrap.dedent(
     softrnic.enable()
     from pyverbs.device import Context
     from pyverbs.pd import PD
-    from shiftverbs.pyverbs_objects import pointer
+    from shiftverbs.shadows.pyverbs_objects import pointer
     from softrnic.test_newer import *
 
     from shiftverbs import softrnic

@@ -13,8 +13,8 @@ import pytest
 from harness import ROOT
 
 from shiftverbs import observe
+from shiftverbs.failover.totals import MOST_REASONS, OTHER, Totals
 from shiftverbs.telemetry import metrics
-from shiftverbs.telemetry.totals import MOST_REASONS, OTHER, Totals
 
 GRAFANA = ROOT / "docs" / "grafana"
 

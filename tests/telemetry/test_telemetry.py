@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from harness import Spawn
 
-from shiftverbs import status
+from shiftverbs.commands import status
 from shiftverbs.telemetry import publisher, reader
 
 

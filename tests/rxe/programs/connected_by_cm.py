@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from shiftverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
+
 import shiftverbs.cm_enums as ce
 import shiftverbs.enums as e
-from shiftverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
+from shiftverbs.commands.demo.rxe import RxeNetwork
 from shiftverbs.cq import CQ
-from shiftverbs.demo.rxe import RxeNetwork
 from shiftverbs.device import Context
 from shiftverbs.mr import MR
 from shiftverbs.pd import PD

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: BSD-3-Clause
-"""`pyverbs.dmabuf`, re-exported: dma-buf memory."""
-
-from __future__ import annotations
-
-from shiftverbs import mirror
-
-mirror.reexport("dmabuf", globals())

@@ -1,0 +1,682 @@
+"""The life of memory keys: what our memory is called on each NIC, who was told, and what a peer's is called.
+
+A WR names a peer's memory by the rkey of the peer's default NIC. Elsewhere the same memory has another key, and only
+its owner knows which. So whoever uses an rkey asks its owner, over the control channel, as soon as the rkey is first
+seen in a posted WR: the failure path neither waits for etcd nor goes by what once stood there.
+
+An answer is good until the owner says otherwise. It numbers what it withdraws of what it told a peer, and its READY and
+MOVED carry the number of the last: who has not heard of that one yet forgets everything and asks again. While a peer
+sends to a backup, it is told of each withdrawal at once; and a key that our default NIC gives out again is not handed
+to the application before such peers have confirmed that they forgot the old one (protocol.md, "Memory keys").
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from shiftverbs.process.waiting import look_for_signals
+from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, Move, MoveStep, Phase, Sync, WantKeys
+from shiftverbs.protocol.state import MS
+
+if TYPE_CHECKING:
+    from shiftverbs.failover.connection import Connection
+    from shiftverbs.shadows.nic import Nic
+    from shiftverbs.shadows.shadow import ShadowMR
+
+# Of so many keys that nothing else may get yet a peer is told at most; then no others before some are free.
+HELD_MOST = 1 << 16
+# So many withdrawals are remembered for a peer; one that has heard of none of them forgets all.
+GONE_KEPT = 40
+# A question: so many rkeys at most. A message's body has 255 bytes.
+RKEYS_AT_ONCE = 59
+BODY_BYTES = 255
+# So many rkeys of one peer port are known at once. Then all are forgotten, and asked for again when they are used.
+KNOWN_MOST = 1 << 17
+# A question that was not answered, or not finally, is asked again; seldom while nothing waits for it.
+ASK_FIRST_NS, ASK_URGENT_NS, ASK_QUIET_NS = 3 * MS, 100 * MS, 1000 * MS
+# A NIC that is busy with one command for so long hangs: memory that it is to register is not waited for any more.
+HANGS_S = 5.0
+
+
+class Told:
+    """What one process of a peer knows of the keys of one of our NICs, as far as we have told it.
+
+    version: number of the last withdrawal that concerns it; confirmed: the last that it has heard of; settled: the last
+    since which none of its WRs is on its way by older keys; floor: about earlier ones nothing is remembered. users: our
+    connections to it. held: what withdrawn rkeys were on our backups, where its WRs may still come.
+    """
+
+    def __init__(self, nic: Nic, version: int) -> None:
+        self.nic = nic
+        self.version = self.floor = self.confirmed = self.settled = version
+        self.rkeys: set[int] = set()
+        self._on: dict[int, set[tuple[Nic, int]]] = {}  # rkey -> the keys on our backups that it was told
+        self.held: dict[tuple[Nic, int], tuple[int, int]] = {}  # -> number of the withdrawal, rkey
+        self.full_since = 0.0  # when HELD_MOST were reached, in seconds; 0: they are not
+        self.gone: collections.deque[tuple[int, int]] = collections.deque()
+        self.users: set[Connection] = set()
+
+    def withdraw(self, rkey: int, version: int) -> None:
+        """`rkey`, which it was told of, is no more."""
+        self.rkeys.discard(rkey)
+        self.version = version
+        for key in self._on.pop(rkey, ()):
+            self.held[key] = version, rkey
+        self.gone.append((version, rkey))
+        if len(self.gone) > GONE_KEPT:
+            self.floor = self.gone.popleft()[0]
+
+    def tell(self, rkey: int, keys: Iterable[tuple[Nic, int]]) -> None:
+        """It is told of `rkey`, and of its counterparts on these NICs."""
+        self.rkeys.add(rkey)
+        self._on.setdefault(rkey, set()).update(keys)
+
+    def settle(self, version: int) -> None:
+        """Nothing of it can come any more by what was withdrawn up to `version`."""
+        self.settled = version
+        for key in [key for key, (number, _) in self.held.items() if number <= version]:
+            del self.held[key]
+        if len(self.held) < HELD_MOST:
+            self.full_since = 0.0
+
+    def holds(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
+        """Whether WRs may still come to `nic` by a key (rkey: this one) of memory that is gone, not as rkey `of`."""
+        if rkey is not None:
+            _, was = self.held.get((nic, rkey), (0, of))
+            found = was != of
+        else:
+            found = any(each is nic and was != of for (each, _), (_, was) in list(self.held.items()))
+        return found and any(user.reached_away for user in list(self.users))
+
+    @property
+    def unheard(self) -> bool:
+        """Whether there is something that it has to confirm."""
+        return self.confirmed < self.version or (bool(self.held) and self.settled < self.version)
+
+    def since(self, version: int) -> tuple[int, tuple[int, ...]]:
+        """What to tell one that has heard of `version`: (from which version on this says all, what was withdrawn)."""
+        since = max(self.floor, min(version, self.version))
+        return since, tuple(rkey for number, rkey in self.gone if number > since)
+
+    @property
+    def away(self) -> list[Connection]:
+        """The connections whose peer sends to a backup of ours, so that our answers are in use."""
+        return [user for user in list(self.users) if user.receives_away]
+
+    def awaits(self, rkey: int) -> bool:
+        """Whether it may still take `rkey` for memory that is no more."""
+        if self.confirmed >= self.version:
+            return False
+        forgotten = self.confirmed < self.floor  # it may be among what is not remembered
+        if not forgotten and not any(number > self.confirmed and gone == rkey for number, gone in list(self.gone)):
+            return False
+        return any(user.receives_away for user in list(self.users))
+
+
+class PeerKeys:
+    """The rkeys of one peer process's NIC, as it told us; shared by the QPs connected there.
+
+    remote: what the data path translates with; version: the peer's number of the last withdrawal that this heeds.
+    """
+
+    def __init__(self, remote: Any) -> None:
+        self.remote = remote
+        self.version = 0
+        self.users: set[Connection] = set()
+        self._known: dict[int, int] = {}  # rkey -> on how many backups
+        # WRs on their way by keys that were withdrawn since: what was heeded before, whose they are, the last's number.
+        self._under_way: list[tuple[int, Connection, int]] = []
+
+    def knows(self, rkey: int, backups: int) -> bool:
+        """Whether the rkey's counterparts on so many backups are known for good."""
+        return self._known.get(rkey, -1) >= backups
+
+    def forget(self) -> None:
+        """Know nothing any more; what is used from now on is asked for again."""
+        if self._known:
+            self._known.clear()
+            self.remote.clear()
+            for user in list(self.users):
+                user.core.forget_rkey(None)
+
+    @property
+    def settled(self) -> int:
+        """The last withdrawal since which no WR is on its way by what we were told before."""
+        self._under_way = [
+            (version, user, end)
+            for version, user, end in self._under_way
+            if user in self.users and user.core.oldest_wr < end and user.core.send_pair  # at home, keys are the owner's
+        ]
+        return min((version for version, _, _ in self._under_way), default=self.version)
+
+    def look(self) -> None:
+        """Take what has completed of the WRs that `settled` waits for, if nobody else does."""
+        for user in {user for _, user, _ in self._under_way}:
+            if not user.closed:
+                user.drain(user.send_pair)
+
+    def _leave_behind(self, rkey: int | None, but: Connection | None = None) -> None:
+        """`rkey` (None: any) is forgotten, so that no more goes by it; WRs that hardware has do all the same."""
+        for user in list(self.users):
+            end = user.core.last_use(rkey) if user is not but else 0
+            # What the same WRs hold back already they need not hold back again.
+            if end and not any(each is user and end <= until for _, each, until in self._under_way):
+                self._under_way.append((self.version, user, end))
+
+    def heed(self, version: int, by: Connection | None = None) -> None:
+        """Nothing from before this withdrawal may be used, and we may not know which it was.
+
+        by: the connection that is told so before it sends again, and has nothing on its way.
+        """
+        if version > self.version:
+            self.forget()  # first: the application posts meanwhile
+            self._leave_behind(None, by)
+            self.version = version
+
+    def take(self, m: Keys) -> bool:
+        """Withdrawals, and answers; False for one that is out of date by now."""
+        if m.version > self.version:
+            if self.version < m.since:
+                self.forget()
+                self._leave_behind(None)
+            for rkey in m.gone:
+                if self._known.pop(rkey, None) is not None:
+                    self.remote.del_remote(rkey)  # before the WRs are looked for: the application posts meanwhile
+                    for user in list(self.users):
+                        user.core.forget_rkey(rkey)
+                self._leave_behind(rkey)
+            self.version = m.version
+        if m.version < self.version:
+            return False
+        for found in m.found:
+            if not found.on:
+                continue
+            if len(self._known) >= KNOWN_MOST:
+                self.forget()
+            self._known.setdefault(found.rkey, 0)
+            for k, (state, rkey) in enumerate(found.on, start=1):
+                if state is KeyState.READY:
+                    self.remote.set_remote(found.rkey, k, rkey)
+                elif state is KeyState.NEVER:
+                    self.remote.set_remote(found.rkey, k, None)
+            if is_final(found):
+                self._known[found.rkey] = max(self._known[found.rkey], len(found.on))
+        return True
+
+
+def is_final(found: FoundKey) -> bool:
+    """Whether this answer will not be another one until the rkey is withdrawn."""
+    return bool(found.on) and all(state in (KeyState.READY, KeyState.NEVER) for state, _ in found.on)
+
+
+class KeyBook:
+    """All keys of this process: of our memory, and what peers told us of theirs.
+
+    Our memory comes and goes in the application's threads; all else runs under the driver's lock.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: the collector may close an MR while it is held.
+        self._changed = threading.Condition(threading.RLock())
+        self._by_rkey: dict[tuple[Nic, int], ShadowMR] = {}
+        self._by_lkey: dict[tuple[Nic, int], ShadowMR] = {}
+        self._changing: set[ShadowMR] = set()  # by ibv_rereg_mr: neither the former memory nor none
+        self._told: dict[tuple[str, str, Nic], Told] = {}
+        self._withdrawn = 0
+        self._theirs: dict[tuple[str, str], PeerKeys] = {}
+
+    # ---- our memory -------------------------------------------------------------------------------------------------
+
+    def add(self, mr: ShadowMR) -> None:
+        """A ShadowMR was made: peers may ask for its rkeys from now on."""
+        nic = mr.domain.nic
+        with self._changed:
+            self._by_rkey[nic, mr.rkey] = self._by_lkey[nic, mr.lkey] = mr
+
+    def remove(self, mr: ShadowMR) -> list[Told]:
+        """A ShadowMR is no more. Returns which peers that use what they know have to be told."""
+        nic = mr.domain.nic
+        concerned = []
+        with self._changed:
+            by_lkey, by_rkey = self._by_lkey.get((nic, mr.lkey)), self._by_rkey.get((nic, mr.rkey))
+            if by_lkey is mr:
+                del self._by_lkey[nic, mr.lkey]
+            if by_rkey is mr:
+                del self._by_rkey[nic, mr.rkey]
+                for told in list(self._told.values()):
+                    if told.nic is nic and mr.rkey in told.rkeys:
+                        self._withdrawn += 1
+                        told.withdraw(mr.rkey, self._withdrawn)
+                        concerned.append(told)
+        return [told for told in concerned if told.away]
+
+    def change(self, mr: ShadowMR) -> None:
+        """A ShadowMR is about to be removed, and something else will take its place before `changed`."""
+        with self._changed:
+            self._changing.add(mr)
+
+    def changed(self, mr: ShadowMR) -> None:
+        """What takes its place is there, or nothing will."""
+        with self._changed:
+            self._changing.discard(mr)
+
+    def is_changing(self, nic: Nic, lkey: int | None = None, rkey: int | None = None) -> bool:
+        """Whether it is open for the moment what this key on `nic` is."""
+        return any(mr.domain.nic is nic and (mr.lkey == lkey or mr.rkey == rkey) for mr in list(self._changing))
+
+    def local(self, nic: Nic, lkey: int) -> ShadowMR | None:
+        """The ShadowMR with this lkey on `nic`."""
+        return self._by_lkey.get((nic, lkey))
+
+    def stand_in(self, domain: Any, lkey: int, k: int, there: int) -> None:
+        """On NIC k `there` stands for an lkey of no memory, until memory has that lkey."""
+        with self._changed:  # memory that comes meanwhile enters the book first
+            if self.local(domain.nic, lkey) is None and not self.is_changing(domain.nic, lkey=lkey):
+                domain.keymap.set_local(lkey, k, there)
+
+    def await_confirmed(self, mr: ShadowMR, timeout_s: float) -> list[Connection]:
+        """Wait until no peer that sends to a backup takes `mr`'s rkey for former memory of ours.
+
+        Returns the connections to those that did not say so in time.
+        """
+        if not self._told:
+            return []
+        until = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                waiting = [told for told in list(self._told.values()) if self._awaits(told, mr)]
+                left = until - time.monotonic()
+                if not waiting or left <= 0:
+                    return [user for told in waiting for user in told.away]
+                self._changed.wait(min(left, 0.05))  # a QP that comes home, or is closed, tells nobody
+            look_for_signals()
+
+    @staticmethod
+    def _awaits(told: Told, mr: ShadowMR) -> bool:
+        return told.nic is mr.domain.nic and told.awaits(mr.rkey)
+
+    # ---- what peers know of it --------------------------------------------------------------------------------------
+
+    def told(self, instance: str, gid: str, nic: Nic) -> Told:
+        """What the process `instance` knows of our memory on `nic`, which it knows under `gid`."""
+        key = (instance, gid, nic)
+        with self._changed:
+            told = self._told.get(key)
+            if told is None:
+                # A number of its own: the peer may remember what we told it before.
+                self._withdrawn += 1
+                told = self._told[key] = Told(nic, self._withdrawn)
+            return told
+
+    def leave(self, told: Told, user: Connection) -> None:
+        """One user less; what nobody uses is forgotten."""
+        with self._changed:
+            told.users.discard(user)
+            if not told.users:
+                for key, kept in list(self._told.items()):
+                    if kept is told:
+                        del self._told[key]
+            self._changed.notify_all()
+        self._free({nic for nic, _ in told.held})
+
+    def confirmed(self, told: Told, version: int, settled: int | None = None) -> None:
+        """The peer has heard of everything up to `version`, and its WRs are through up to `settled` (None: as well)."""
+        settled = version if settled is None else settled
+        if told.confirmed < version <= told.version:
+            with self._changed:
+                told.confirmed = version
+                self._changed.notify_all()
+        if told.settled < settled <= told.version:
+            with self._changed:
+                held = {nic for nic, _ in told.held}
+                told.settle(settled)
+            self._free(held)
+
+    def _free(self, nics: Iterable[Nic]) -> None:
+        """Keys on these NICs may be free for other memory."""
+        for nic in nics:
+            if nic.plugs.keys:
+                nic.worker.post(nic.plugs.release, functools.partial(self.holds, nic, 0))
+
+    def holds(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
+        """Whether WRs of some peer's may still come to `nic` by a key of former memory, as `Told.holds`."""
+        return any(told.holds(nic, of, rkey) for told in list(self._told.values()))
+
+    def answers(self, told: Told, m: WantKeys, backups: int) -> Iterator[Keys]:
+        """The answer to a question, in as many messages as it takes."""
+        with self._changed:
+            version = told.version
+            since, gone = told.since(m.version)
+            found = [self._find(told, rkey, backups) for rkey in m.rkeys]
+        size = least = Keys(version, since, gone).size
+        part: list[FoundKey] = []
+        for each in found:
+            if size + each.size > BODY_BYTES:
+                yield Keys(version, since, gone, tuple(part))
+                part, size = [], least
+            part.append(each)
+            size += each.size
+        if part or m.version < version:
+            yield Keys(version, since, gone, tuple(part))
+
+    def _find(self, told: Told, rkey: int, backups: int) -> FoundKey:
+        mr = self._by_rkey.get((told.nic, rkey))
+        if mr is None:
+            if self.is_changing(told.nic, rkey=rkey):
+                return FoundKey(rkey, ((KeyState.PENDING, 0),) * backups)
+            return FoundKey(rkey, ())
+        if len(told.held) >= HELD_MOST:
+            # One WR of its own that never ends may hold them all: those that wait here end then, too.
+            told.full_since = told.full_since or time.monotonic()
+            state = KeyState.HUNG if time.monotonic() - told.full_since > HANGS_S else KeyState.PENDING
+            return FoundKey(rkey, ((state, 0),) * backups)
+        # Under the lock: a withdrawal from now on concerns that peer.
+        on = tuple(key_on(mr, k) for k in range(1, backups + 1))
+        told.tell(rkey, [(mr.domain.backups[k], key) for k, (state, key) in enumerate(on) if state is KeyState.READY])
+        return FoundKey(rkey, on)
+
+    # ---- what peers told us -----------------------------------------------------------------------------------------
+
+    def peer_keys(self, instance: str, gid: str, remote: type[Any]) -> PeerKeys:
+        """What the process `instance` told us of its memory behind its port with `gid`."""
+        keys = self._theirs.get((instance, gid))
+        if keys is None:
+            keys = self._theirs[instance, gid] = PeerKeys(remote())
+        return keys
+
+    def leave_peer(self, keys: PeerKeys, user: Connection) -> None:
+        """One user less."""
+        keys.users.discard(user)
+        if not keys.users:
+            for key, kept in list(self._theirs.items()):
+                if kept is keys:
+                    del self._theirs[key]
+
+
+def key_on(mr: ShadowMR, k: int) -> tuple[KeyState, int]:
+    """What an MR's rkey is on NIC k, or why there is none."""
+    if k > len(mr.domain.backups):
+        return KeyState.NEVER, 0
+    keys = mr.keys(k)
+    if keys is not None:
+        return KeyState.READY, keys[1]
+    if mr.state(k) == "failed":
+        return KeyState.NEVER, 0
+    return (KeyState.HUNG if mr.domain.backups[k - 1].hangs(HANGS_S) else KeyState.PENDING), 0
+
+
+class ConnectionKeys:
+    """One connection's part: it asks for the rkeys that it uses, and answers what its peer asks.
+
+    due_ns: when `on_time` is to be called, or None.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._book: KeyBook = connection.driver.keys
+        self._told: Told | None = None
+        self._theirs: PeerKeys | None = None
+        self._asking: dict[int, None] = {}
+        self._fresh: list[int] = []  # of these, not asked for yet
+        self._nowhere: set[int] = set()  # the peer has no such memory
+        self._hung: set[tuple[int, int]] = set()  # (rkey, k): ... has it, and its NIC k does not register it
+        self._answered_ns = 0
+        self._ask_ns: int | None = None
+        self._ask_step_ns = 0
+        self._push_ns: int | None = None
+        self._push_step_ns = 0
+
+    # ---- from pairing to its end ------------------------------------------------------------------------------------
+
+    def open(self, mine: Any, theirs: Any) -> None:
+        """The connection is paired; mine, theirs: the two QpRecords."""
+        c = self._connection
+        self._told = self._book.told(theirs.instance, mine.default.gid or "", c.nic(0))
+        self._told.users.add(c)
+        self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", c.driver.core.RemoteKeys)
+        self._theirs.users.add(c)
+        c.core.remote_keys = self._theirs.remote  # which reports all rkeys seen so far
+
+    def close(self) -> None:
+        """The pairing is over."""
+        c = self._connection
+        told, self._told = self._told, None
+        theirs, self._theirs = self._theirs, None
+        if told is not None:
+            self._book.leave(told, c)
+            push(told)
+        if theirs is not None:
+            self._book.leave_peer(theirs, c)
+            if not c.closed:
+                c.core.remote_keys = None
+        self._asking.clear()
+        self._fresh.clear()
+        self._nowhere.clear()
+        self._hung.clear()
+        self._ask_ns = self._push_ns = None
+
+    @property
+    def due_ns(self) -> int | None:
+        """See the class."""
+        due = [t for t in (self._ask_ns, self._push_ns) if t is not None]
+        return min(due) if due else None
+
+    def on_time(self, now_ns: int) -> None:
+        """Say again what was not answered."""
+        if self._ask_ns is not None and now_ns >= self._ask_ns:
+            self._ask_again(now_ns)
+        if self._push_ns is not None and now_ns >= self._push_ns:
+            self.push()
+
+    def on_message(self, m: WantKeys | Keys) -> None:
+        """The peer speaks of keys."""
+        if isinstance(m, Keys):
+            self._on_keys(m)
+        else:
+            self._on_want(m)
+
+    # ---- what we use of the peer's ----------------------------------------------------------------------------------
+
+    def want(self, rkeys: Iterable[int]) -> None:
+        """WRs use these: ask for those that are not known."""
+        theirs, c = self._theirs, self._connection
+        if theirs is None:
+            return
+        asked = bool(self._fresh)
+        for rkey in rkeys:
+            if rkey not in self._asking and not theirs.knows(rkey, c.n_pairs - 1):
+                self._asking[rkey] = None
+                self._nowhere.discard(rkey)
+                self._hung.difference_update((rkey, k) for k in range(1, c.n_pairs))
+                self._fresh.append(rkey)
+        if self._fresh and not asked:
+            c.driver.later(c, self._ask)  # together with what else comes now
+
+    def begin_wait(self) -> None:
+        """A WR waits for keys, and none did before: what an rkey was not then, it may be now."""
+        self._nowhere.clear()
+
+    def is_answered(self, rkey: int) -> bool:
+        """Whether the peer said, since a WR waits for this rkey, that it has no such memory."""
+        return rkey in self._nowhere
+
+    def hurry(self) -> None:
+        """A WR waits for a key that was asked for: it is asked again soon, over every path."""
+        if self._ask_ns is not None:
+            self._ask_step_ns = 0
+            self._ask_ns = min(self._ask_ns, self._connection.driver.now_ns() + ASK_FIRST_NS)
+
+    def _ask(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        theirs = self._theirs
+        if theirs is None or not fresh:
+            return
+        self._say_want(theirs, fresh, again=False)
+        now_ns = self._connection.driver.now_ns()
+        self._ask_step_ns = ASK_FIRST_NS
+        self._ask_ns = min(now_ns + ASK_FIRST_NS, self._ask_ns or now_ns + ASK_FIRST_NS)
+        self._connection.wake_up()
+
+    def _ask_again(self, now_ns: int) -> None:
+        theirs = self._theirs
+        asking = [rkey for rkey in self._asking if theirs is not None]
+        if not asking or theirs is None:
+            self._ask_ns = None
+            return
+        most_ns = ASK_URGENT_NS if self._connection.awaits_keys else ASK_QUIET_NS
+        self._ask_step_ns = min(max(2 * self._ask_step_ns, ASK_FIRST_NS), most_ns)
+        self._ask_ns = now_ns + self._ask_step_ns
+        self._say_want(theirs, asking, again=True)
+
+    def _say_want(self, theirs: PeerKeys, rkeys: list[int], again: bool) -> None:
+        c = self._connection
+        for at in range(0, len(rkeys), RKEYS_AT_ONCE):
+            part = tuple(rkeys[at : at + RKEYS_AT_ONCE])
+            c.say(WantKeys(theirs.version, part, again, theirs.settled), c.send_pair, spread=again)
+
+    def _on_keys(self, m: Keys) -> None:
+        """An answer of the peer's, or news of a withdrawal."""
+        theirs, c = self._theirs, self._connection
+        if theirs is None:
+            return
+        good = theirs.take(m)
+        if m.push:
+            theirs.look()
+            c.say(WantKeys(theirs.version, (), False, theirs.settled), c.send_pair, spread=True)
+        if not good:
+            return
+        for found in m.found:
+            if found.rkey not in self._asking:
+                continue
+            self._answered_ns = c.driver.now_ns()
+            if is_final(found) or not found.on:
+                del self._asking[found.rkey]
+            if not found.on:
+                self._nowhere.add(found.rkey)
+            for k, (state, _) in enumerate(found.on, start=1):
+                if state is KeyState.HUNG:
+                    self._hung.add((found.rkey, k))
+                else:
+                    self._hung.discard((found.rkey, k))
+        for user in list(theirs.users):
+            user.keys_arrived()
+
+    def heed(self, m: Sync | Move) -> None:
+        """A SYNC or MOVE of the peer's says how far its withdrawals have come. READY and MOVED let us send: by then
+        nothing older may be used."""
+        theirs = self._theirs
+        if theirs is None or m.keys <= theirs.version:
+            return
+        if (isinstance(m, Sync) and m.phase is Phase.READY) or (isinstance(m, Move) and m.step is MoveStep.MOVED):
+            theirs.heed(m.keys, self._connection)
+        elif isinstance(m, Sync) and m.phase in (Phase.START, Phase.FENCED, Phase.POSTING):
+            # There is time to hear which they were: then what was not withdrawn need not be asked for again.
+            self._connection.say(WantKeys(theirs.version, (), True, theirs.settled), m.target, spread=True)
+
+    def hopeless(self, since_ns: int, now_ns: int) -> str | None:
+        """Why it makes no sense to wait any longer for the keys that posted WRs lack where traffic is; None: it does.
+
+        since_ns: since when a WR waits. A registration that is under way is waited for as long as its NIC works. Only
+        the NIC that a WR waits for counts: sends and receives may be on different ones, and others carry nothing.
+        """
+        c = self._connection
+        nic = c.nic(0)
+        patience_ns = c.driver.protocol_config.peer_deadline_ns
+        send_k, recv_k = c.core.send_pair, c.core.recv_pair
+        of_sends, remote = c.core.missing_keys(send_k, 0)
+        of_receives, _ = c.core.missing_keys(0, recv_k)
+        for k, lkey in sorted({(send_k, x) for x in of_sends} | {(recv_k, x) for x in of_receives}):
+            mr = self._book.local(nic, lkey)
+            if mr is None and self._book.is_changing(nic, lkey=lkey):
+                continue
+            if mr is None:
+                if not self._stand_in(k, lkey):
+                    return f"lkey {lkey:#x} is of no memory region"
+                if c.nic(k).hangs(HANGS_S):
+                    return f"{c.device(k)} hangs: it cannot refuse lkey {lkey:#x}, which is of no memory region"
+                continue
+            if mr.state(k) == "pending":
+                if c.nic(k).hangs(HANGS_S):
+                    return f"{c.device(k)} hangs: the memory of lkey {lkey:#x} is not registered there"
+            elif now_ns - since_ns > patience_ns:
+                return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(k)}"
+        for rkey in sorted(remote):
+            if rkey in self._nowhere:
+                continue  # see `refused`
+            if (rkey, send_k) in self._hung:
+                return f"the peer's NIC hangs: the memory of rkey {rkey:#x} is not registered there"
+            if now_ns - max(since_ns, self._answered_ns) > patience_ns:
+                return f"the peer does not tell what rkey {rkey:#x} is on {c.device(send_k)}"
+        return None
+
+    def _stand_in(self, k: int, lkey: int) -> bool:
+        """Have NIC k itself refuse a WR, in its turn, for the memory that the application took away from it.
+
+        Returns False where it cannot.
+        """
+        c = self._connection
+        plugs = c.nic(k).plugs
+        if plugs.nobodys is None:
+            plugs.ask_nobodys()
+        elif plugs.nobodys:
+            self._book.stand_in(c.shadow.domain, lkey, k, plugs.nobodys)
+            c.driver.later(c, c.keys_arrived)
+        return plugs.nobodys != 0
+
+    def refused(self, since_ns: int, now_ns: int) -> str | None:
+        """Why the peer would refuse the WR that is to be handed over next, when all ahead of it has completed.
+
+        None where it would not, or where that is not known, or not yet its turn. since_ns: as in `hopeless`; what is
+        ahead and unsignaled says nothing: it is given the time that a peer is.
+        """
+        core, patience_ns = self._connection.core, self._connection.driver.protocol_config.peer_deadline_ns
+        local, remote = core.missing_keys(core.send_pair, 0)
+        # If others were missing as well, a WR that lacks one of those might be first.
+        if not remote or local or not remote <= self._nowhere:
+            return None
+        if core.outstanding[0] != core.unwired[0] and (core.completion_due or now_ns - since_ns <= patience_ns):
+            return None
+        return "the peer has no memory region of rkey " + ", ".join(f"{rkey:#x}" for rkey in sorted(remote))
+
+    # ---- what the peer uses of ours ---------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """What READY and MOVED say."""
+        return self._told.version if self._told is not None else 0
+
+    def _on_want(self, m: WantKeys) -> None:
+        """The peer asks, or confirms."""
+        c, told = self._connection, self._told
+        if told is None:
+            return
+        self._book.confirmed(told, m.version, m.settled)
+        for answer in self._book.answers(told, m, c.n_pairs - 1):
+            c.say(answer, c.send_pair, spread=m.again)
+
+    def push(self) -> None:
+        """Tell the peer what was withdrawn, until it confirms or sends to no backup any more; its WRs, too."""
+        c, told = self._connection, self._told
+        if told is None or not told.unheard or not c.receives_away:
+            self._push_ns = None
+            self._push_step_ns = 0
+            return
+        since, gone = told.since(told.confirmed)
+        c.say(Keys(told.version, since, gone, push=True), c.recv_pair, spread=True)
+        most_ns = ASK_URGENT_NS if told.confirmed < told.version else ASK_QUIET_NS
+        self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), most_ns)
+        self._push_ns = c.driver.now_ns() + self._push_step_ns
+        c.wake_up()
+
+
+def push(told: Told) -> None:
+    """Have one connection tell its peer of a withdrawal that it has not confirmed."""
+    if told.unheard:
+        away = told.away
+        if away:
+            away[0].keys.push()

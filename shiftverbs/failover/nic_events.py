@@ -1,0 +1,128 @@
+"""What NICs tell: async events of our own handles and of the application's contexts, and what follows for QPs.
+
+Everything here runs under the driver's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shiftverbs import _nic
+
+if TYPE_CHECKING:
+    from shiftverbs.failover.driver import Driver
+    from shiftverbs.shadows.async_events import AsyncEvents
+    from shiftverbs.shadows.nic import Nic
+
+logger = logging.getLogger("shiftverbs.driver")
+
+EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
+EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
+
+
+class NicEvents:
+    """The NICs and contexts listened to, and which of their ports are down."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._watched_nics: dict[str, Nic] = {}
+        self._watched_events: set[AsyncEvents] = set()
+        self._port_bad: set[tuple[str, int]] = set()
+
+    def watch_nic(self, nic: Nic) -> None:
+        """Listen to the async events of one of our NICs."""
+        if nic.name not in self._watched_nics and nic.ctx and not nic.dead:
+            self._watched_nics[nic.name] = nic
+            self._driver.waiter.add(_nic.async_fd(nic.ctx))
+
+    def watch_events(self, events: AsyncEvents) -> None:
+        """Take the events of an application's Context as they come, for its QPs' sake; it gets its copies."""
+        if not events.closed:
+            self._watched_events.add(events)
+            self._driver.waiter.add(events.fd)
+            if events.closed:  # meanwhile, by another thread: the descriptor may be another file's next
+                self.unwatch_events(events)
+
+    def unwatch_events(self, events: AsyncEvents) -> None:
+        """That Context is going away."""
+        self._watched_events.discard(events)
+        self._driver.waiter.remove(events.fd)
+
+    def qp_fatal(self, element: int) -> None:
+        """QP_FATAL on the default QP at this address."""
+        now = self._driver.now_ns()
+        for connection in list(self._driver.connections.values()):
+            if connection.shadow.handle(0) == element:
+                self._driver.safely(connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now)
+
+    def take(self) -> None:
+        """Take all events that have come."""
+        for events in list(self._watched_events):
+            try:
+                events.pump(wait=False)
+            except OSError as error:  # the device was removed; our own handle on it says so too
+                logger.error("the events of a context cannot be read any more: %s", error)
+                self.unwatch_events(events)
+        for nic in list(self._watched_nics.values()):
+            try:
+                self._events_of(nic)
+            except OSError as error:
+                logger.error("the events of %s cannot be read any more, it counts as dead: %s", nic.name, error)
+                del self._watched_nics[nic.name]
+                self._driver.waiter.remove(_nic.async_fd(nic.ctx))
+                self._on_async(nic, EVENT_DEVICE_FATAL)
+
+    def _events_of(self, nic: Nic) -> None:
+        while nic.ctx:
+            event = _nic.get_async_event(nic.ctx)
+            if event is None:
+                break
+            kind, element = event.type, event.element
+            event.ack()
+            self._on_async(nic, kind, element)
+
+    def _on_async(self, nic: Nic, kind: int, element: int = 0) -> None:
+        """One async event of our own handle on `nic`; element: the port number of a port's event."""
+        now = self._driver.now_ns()
+        if kind == EVENT_PORT_ERR:
+            self._port_bad.add((nic.name, element))
+            if element == nic.port:
+                self._driver.channel.port_changed(nic, up=False)
+            self._fail_pairs(nic, element, "PORT_ERR", now)
+        elif kind == EVENT_PORT_ACTIVE:
+            self._port_bad.discard((nic.name, element))
+            if element == nic.port:
+                self._driver.channel.port_changed(nic, up=True)
+            self._driver.watch_soon()
+            # It may be up with other GIDs.
+            nic.look_again(lambda: None)
+        elif kind == EVENT_DEVICE_FATAL:
+            nic.dead = True
+            self._driver.channel.nic_died(nic)
+            for connection in list(self._driver.connections.values()):
+                self._driver.safely(connection, connection.nic_dead, nic, now)
+        elif kind in (EVENT_GID_CHANGE, EVENT_LID_CHANGE):
+            nic.look_again(lambda: self._driver.post(lambda: self._gids_changed(nic)))
+
+    def _gids_changed(self, nic: Nic) -> None:
+        """The control channel goes by the new GID, and peers must learn it: they answer pings from known ones alone."""
+        try:
+            nic.refresh_gid()
+        except OSError as error:
+            logger.debug("%s: %s", nic.name, error)
+        self._driver.channel.renew(nic)
+        for connection in list(self._driver.connections.values()):
+            if connection.stands_on(nic):
+                self._driver.safely(connection, connection.pairing.gids_changed)
+
+    def _fail_pairs(self, nic: Nic, port: int, reason: str, now: int) -> None:
+        why = f"{reason} on {nic.name}"
+        for connection in list(self._driver.connections.values()):
+            for k in range(connection.n_pairs):
+                if connection.nic(k) is nic and connection.port(k) == port:
+                    self._driver.later(connection, connection.path_failed, k, why, now, True)
+
+    def port_ok(self, nic: Nic, port: int) -> bool:
+        """Whether that port of `nic` is, as far as events told, active."""
+        return not nic.dead and (nic.name, port) not in self._port_bad

@@ -1,0 +1,449 @@
+"""The failover machinery of this process: started with the first Context, stopped at exit, dead in a forked child.
+
+`current()` is what the mirror asks. It starts everything on first use: NIC threads, the control thread, the exchanger.
+Where that is off, not configured or impossible, it returns None and `why_not()` says why; the program then runs as with
+plain pyverbs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shiftverbs import _core, _nic
+from shiftverbs.config import Config, ConfigError
+from shiftverbs.exchanger import open_exchanger
+from shiftverbs.exchanger.interface import new_instance_id
+from shiftverbs.failover import changes, memory_keys
+from shiftverbs.failover.connection import Connection
+from shiftverbs.failover.driver import Driver
+from shiftverbs.process.waiting import in_slices
+from shiftverbs.pyverbs_error import ShiftError
+from shiftverbs.shadows import async_events, pyverbs_objects
+from shiftverbs.shadows.nic import BackupError, Nic, Nics
+
+logger = logging.getLogger("shiftverbs.runtime")
+
+GRACE_US = 300
+EVENT_QP_FATAL = 1
+# Where a QP may still write into memory that is about to be the application's, its NIC is waited for so long: a command
+# to hardware that is dying takes up to a minute.
+STOP_DMA_S = 60.0
+# How long the end of the process waits for whoever is in the driver, perhaps on a NIC that hangs.
+STOP_S = 2.0
+# Why nothing is protected in a forked child.
+FORKED = "the process was forked after failover had started"
+_RESET, _SQD, _SQE, _ERR = 0, 4, 5, 6
+# Who is called with each Runtime that was started, and may return what is to be called at its end.
+_at_start: list[Callable[[Runtime], Callable[[], None] | None]] = []
+_STATES = {_RESET: "RESET", _SQD: "SQD", _SQE: "SQE", _ERR: "ERR"}
+
+
+def _nobody_waits(_err: int) -> None:
+    """The end of a command that only its NIC had to hear of."""
+
+
+class Domain:
+    """One Context of the application: its NIC, what backs it up, and the keys of its memory.
+
+    nic: our own handle on the same device; backups: in order; keymap: lkeys; async_events: the application's events.
+    """
+
+    def __init__(self, runtime: Runtime, nic: Nic, backups: list[Nic], events: async_events.AsyncEvents) -> None:
+        self.runtime = runtime
+        self.nic = nic
+        self.backups = backups
+        self.keymap = _core.KeyMap(runtime.group(nic))
+        self.async_events = events
+
+
+class Runtime:
+    """Everything that runs behind the application in one process. Made by `current()`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self.instance = new_instance_id()
+        self.waiter = _nic.Waiter(_core.attention_address())
+        self.nics = Nics(self._make_worker, _nic)
+        exchanger = open_exchanger(config)
+        if exchanger is None:
+            raise ShiftError("SHIFTVERBS_ETCD is not set")
+        self.exchanger = exchanger
+        self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
+        self._groups: dict[Nic, Any] = {}
+        self._stopped = False
+        self.started_ns = time.monotonic_ns()
+        self.metrics_port: int | None = None
+        # Application threads blocked in get_cq_event wake up when there is something to do.
+        self.waiter.add_listener(_core.wake_descriptor())
+        _core.set_driver(self.driver.run)
+        self._thread = threading.Thread(target=self._control, name="shiftverbs-control", daemon=True)
+        _core.without_signals(self._thread.start)
+        # What ends with this.
+        self._at_stop = [stop for stop in (begin(self) for begin in _at_start) if stop is not None]
+
+    def _make_worker(self, name: str) -> Any:
+        return _nic.NicWorker(name, _core.attention_address(), self.waiter)
+
+    def _control(self) -> None:
+        """The control thread: sleeps without the GIL, runs the driver when no application thread did."""
+        while not self._stopped:
+            self.waiter.wait(-1, GRACE_US)
+            if self._stopped or self.waiter.closed:
+                return
+            self.driver.run()
+
+    # ---- what the mirror calls --------------------------------------------------------------------------------------
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy: nothing of it works here."""
+        return self.pid != os.getpid()
+
+    def group(self, nic: Nic) -> Any:
+        """The QPGroup of all Contexts of one NIC."""
+        return self._groups.setdefault(nic, _core.QPGroup())
+
+    def domain(self, context: Any) -> Domain | None:
+        """The domain of an application's Context; None where its device has no backup, or it was closed meanwhile.
+
+        Raises BackupError where SHIFTVERBS_BACKUP cannot be followed.
+        """
+        backup_map = dict(self.config.backup) if self.config.backup is not None else {}
+        nic, backups = self.nics.for_device(context.name, backup_map)
+        nic.wait_open(3.0)
+        pointer = pyverbs_objects.pointer(context)
+        if context._domain is not None or not pointer:
+            found: Domain | None = context._domain  # a signal's handler made it, or closed the Context, in these waits
+            return found
+        if not nic.is_open:
+            raise BackupError(f"{nic.name} cannot be opened a second time: {nic.error}")
+        if not backups:
+            return None
+        events = async_events.AsyncEvents(pointer, pyverbs_objects.async_fd(context), _nic.get_async_event)
+        domain = Domain(self, nic, backups, events)
+        events.listener = self._on_application_event
+
+        def watch() -> None:
+            for each in (nic, *backups):
+                self.driver.nic_events.watch_nic(each)
+            self.driver.nic_events.watch_events(events)
+
+        self.driver.post(watch)
+        return domain
+
+    def context_closing(self, context: Any) -> None:
+        """A Context is about to be closed."""
+        domain = context._domain
+        if domain is not None and not self.is_inherited:
+            domain.async_events.close()
+            self.driver.nic_events.unwatch_events(domain.async_events)
+
+    def _on_application_event(self, event: Any) -> None:
+        """An event of an application's Context, whoever took it: QP_FATAL comes to the QP's own context only."""
+        if event.type == EVENT_QP_FATAL:
+            element = event.element
+            self.driver.post(lambda: self.driver.nic_events.qp_fatal(element))
+
+    def mr_made(self, shadow: Any) -> None:
+        """An MR was registered, and nobody has its keys yet."""
+        self.driver.keys.add(shadow)
+
+    def await_peers(self, shadow: Any) -> None:
+        """Wait until no peer takes this MR's rkey for another's that had it before; as a rule none does."""
+        if self._stopped or self.is_inherited:
+            return
+        for connection in self.driver.keys.await_confirmed(shadow, self.config.peer_deadline_ms / 1000):
+            # It may still use what the key stood for: better an error than the wrong memory.
+            reason = f"the peer does not confirm that rkey {shadow.rkey:#x} was withdrawn"
+            self.driver.post(functools.partial(connection.keys_missing, reason))
+
+    def holds_key(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
+        """Whether peers' WRs may still come to a backup NIC by a key of former memory (rkey: this one), not as `of`."""
+        return self.driver.keys.holds(nic, of, rkey)
+
+    def mr_shadowed(self, shadow: Any) -> None:
+        """Every backup NIC has answered for an MR: WRs may wait for its keys."""
+        self.driver.post(self._keys_came)
+
+    def _keys_came(self) -> None:
+        for connection in list(self.driver.connections.values()):
+            connection.keys_arrived()
+
+    def mr_gone(self, shadow: Any) -> None:
+        """An MR is about to be deregistered. `wake`, or a command to a NIC, is to follow."""
+        for told in self.driver.keys.remove(shadow):
+            self.driver.post(functools.partial(memory_keys.push, told), wake=False)
+
+    def mr_changing(self, shadow: Any) -> None:
+        """An MR is about to be changed: `mr_gone` is to follow, another's `mr_made` perhaps, and `mr_changed`."""
+        self.driver.keys.change(shadow)
+
+    def mr_changed(self, shadow: Any) -> None:
+        """What an MR was changed into has been made, or will not be."""
+        self.driver.keys.changed(shadow)
+
+    def wake(self) -> None:
+        """Have the control thread do what was posted for it."""
+        self.driver.waiter.wake()
+
+    def connection_of(self, shadow: Any) -> Connection | None:
+        """The connection of a QP that may be protected, made when first needed; None if it is closed before that."""
+        if shadow.connection is None:
+            with self.driver.locked():
+                if shadow.connection is None and not shadow.closed:
+                    made = Connection(self.driver, shadow)
+                    # The collector may have closed the QP meanwhile.
+                    if not shadow.closed:
+                        self.driver.connections[shadow.core] = shadow.connection = made
+        found: Connection | None = shadow.connection
+        return found
+
+    def qp_shadowed(self, shadow: Any) -> None:
+        """Every backup NIC has answered for a QP."""
+        self.driver.post(lambda: self._advance(shadow))
+
+    def qp_connected(self, shadow: Any) -> None:
+        """The application brought a QP to RTR: its peer is known."""
+        self.driver.post_soon(lambda: self._advance(shadow))
+
+    def qp_ready(self, shadow: Any) -> None:
+        """The application brought a QP to RTS."""
+        shadow.ready_ns = self.driver.now_ns()
+        self.driver.post_soon(lambda: self._advance(shadow))
+
+    def _advance(self, shadow: Any) -> None:
+        if shadow.connection is None and "RTR" not in shadow.transitions:
+            return  # until it is connected, there is nothing to do for it
+        connection = self.connection_of(shadow)
+        if connection is not None and not connection.closed:
+            connection.pairing.advance()
+
+    def qp_changed(self, shadow: Any, wanted: dict[str, Any]) -> None:
+        """The application changed attributes of a QP: it is not told so before every pair has them.
+
+        wanted: all that it has now, fields of ibv_qp_attr by name.
+        """
+        connection = shadow.connection
+        # Nothing was connected yet. What is from now on takes what was remembered before this was asked.
+        if connection is None or connection.closed or (connection.protocol is None and not connection.given):
+            return
+        changes.spread(connection, wanted, self._change_timeout_s)
+
+    def qp_failed(self, shadow: Any) -> None:
+        """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""
+        connection = shadow.connection
+        with self.driver.locked():
+            if connection.closed:
+                return
+            self.driver.safely(connection, connection.found_broken)
+        self.driver.run()
+
+    def qp_asked(self, shadow: Any, fields: dict[str, Any]) -> int:
+        """Whether the NIC that carries a QP's traffic takes new attributes: 0, or its errno."""
+        return changes.asks_the_carrier(shadow.connection, fields, self._change_timeout_s)
+
+    @property
+    def _change_timeout_s(self) -> float:
+        return self.driver.protocol_config.fence_deadline_ns / 1e9
+
+    def qp_touched(self, shadow: Any, state: int, why: str = "") -> bool:
+        """The application is about to move a QP to RESET, ERR, SQD or SQE by itself; why: what it does otherwise.
+
+        `qp_ended` is to follow where that is ERR. False: it is not to be brought to SQD, being elsewhere.
+        """
+        connection = self.connection_of(shadow)
+        if connection is None:
+            return True
+        with self.driver.locked():
+            p = connection.protocol
+            switching = p is not None and not p.over and p.switching
+            if state == _SQD and (switching or shadow.is_away()):
+                return False  # looked at here: what began since the verb did would be left in the middle
+            why = why or f"the application moved the QP to {_STATES.get(state, state)}"
+            connection.ending.touched(why, for_good=state in (_SQD, _SQE))
+            used = [] if state == _ERR else connection.ending.stop_backups(reset=state == _RESET)
+        if state == _ERR:
+            return True
+        # No message may arrive on a backup once this verb has returned: the memory is the application's again.
+        try:
+            for k in used:
+                self._await_stop(connection.nic(k), shadow.handle(k))
+        except BaseException:  # Ctrl-C: the verb is not carried out, and the QP has left all the same
+            with self.driver.locked():
+                connection.ending.by_application(False)
+            raise
+        with self.driver.locked():
+            connection.ending.let_go(used)
+        return True
+
+    def _await_stop(self, nic: Nic, pointer: int, ours: bool = True) -> None:
+        """Wait until a NIC has carried out what was commanded on one QP: it may write into memory until then.
+
+        A NIC that let one of these waits expire is not waited for again before it has carried out something: all QPs
+        of one that hangs cost one wait. ours: a QP on a backup. The application's own one is destroyed next, which no
+        command may be under way on, and only one at a time can: that is waited for in any case.
+
+        Not where the collector came upon the QP in the middle of the driver: nobody else could fail over meanwhile. Its
+        memory waits for the same NIC when it is deregistered.
+        """
+        if not pointer or nic.on_worker() or self.driver.is_in():
+            return
+        if ours and nic.is_given_up():
+            return
+        if not in_slices(functools.partial(nic.worker.drain, pointer), STOP_DMA_S) and nic.give_up():
+            said = "%s hangs: a QP on it could not be stopped; it is not waited for again while it carries out nothing"
+            logger.error(said, nic.name)
+
+    def qp_ended(self, shadow: Any, without_nic: bool) -> None:
+        """The application moved a QP to ERR, or its default NIC is gone: what no hardware will flush, we do."""
+        connection = shadow.connection
+        if connection is not None:
+            with self.driver.locked():
+                connection.ending.by_application(without_nic)
+
+    def qp_closing(self, shadow: Any) -> None:
+        """A QP is about to be destroyed: no command of ours may be under way on it afterwards.
+
+        `wake`, or a command to a NIC, is to follow.
+        """
+        if self.is_inherited:
+            return
+        used: list[int] = []
+        if self._stopped:  # the NICs' threads may be at work all the same
+            if shadow.connection is None:
+                return
+        else:
+            with self.driver.locked():
+                connection = shadow.connection
+                if connection is None:  # then no command of ours ever was
+                    return
+                used = connection.close()
+                self.driver.forget(connection)
+            self.driver.post(connection.clear_away, wake=False)
+        for k, nic in enumerate((shadow.domain.nic, *shadow.domain.backups)):
+            pointer = shadow.handle(k)
+            if not pointer:
+                continue
+            pending = nic.worker.pending(pointer)
+            if pending:
+                nic.worker.cancel(pointer)
+            if k in used and not nic.dead:
+                # Its destruction comes in the NIC's own time, and messages must not until then.
+                nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=_ERR))
+            # In the NIC's own thread, where the collector may run, none is under way.
+            if pending or k in used:
+                self._await_stop(nic, pointer, ours=k > 0)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
+        if self._stopped or self.is_inherited:
+            return
+        for stop in self._at_stop:
+            stop()
+        self.driver.stop(STOP_S)
+        self._stopped = True
+        _core.set_driver(None)
+        self.waiter.wake()
+        self.waiter.close()
+        self._thread.join(1.0)
+        self.exchanger.close()
+
+    def forget(self) -> None:
+        """In a forked child: everything here belongs to the parent."""
+        self._stopped = True
+        self.driver.stopped = True
+        self.driver.outside.close()
+        self.driver.restore_switch_interval()
+        _core.set_driver(None)
+        self.waiter.close()
+        self.exchanger.close(after_fork=True)
+
+
+_lock = threading.RLock()
+_runtime: Runtime | None = None
+_why: str | None = None
+_started = False
+_required = False
+
+
+def at_start(begin: Callable[[Runtime], Callable[[], None] | None]) -> None:
+    """Have `begin` called with each Runtime when it runs, and what that returns when it stops."""
+    _at_start.append(begin)
+
+
+def current() -> Runtime | None:
+    """The running machinery, started on first use; None where there is none (see `why_not`).
+
+    Raises ShiftError (or ConfigError) with SHIFTVERBS_REQUIRE=1 where it cannot be started.
+    """
+    global _runtime, _why, _started, _required
+    if _started:
+        return _runtime
+    with _lock:
+        if _started:
+            return _runtime
+        try:
+            config = Config.from_environ()
+        except ConfigError as error:
+            if os.environ.get("SHIFTVERBS_REQUIRE", "").strip().lower() not in ("", "0", "false", "no", "off"):
+                raise ShiftError(str(error)) from error
+            _give_up(str(error))
+            return None
+        if config.disable:
+            _why, _started = "SHIFTVERBS_DISABLE is set", True
+            return None
+        if not config.etcd:
+            if config.require:
+                raise ShiftError("SHIFTVERBS_REQUIRE is set, but SHIFTVERBS_ETCD is not")
+            _give_up("SHIFTVERBS_ETCD is not set")
+            return None
+        _required = config.require
+        try:
+            _runtime = Runtime(config)
+        except (OSError, ShiftError, RuntimeError) as error:
+            if config.require:
+                raise ShiftError(f"failover cannot be started: {error}") from error
+            _give_up(f"failover cannot be started: {error}")
+            return None
+        _started = True
+        atexit.register(_runtime.stop)
+        return _runtime
+
+
+def _give_up(why: str) -> None:
+    global _why, _started
+    _why, _started = why, True
+    logger.warning("no failover: %s; the program runs as with plain pyverbs", why)
+
+
+def required() -> bool:
+    """Whether an unprotected QP is an error (SHIFTVERBS_REQUIRE): in a forked child too, where nothing is protected."""
+    current()
+    return _required
+
+
+def why_not() -> str | None:
+    """Why `current()` is None."""
+    return _why
+
+
+def _after_fork_in_child() -> None:
+    global _runtime, _why, _started, _lock
+    _lock = threading.RLock()
+    if _runtime is not None:
+        runtime, _runtime = _runtime, None
+        runtime.forget()
+        _why, _started = FORKED, True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the face is made with: re-exporting pyverbs, which resources get shadows, closing in any order."""

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The attributes that an application gave its QP: what is needed to make the QP anew, and to show it unchanged.
+
+They are remembered from the application's `modify`, never queried; and as the bytes they came in, which are read only
+when somebody asks: the verb need not wait for that.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from shiftverbs.shadows import pyverbs_objects
+
+# enum ibv_qp_state
+RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
+_STATE_NAMES = {INIT: "INIT", RTR: "RTR", RTS: "RTS"}
+
+# What RTS to RTS changes on any pair (IBA 11.2.5.2). The alternate path, which it changes too, lies on the default NIC.
+LIVE = ("qp_access_flags", "min_rnr_timer")
+# What RTR to RTS gives: a QP that was connected with other values must be connected anew.
+CONNECTED = ("timeout", "retry_cnt", "rnr_retry", "max_rd_atomic")
+# The other path that it may have on its own NIC.
+ALTERNATE = ("alt_ah_attr", "alt_pkey_index", "alt_port_num", "alt_timeout", "path_mig_state")
+
+# enum ibv_qp_attr_mask
+_AV, _ALT_PATH = 1 << 7, 1 << 14
+_STATE, _CUR_STATE, _ACCESS_FLAGS = 1 << 0, 1 << 1, 1 << 3
+_TIMEOUT, _RETRY_CNT, _RNR_RETRY, _MAX_QP_RD_ATOMIC = 1 << 9, 1 << 10, 1 << 11, 1 << 13
+_MIN_RNR_TIMER, _SQ_PSN, _PATH_MIG_STATE = 1 << 15, 1 << 16, 1 << 18
+_ANY_TIME = _CUR_STATE | _ACCESS_FLAGS | _ALT_PATH | _MIN_RNR_TIMER | _PATH_MIG_STATE
+# Of a connected RC QP: (before, after) -> what must be given, what may be.
+_TRANSITIONS = {
+    (RTR, RTS): (_TIMEOUT | _RETRY_CNT | _RNR_RETRY | _SQ_PSN | _MAX_QP_RD_ATOMIC, _ANY_TIME),
+    (RTS, RTS): (0, _ANY_TIME),
+}
+_MOST_RNR_TIMER, _MOST_MIG_STATE = 31, 2
+_FIELDS = {
+    1 << 3: "qp_access_flags",
+    1 << 4: "pkey_index",
+    1 << 5: "port_num",
+    1 << 6: "qkey",
+    1 << 8: "path_mtu",
+    1 << 9: "timeout",
+    1 << 10: "retry_cnt",
+    1 << 11: "rnr_retry",
+    1 << 12: "rq_psn",
+    1 << 13: "max_rd_atomic",
+    1 << 15: "min_rnr_timer",
+    1 << 16: "sq_psn",
+    1 << 17: "max_dest_rd_atomic",
+    1 << 18: "path_mig_state",
+    1 << 20: "dest_qp_num",
+    1 << 25: "rate_limit",
+}
+# More notes than this are read, and kept as what they say.
+_MOST_NOTES = 32
+
+# Fields of ibv_qp_attr by name, for each of "INIT", "RTR" and "RTS".
+Transitions = dict[str, dict[str, Any]]
+# A struct ibv_qp_attr, which of it counts, the states before and after; or what all earlier ones come to.
+_Note = tuple[bytes, int, int, int] | Transitions
+
+
+def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
+    """struct ibv_ah_attr as a dict; `dgid` (16 bytes) and what goes with it only where it is global."""
+    fields = {
+        "dlid": attr.dlid,
+        "sl": attr.sl,
+        "src_path_bits": attr.src_path_bits,
+        "static_rate": attr.static_rate,
+        "port_num": attr.port_num,
+        "is_global": attr.is_global,
+    }
+    if attr.is_global:
+        grh = attr.grh
+        fields.update(
+            dgid=bytes(grh.dgid),
+            flow_label=grh.flow_label,
+            sgid_index=grh.sgid_index,
+            hop_limit=grh.hop_limit,
+            traffic_class=grh.traffic_class,
+        )
+    return fields
+
+
+def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
+    """The fields of an ibv_qp_attr that a mask selects (without the state)."""
+    fields = {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit}
+    if mask & _AV:
+        fields["ah_attr"] = address_vector(attr.ah_attr)
+    if mask & _ALT_PATH:
+        fields["alt_ah_attr"] = address_vector(attr.alt_ah_attr)
+        fields.update({name: getattr(attr, name) for name in ("alt_pkey_index", "alt_port_num", "alt_timeout")})
+    return fields
+
+
+def refusal(attr: Any, mask: int, before: int) -> int:
+    """What a NIC would say to this of an RC QP in state `before`: an errno, 0 where it is in order.
+
+    For a QP whose default one is out of service, and cannot be asked. attr: struct ibv_qp_attr.
+    """
+    after = int(attr.qp_state) if mask & _STATE else before
+    required, optional = _TRANSITIONS.get((before, after), (1 << 31, 0))
+    given = mask & ~_STATE
+    if given & required != required or given & ~(required | optional):
+        return errno.EINVAL
+    if mask & _CUR_STATE and attr.cur_qp_state != before:
+        return errno.EINVAL
+    if mask & _MIN_RNR_TIMER and attr.min_rnr_timer > _MOST_RNR_TIMER:
+        return errno.EINVAL
+    if mask & _PATH_MIG_STATE and attr.path_mig_state > _MOST_MIG_STATE:
+        return errno.EINVAL
+    return 0
+
+
+class QpAttributes:
+    """What the application gave to each transition of one QP. Any thread may ask, and nobody is kept waiting."""
+
+    def __init__(self) -> None:
+        # Since the last RESET. Only ever appended to, or another list: who reads sees all of it or the former one.
+        self._notes: list[_Note] = []
+        # What was read: of which list, how many of its notes, what they come to. Replaced as a whole.
+        self._read: tuple[list[_Note], int, Transitions, dict[str, Any]] = (self._notes, 0, {}, {})
+
+    def note(self, attr: pyverbs_objects.Attr, mask: int, before: int, state: int) -> None:
+        """The application's `modify` succeeded: it came from state `before` to `state` (enum ibv_qp_state)."""
+        if state == RESET:
+            self._notes = []
+            return
+        if len(self._notes) >= _MOST_NOTES:
+            self._notes = [self.transitions]
+        self._notes.append((bytes(attr), mask, before, state))
+
+    @property
+    def transitions(self) -> Transitions:
+        """What each transition was given: "INIT", "RTR", "RTS" -> fields of ibv_qp_attr by name.
+
+        The address vector is a dict `ah_attr` (see address_vector).
+        """
+        return self._all()[0]
+
+    @property
+    def merged(self) -> dict[str, Any]:
+        """The same in one: later ones over earlier ones."""
+        return self._all()[1]
+
+    def _all(self) -> tuple[Transitions, dict[str, Any]]:
+        notes = self._notes
+        of, count, transitions, merged = self._read
+        if of is not notes:
+            count, transitions, merged = 0, {}, {}
+        elif count == len(notes):
+            return transitions, merged
+        transitions = dict(transitions)
+        new = notes[count:]
+        for one in new:
+            _apply(transitions, one)
+        merged = {}
+        for name in _STATE_NAMES.values():
+            merged.update(transitions.get(name, {}))
+        self._read = (notes, count + len(new), transitions, merged)
+        return transitions, merged
+
+    def write_to(self, attr: pyverbs_objects.Attr) -> None:
+        """Write all of it into an ibv_qp_attr."""
+        for name, value in self.merged.items():
+            if name in ("ah_attr", "alt_ah_attr"):
+                _set_address_vector(getattr(attr, name), value)
+            else:
+                setattr(attr, name, value)
+
+
+def _apply(transitions: Transitions, note: _Note) -> None:
+    if isinstance(note, dict):
+        transitions.update(note)
+        return
+    raw, mask, before, state = note
+    name = _STATE_NAMES.get(state)
+    if name is None:
+        return
+    fields = masked_fields(pyverbs_objects.Attr.from_buffer_copy(raw), mask)
+    if state == before or (state, before) == (RTS, SQD):
+        fields = {**transitions.get(name, {}), **fields}
+    elif state == INIT:
+        transitions.clear()
+    transitions[name] = fields
+
+
+def _set_address_vector(attr: pyverbs_objects.AhAttr, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if name == "dgid":
+            attr.grh.dgid[:] = value
+        elif name in ("flow_label", "sgid_index", "hop_limit", "traffic_class"):
+            setattr(attr.grh, name, value)
+        else:
+            setattr(attr, name, value)
