@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Latency of atomics: perftest's ib_atomic_lat for pyverbs and shiftverbs."""
 
 import sys

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Latency of RDMA READ: perftest's ib_read_lat for pyverbs and shiftverbs."""
 
 import sys

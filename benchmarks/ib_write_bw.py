@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Bandwidth of RDMA WRITE: perftest's ib_write_bw for pyverbs and shiftverbs."""
 
 import sys

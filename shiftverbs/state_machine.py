@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The per-QP state machine: four send states and two receive states, as one transition table each.
 
 The tables are the only truth: `SEND_TABLE` and `RECV_TABLE` map (state, input) to (next state, steps in order); what is

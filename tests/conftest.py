@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fixtures shared by all tests. The tools behind them are in harness.py."""
 
 from __future__ import annotations

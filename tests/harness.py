@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tools for tests: child processes that play a host, waiting with deadlines, and a real etcd server.
 
 Nothing here sleeps for a guessed time: everything waits on a condition and fails with what was seen when its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The documents agree with the tree and with each other."""
 
 from __future__ import annotations
@@ -65,6 +66,14 @@ def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()
     assert [path.name for path in sorted(folder.glob("[0-9]*.md")) if path.name not in index] == []
+
+
+def test_every_source_names_its_license() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    paths = [ROOT / name for name in tracked] or [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
+    code = [path for path in paths if path.suffix in (".py", ".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".sh")]
+    lacking = [path.name for path in code if "SPDX-License-Identifier: BSD-3-Clause" not in path.read_text()[:200]]
+    assert code and not lacking
 
 
 def test_make_help_lists_the_targets() -> None:

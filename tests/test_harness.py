@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The test tools themselves: a tool that hides a failure would make every other test worthless."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The wheel for the Python that runs this, built and installed as a user would, outside the checkout.
 
 `make test-debian` does the same with the Python of another Debian.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every public name of ours has a docstring, and the stubs of the compiled modules say what these hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The site that `make docs` builds: no warnings, every link right, nothing loaded from elsewhere, nothing left out."""
 
 from __future__ import annotations

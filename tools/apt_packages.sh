@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Make sure the Debian packages named as arguments are installed: install what is missing where root or a
 # password-less sudo allows it, else say which ones are needed and fail.
 set -euo pipefail

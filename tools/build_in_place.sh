@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Build the extensions and the software RNIC and put them into the source tree. With sanitizers, which only a process
 # prepared for them can load, they go into a copy of the package instead: BUILD_DIR/tree.
 # usage: build_in_place.sh VENV BUILD_DIR [SANITIZERS]

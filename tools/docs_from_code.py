@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A hook of mkdocs and an extension of griffe: what pages take from the code itself.
 
 `<!-- variables of FILE -->` in a page becomes the table of VARIABLES in shiftverbs/FILE, the one that is read;

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Create or update the development environment: the system interpreter's packages (Debian's pyverbs), what
 # pyproject.toml names, and this checkout on its path.
 # usage: make_venv.sh PYTHON VENV

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Print, one per line, what the development environment installs: all that pyproject.toml names.
 
 Standard library only: it runs before anything is installed.

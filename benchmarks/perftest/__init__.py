@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the ib_* programs share.
 
 options    command line, with perftest's names

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ib_write_bw, ib_read_bw and ib_send_bw: the client keeps the send queues full, the server takes what comes.
 
 The server's side costs nothing in a plain RDMA WRITE or READ test: it waits on TCP and prints the client's figures.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The TCP connection over which server and client exchange what a QP needs, meet, and pass results.
 
 As in perftest a side is described by one line of hexadecimal fields; each message here is one line.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ib_*_lat programs: one message at a time, as fast as both sides can.
 
 RDMA WRITE: each side writes a counter into the last byte of the other's buffer and spins on its own. SEND: each side

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The command line of the ib_* programs: perftest's names and defaults, as far as they apply here."""
 
 from __future__ import annotations

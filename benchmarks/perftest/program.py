@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every ib_* script runs: options, endpoint, exchange, measurement, and errors in words."""
 
 from __future__ import annotations

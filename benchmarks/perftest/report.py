@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """perftest's output: header, addresses, columns, and the statistics in them."""
 
 from __future__ import annotations

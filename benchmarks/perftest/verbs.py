@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The package that is measured, loaded by name, and one endpoint with RC QPs built with it.
 
 Only names that both packages share are used, so the same lines run over pyverbs and over shiftverbs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m benchmarks`: pyverbs and shiftverbs side by side, targets, figures.
 
 cli           the command line, the order of things, what is printed and written

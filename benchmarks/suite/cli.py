@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m benchmarks`: measures everything, prints the table, writes JSON and figures."""
 
 from __future__ import annotations

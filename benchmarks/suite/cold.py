@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the caches have to do with fallback: the protocol's first step, just run before, and after something else.
 
 A failure comes when nothing of what handles it has run for long. The pure core is the part of that which can be run

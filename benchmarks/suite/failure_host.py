@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One host whose NIC fails: one QP in one of three kinds of program, or a thousand QPs.
 
     python -m benchmarks.suite.failure_host PACKAGE

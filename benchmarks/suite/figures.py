@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The papers' figures, as PNG and SVG. matplotlib is needed for these alone."""
 
 from __future__ import annotations

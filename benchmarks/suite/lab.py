@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a run takes place: a private software network, a private etcd, child processes, and what machine it is.
 
 With a device of the machine's own (`--device`) its NICs are used instead of the software ones; then there is nothing

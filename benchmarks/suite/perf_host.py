@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One side of a perftest program, in short slices by command, so that two packages can take turns.
 
     python -m benchmarks.suite.perf_host PROGRAM PORT [HOST] PROGRAM'S OPTIONS

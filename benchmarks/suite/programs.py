@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rows that come from the verbs' costs and from perftest's programs."""
 
 from __future__ import annotations

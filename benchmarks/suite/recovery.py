@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rows about failures: detection, fallback, failback, many QPs, and the traffic through a failure."""
 
 from __future__ import annotations

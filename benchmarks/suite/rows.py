@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One line of the table, and the statistics that stand in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rows about a program's start: from importing the package to a QP that is PROTECTED."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One process from its import of a verbs package to a QP that is protected, and how long that took.
 
     python -m benchmarks.suite.start_host PACKAGE DEVICE

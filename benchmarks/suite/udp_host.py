@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One side of a plain UDP transfer over loopback: what the software NIC's wire can carry at most.
 
     python -m benchmarks.suite.udp_host send|receive PORT

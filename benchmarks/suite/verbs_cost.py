@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each verb costs in software: both packages in one process, on the software RNIC's null device.
 
 A child process of the suite; prints one JSON object: nanoseconds per call, one value for each package and slice.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A peer that is gone: its entry in etcd is, and none of its NICs answers. It is told; nothing follows from it.
 
 A peer that lost etcd for a while has lost its entry too, and works; one whose host stood still comes back. So what

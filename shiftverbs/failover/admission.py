@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Turns: what is not urgent is begun by few connections at a time.
 
 Coming home and making a pair fit are the same for every QP of a NIC, and due for all of them at once. Everything here

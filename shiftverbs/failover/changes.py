@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the application changes of a QP that has peers already, carried to every pair.
 
 With plain verbs a right that was withdrawn is gone when ibv_modify_qp returns. So it must be gone then from every QP of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One protected QP at work: carries out the actions of its PairProtocol on the hardware.
 
 Everything here runs under the driver's lock. NIC commands go to the NIC's own thread and come back as events; posts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The control channel at work: one UD QP per NIC, address handles, batching, pings (protocol.md, "Who is heard").
 
 Everything here runs under the driver's lock; only making a control port or an address handle runs elsewhere, on the

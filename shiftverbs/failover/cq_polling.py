@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which CQs are looked at: by the application's polls, and by us while completions matter that it may not poll for.
 
 Everything here runs under the driver's lock.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """This process's side of the exchanger: what it publishes, and who here wants whose entries.
 
 Everything here runs under the driver's lock.

@@ -1,4 +1,5 @@
-"""A fence on the hardware: the QPs of some pairs to ERR, and every completion out of their queues (design 7.2).
+# SPDX-License-Identifier: BSD-3-Clause
+"""A fence on the hardware: the QPs of some pairs to ERR, and every completion out of their queues.
 
 Runs under the driver's lock, for one connection.
 """

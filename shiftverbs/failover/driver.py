@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The driver: takes events from everywhere, feeds the protocol, carries out its actions. The only reader of the clock.
 
-Who runs it (design 6): whoever comes first. The control thread waits without the GIL and sets a C flag when something
+Who runs it: whoever comes first. The control thread waits without the GIL and sets a C flag when something
 happened; `post_*`, `poll` and blocked waits of the application see the flag and call `run` inline; only if none of them
 does so at once, the control thread takes the GIL and calls it. One lock serialises runs; whoever finds it taken leaves,
 and the holder looks at the flag once more before it goes.

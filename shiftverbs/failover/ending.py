@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The end of a QP: its pairs are stopped and emptied, then the application gets the errors of all that is left.
 
 It begins where nothing can be hidden any more, where the application has its QP fail, and where something of ours did

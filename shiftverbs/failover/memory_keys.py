@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The life of memory keys: what our memory is called on each NIC, who was told, and what a peer's is called.
 
 A WR names a peer's memory by the rkey of the peer's default NIC. Elsewhere the same memory has another key, and only

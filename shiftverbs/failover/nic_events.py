@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What NICs tell: async events of our own handles and of the application's contexts, and what follows for QPs.
 
 Everything here runs under the driver's lock.

@@ -1,4 +1,5 @@
-"""Finding the peer of one QP: what is published, what is wanted, and when two entries name each other (design 5).
+# SPDX-License-Identifier: BSD-3-Clause
+"""Finding the peer of one QP: what is published, what is wanted, and when two entries name each other.
 
 A pairing counts only if it is mutual: each side's entry names the other's default route and life. That is another one
 each time a QP is connected, so that nobody pairs with a ghost: a QPN reused after a crash, or a peer's QP before RESET.

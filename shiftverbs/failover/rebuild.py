@@ -1,4 +1,5 @@
-"""Making a pair's QP anew on the hardware: RESET, INIT, RTR, RTS, with the application's attributes (design 7.4).
+# SPDX-License-Identifier: BSD-3-Clause
+"""Making a pair's QP anew on the hardware: RESET, INIT, RTR, RTS, with the application's attributes.
 
 Runs under the driver's lock, for one connection.
 """

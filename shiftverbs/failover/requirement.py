@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SHIFTVERBS_REQUIRE: a QP that is at work is protected soon, or it ends.
 
 It concerns the beginning, from RTS until the QP was protected once (docs/protocol.md, "Protection that is required").

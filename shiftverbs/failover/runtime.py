@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The failover machinery of this process: started with the first Context, stopped at exit, dead in a forked child.
 
 `current()` is what the mirror asks. It starts everything on first use: NIC threads, the control thread, the exchanger.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`qp.shift`: what a program can know of, and ask from, the protection of one QP."""
 
 from __future__ import annotations

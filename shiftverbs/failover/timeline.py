@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What became of a QP over time, and who waits for something to become of it: for `qp.shift` and for subscribers."""
 
 from __future__ import annotations

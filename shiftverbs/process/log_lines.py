@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Log lines about QPs: what is to be said of many QPs at once is said in one line, when there is time for it."""
 
 from __future__ import annotations

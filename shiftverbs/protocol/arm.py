@@ -1,4 +1,5 @@
-"""ARM: an idle pair is made fit again: RESET, INIT, RTR, RTS and one zero-length SEND each way (design 7.4). Pure."""
+# SPDX-License-Identifier: BSD-3-Clause
+"""ARM: an idle pair is made fit again: RESET, INIT, RTR, RTS and one zero-length SEND each way. Pure."""
 
 from __future__ import annotations
 

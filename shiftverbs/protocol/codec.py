@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The control channel's datagrams: encoding and decoding. What they mean is in messages.py.
 
 One datagram carries messages from one control port to another: a header, entries, and the seal over both (seal.py). An

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What goes into the pure core (events) and what comes out of it (actions).
 
 Times are integer nanoseconds of one monotonic clock; pairs are numbered as in `pair`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What two peers say to each other over the control channel: plain values, no encoding.
 
 `shiftverbs.protocol.codec` turns these into datagrams and back; the pure core only ever sees the classes here.

@@ -1,4 +1,5 @@
-"""MOVE: one direction moves voluntarily, behind a signaled fence; nothing is replayed (design 7.4). Pure."""
+# SPDX-License-Identifier: BSD-3-Clause
+"""MOVE: one direction moves voluntarily, behind a signaled fence; nothing is replayed. Pure."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What two peers agree on about one QP: SWITCH, ARM and MOVE. Pure: no I/O, no clock, no threads, no pyverbs.
 
 A *pair* is our QP on NIC k with the peer's QP on its NIC k; pair 0 is the default one, pair k the k-th backup in each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Is a NIC pair alive: pings between two control ports, judged in the caller's time. Pure: no I/O, no clock.
 
 One `PingState` per NIC pair and process, however many QPs use it (design: one ping per NIC pair).

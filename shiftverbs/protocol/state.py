@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The state of one protected QP's protocol, and what its procedures SWITCH, ARM and MOVE share. Pure."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""SWITCH: both directions move to another pair after a failure, and how a pairing ends (design 7.2). Pure."""
+# SPDX-License-Identifier: BSD-3-Clause
+"""SWITCH: both directions move to another pair after a failure, and how a pairing ends. Pure."""
 
 from __future__ import annotations
 

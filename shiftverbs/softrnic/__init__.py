@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """softrnic: RoCEv2 RNICs in user space, for any program that uses libibverbs.
 
 The library `libsoftrnic.so` beside this file stands before libibverbs and adds devices `soft0`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """``python -m shiftverbs.softrnic``: look at software NICs and break them, from a shell.
 
 Exit status: 0 done, 2 the request is wrong (unknown host, device, rail, ...) or softrnic cannot be used.

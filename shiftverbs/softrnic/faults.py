@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What can happen to a software NIC from outside: cables, switches, sudden death, standstill, lost or late packets.
 
 Every function acts on all processes that share `SOFTRNIC_DIR` and is in force for the next packet when it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ib_* programs, server and client, over the software RNIC, with each package."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The benchmarks' arithmetic, addresses and command line."""
 
 from __future__ import annotations

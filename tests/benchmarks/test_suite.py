@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m benchmarks`: its arithmetic, its table and figures, and a short run of its child processes."""
 
 from __future__ import annotations

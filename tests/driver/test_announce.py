@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Log lines about many QPs."""
 
 from __future__ import annotations

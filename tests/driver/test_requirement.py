@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """When SHIFTVERBS_REQUIRE ends a QP, in virtual time."""
 
 from __future__ import annotations

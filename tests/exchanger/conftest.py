@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fixtures of the exchanger's tests: collecting events, and one world for the fake and for real etcd."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A TCP relay in front of etcd that takes its time: what arrives is passed on later, in order, nothing lost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Much to do at once: nobody's keys run out meanwhile, and nobody waits for all that others asked for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every SHIFTVERBS_* variable, good and bad."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every exchanger does, the fake and the one on etcd alike."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Children forked at the worst moment: while a broker is started, or a shared broker's socket made."""
 
 from __future__ import annotations

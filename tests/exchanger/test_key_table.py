@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The broker's table of wanted keys, against a watch stream that is played by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The in-memory store's own means: leases by a given clock, outages, partitions, crashes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Keys and values: what goes in comes out, and nothing from outside gets through unchecked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What one client of a shared broker can do to the others: nothing; and what a broker that meets its limits says."""
 
 from __future__ import annotations

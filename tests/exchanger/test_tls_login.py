@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """TLS and login against a real etcd: certificates made on the spot, users with rights to one job only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The fuzzers: libFuzzer harnesses over our C, and one function per decoder in Python; the corpus beside them.
 
 `python tests/fuzz/fuzzing.py SECONDS` (`make fuzz SECONDS=n`) runs all of them that long in turn. New inputs stay in

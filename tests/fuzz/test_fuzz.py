@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Input from outside: every kept input again, and a short search for new ones (`make fuzz` searches longer)."""
 
 from __future__ import annotations

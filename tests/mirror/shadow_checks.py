@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the programs that check the mirror with failover running share; one is run by `python shadowed.py NAME`.
 
 soft0 is the default NIC, soft1 behind it. Each asserts for itself. What our code logs at WARNING or above is an error

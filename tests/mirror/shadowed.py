@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs that check the mirror with failover running, in one process: what the application has, and that it works.
 
 See shadow_checks.py.

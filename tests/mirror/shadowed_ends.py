@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs that check the mirror with failover running: closed, interrupted, forked, left to the exit.
 
 See shadow_checks.py.

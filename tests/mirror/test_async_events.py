@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One descriptor, two readers: each event once to the application, once to the driver."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which NIC backs up which, and which port and GID on it."""
 
 from __future__ import annotations

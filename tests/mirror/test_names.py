@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every name of every pyverbs module is in the mirror, and is the same object unless it is shadowed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a QP remembers of its transitions, read when somebody asks."""
 
 from __future__ import annotations

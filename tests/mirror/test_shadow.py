@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shadow resources on made-up NICs whose jobs run when the test says so: adverse orders, failures, teardown."""
 
 from __future__ import annotations

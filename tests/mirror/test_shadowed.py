@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The mirror with failover running, on the software RNIC and a real etcd. Programs: shadowed.py, shadowed_ends.py."""
 
 from __future__ import annotations

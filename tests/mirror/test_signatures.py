@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Arguments by keyword and by position, as any release of pyverbs names them, on whichever one is installed.
 
 Releases before 56 were made by a Cython that takes no keyword where there is one argument. The names are those of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SGE, SendWR and RecvWR: whatever arguments pyverbs' constructors are given, ours do the same with them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/model/switch.pml under spin: no error as it stands, an error with each mutation, the code's names."""
 
 from __future__ import annotations

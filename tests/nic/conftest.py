@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each case runs in a child of its own: what stands before libibverbs is process-wide, and cases fork, hang
 and exit without closing anything."""
 

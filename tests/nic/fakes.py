@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The child's handle on fake_verbs.c, and what the cases share."""
 
 from __future__ import annotations

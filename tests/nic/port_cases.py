@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cases of ControlPort, on the software RNIC (host "a")."""
 
 from __future__ import annotations

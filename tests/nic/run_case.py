@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Child side: put the fakes before libibverbs, then run one function of a module of cases.
 
 Usage: run_case.py MODULE CASE. The case has passed when the child exits with 0 and has said "case … done";

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ControlPort, in one process (cases in port_cases.py) and between two hosts."""
 
 from __future__ import annotations

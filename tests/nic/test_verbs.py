@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Raw verbs, ModifySteps and async events, on the software RNIC. Cases in verbs_cases.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Waiter: readiness, attention, grace, deadline, listeners, close, fork, exit. Cases in waiter_cases.py."""
 
 from __future__ import annotations

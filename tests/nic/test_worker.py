@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """NicWorker: order, results, jobs, life without the GIL, stop, fork, exit. Cases in worker_cases.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cases of the raw verbs, ModifySteps and async events, on the software RNIC (host "a")."""
 
 from __future__ import annotations

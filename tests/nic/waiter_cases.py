@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cases of Waiter. The "application" is a thread that clears attention as a driver run does."""
 
 from __future__ import annotations

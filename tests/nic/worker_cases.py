@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cases of NicWorker, on fake QPs (small numbers): see fake_verbs.c."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Terminals with a shell in each, in which a page's commands are typed, and what a page says that they print."""
 
 from __future__ import annotations

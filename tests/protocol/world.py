@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two hosts, some NIC pairs and one QP pair in virtual time, for tests of the pure core.
 
 Models just enough of RC: in-order delivery per life of a QP, acknowledgements that get lost, retries, the error

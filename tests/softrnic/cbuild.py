@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Compile the C tests and sources of softrnic with sanitizers, once per session."""
 
 from __future__ import annotations

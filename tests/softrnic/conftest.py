@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fixtures for tests that drive software NICs."""
 
 from __future__ import annotations

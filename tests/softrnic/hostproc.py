@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The child side of hosts.py: a process on one host of the software network, driven by JSON lines.
 
 Commands come on standard input as {"on": object, "call": method, "args": [...], "kw": {...}}; answers go to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hosts of the software network as child processes, called like local objects.
 
     a, b = hosts("a"), hosts("b")

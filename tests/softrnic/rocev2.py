@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An independent RoCEv2 encoder: what the wire code is checked against, and a source of malformed packets.
 
 Written from the InfiniBand specification's tables with struct and zlib alone; shares nothing with the C code.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m shiftverbs.softrnic`, and how the library gets into a process."""
 
 from __future__ import annotations

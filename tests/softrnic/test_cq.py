@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Completion queues: events, resizing, overrun, order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """RC errors to the specification: which status on which side, in which order, after what time."""
 
 from __future__ import annotations

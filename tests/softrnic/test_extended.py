@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Extended CQs (start_poll, next_poll, end_poll) and QPs (ibv_wr_*)."""
 
 from __future__ import annotations

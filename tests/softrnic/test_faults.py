@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Faults from outside, as a program with plain pyverbs sees them."""
 
 from __future__ import annotations

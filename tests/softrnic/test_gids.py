@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The GID table of a RoCE port: what it holds, and traffic by each of its entries."""
 
 from __future__ import annotations

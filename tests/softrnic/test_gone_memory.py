@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Registered memory that the program took away: the process lives, and the work that needed it fails.
 
 A NIC with pinned pages would not notice. Ours reaches memory as the program does, so that what is unmapped or protected

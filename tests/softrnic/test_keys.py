@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SOFTRNIC_KEYS: whose memory a key of a region that is gone means next."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Packets that come late, twice, or out of order: rules with a delay, in every direction."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Opening, closing, forking, dying: nothing leaks, nothing crashes, nothing hangs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Devices on network interfaces, between two network namespaces: `ip link set down` is a pulled cable."""
 
 from __future__ import annotations

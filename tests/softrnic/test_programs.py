@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C programs of other people on the software NIC, through LD_PRELOAD."""
 
 from __future__ import annotations

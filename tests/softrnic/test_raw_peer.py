@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """RC against a peer made of a bare UDP socket: what is on the wire, and what malformed or hostile packets do."""
 
 from __future__ import annotations

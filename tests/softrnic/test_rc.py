@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """RC: each operation, in one process and between two."""
 
 from __future__ import annotations

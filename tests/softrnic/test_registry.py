@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The fault registry between processes: addresses, cables, death, switches, rules. No NIC involved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The engine under sanitizers: the tests that go deepest once more, and a stress test with threads.
 
 A finding ends the process, which fails the test and shows the report.

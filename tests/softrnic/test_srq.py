@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shared receive queues."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A NIC that takes work and does none, and commands that do not return."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """UC: messages of many packets, and what becomes of them when a packet is lost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """UD: datagrams, the GRH in front of them, Q_Keys."""
 
 from __future__ import annotations

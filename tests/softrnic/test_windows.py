@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory windows: what a key opens, to whom, and until when."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The wire format, in C under the sanitizers: known answers, malformed packets, an independent encoder."""
 
 from __future__ import annotations

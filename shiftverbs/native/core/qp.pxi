@@ -768,7 +768,7 @@ cdef class QPCore:
         return none
 
     def trim(self, uint64_t peer_rx) -> None:
-        """The peer has received `peer_rx` two-sided messages: what lies up to that one is executed (design 7.2, 6).
+        """The peer has received `peer_rx` two-sided messages: what lies up to that one is executed.
 
         Those WRs get their success WCs in turn and are not sent again; READs among them are (a response may be
         lost), signaled, unless their NIC has shown that they were complete. The next open_send starts there.
