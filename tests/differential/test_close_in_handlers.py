@@ -124,7 +124,7 @@ def test_a_close_that_was_broken_off_begins_anew(network: Network, faults: Any, 
     faults.unhang("a/soft1")
     a(f"ep.{outer}.close()")
     for each in ("qp", "context") if outer == "context" else ("qp",):
-        assert a(f"__import__('shiftverbs.lifetime').lifetime.is_open(ep.{each})") is False
+        assert a(f"__import__('shiftverbs').mirroring.lifetime.is_open(ep.{each})") is False
     finish(a, faults)
 
 

@@ -55,7 +55,7 @@ def test_no_thread_of_ours_takes_a_signal(network: Network, faults: Any) -> None
         assert h("len(names())") > 3
         # The broker, which such a thread has started, is to be ended as any process.
         assert h(
-            "pid = __import__('shiftverbs.runtime').runtime.current().exchanger._connection.pid\n"
+            "pid = __import__('shiftverbs').failover.runtime.current().exchanger._connection.pid\n"
             "[l.split()[1] for l in open(f'/proc/{pid}/status') if l.startswith('SigBlk')]"
         ) == ["0" * 16]
 

@@ -159,5 +159,5 @@ def test_two_processes_share_a_range_of_ports(network: Network, run_dir: Path) -
     taken = first("port")
     second = network.host("a", SHIFTVERBS_METRICS=str(taken))
     second("context = device.Context(name='soft0'); dom = pd.PD(context)")
-    assert second("__import__('shiftverbs.runtime', fromlist=['']).current().metrics_port is None")
+    assert second("__import__('shiftverbs.failover.runtime', fromlist=['']).current().metrics_port is None")
     second.child.expect("no port is free")
