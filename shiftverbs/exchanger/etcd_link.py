@@ -115,9 +115,6 @@ class EtcdLink(threading.Thread):
         self._why_held = ""
         self._is_up = False
         self._traced: str | None = None
-        # Of etcd's leader, whose number changes with it; whether another one may have less than was acknowledged.
-        self._term: int | None = None
-        self._unsure = False
 
     # Called by the broker's main thread
 
@@ -226,7 +223,6 @@ class EtcdLink(threading.Thread):
         self._held.clear()
         # A lease goes through the cluster's consensus: once it is granted, etcd is fit to work.
         self._renew(self._client)
-        self._compare()
         with self._wake:
             proven = self._spare_lease is not None or any(owner.lease for owner in self._owners.values())
         if not proven:
@@ -297,8 +293,6 @@ class EtcdLink(threading.Thread):
             # and where they keep coming, a longer one makes fewer transactions still.
             time.sleep(pause_s)
             self._check()
-            if self._unsure:
-                self._compare()
             self._drop_and_revoke()
             count = self._write() + self._read()
             with self._wake:
@@ -306,7 +300,7 @@ class EtcdLink(threading.Thread):
 
     def _has_work(self) -> bool:
         """Whether there is something to do now. Under the lock."""
-        if self._lost is not None or self._unsure or self._dropping or self._to_get or self._to_try or self._to_revoke:
+        if self._lost is not None or self._dropping or self._to_get or self._to_try or self._to_revoke:
             return True
         now = time.monotonic()
         puts_due = now >= self._puts_at
@@ -365,19 +359,14 @@ class EtcdLink(threading.Thread):
         requests = [rpc.LeaseKeepAliveRequest(ID=lease) for lease in ids]
         call = client.leasestub.LeaseKeepAlive(iter(requests), self._timeout_s, metadata=client.metadata)
         alive = set()
-        term = self._term
         for _ in ids:
             answer = next(call, None)
             if answer is None:
                 break
-            term = answer.header.raft_term
             if answer.TTL > 0:
                 alive.add(answer.ID)
         call.cancel()
         with self._wake:
-            if term != self._term:
-                self._term, self._unsure = term, True
-                self._wake.notify()
             # What was lost may have been replaced meanwhile, by the other thread.
             if spare not in alive and self._spare_lease == spare:
                 self._spare_lease = None
@@ -385,35 +374,6 @@ class EtcdLink(threading.Thread):
                 if lease not in alive and owner.lease == lease:
                     owner.lose_lease()
                     self._wake.notify()
-
-    def _compare(self) -> None:
-        """See that what stands there is what etcd has acknowledged.
-
-        An etcd that was killed, or is restored from a backup, may have lost the last of it and still know the lease
-        (etcd 3.5.0 to 3.5.2 lose puts when they are killed). Looked at in each session, and with each new leader, which
-        every restart makes. Keys alone: an older value is not told from the newest.
-        """
-        stub = self._client.leasestub
-        with self._wake:
-            self._unsure = False
-            owners = [owner for owner in self._owners.values() if owner.lease is not None]
-        calls = [
-            stub.LeaseTimeToLive.future(
-                rpc.LeaseTimeToLiveRequest(ID=owner.lease, keys=True), self._timeout_s, metadata=self._client.metadata
-            )
-            for owner in owners
-        ]
-        for owner, call in zip(owners, calls, strict=True):
-            try:
-                there = {key.decode("utf-8", "replace") for key in call.result().keys}
-            except grpc.RpcError as error:
-                if error.code() not in _UNTOLD:
-                    raise
-                continue
-            with self._wake:
-                missing = [key for key in owner.desired if key not in there and key not in owner.denied]
-                owner.dirty.update((key, None) for key in missing)
-                owner.doomed.update((key, None) for key in there - owner.desired.keys())
 
     def _forget(self, number: int) -> None:
         owner = self._owners.pop(number, None)
@@ -728,14 +688,6 @@ def _is_about_the_request(error: grpc.RpcError) -> bool:
     )
 
 
-# Of a lease's keys: we may not know them all, it ran out just now (the next keep-alive will tell), there are more names
-# than fit into an answer, etcd is another server that speaks its protocol and does not tell.
-_UNTOLD = (
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
 # What the way to etcd may raise.
 _EXPECTED = (grpc.RpcError, etcd3.Etcd3Exception, SessionLost, OSError, ValueError)
 

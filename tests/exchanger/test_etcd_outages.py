@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Found, Rejected, Unavailable, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
 
-from .around import lease_of, leases, requests, stopped_broker, wait_until
+from .around import leases, requests, stopped_broker, wait_until
 from .conftest import GID_B, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 
 
@@ -50,36 +49,6 @@ def test_an_etcd_that_comes_late_gets_everything(own_etcd_world: EtcdWorld) -> N
     wait_until(lambda: world.keys() == [key])
 
 
-@pytest.mark.parametrize("noticed", [True, False])
-def test_an_etcd_that_lost_what_it_had_acknowledged_gets_it_again(own_etcd_world: EtcdWorld, noticed: bool) -> None:
-    """As after a restore from a backup, or the death of one that loses puts by it: the lease is still there."""
-    world = own_etcd_world
-    server, data = world.server, Path(world.server._directory, "data")
-    one = world.make(etcd_backoff_max_ms=500)
-    early = {publish_qp(one, world.job, qpn) for qpn in range(3)}
-    one.until(lambda _: set(world.keys()) == early)
-    server.stop()
-    shutil.copytree(data, data.with_name("backup"))
-    server.start()
-    one.next(Connected)
-    lease = lease_of(server, min(early))
-    late = {publish_qp(one, world.job, qpn) for qpn in range(3, 200)}
-    one.exchanger.withdraw(min(early))
-    expected = sorted((early | late) - {min(early)})
-    one.until(lambda _: world.keys() == expected)
-    server.kill()
-    shutil.rmtree(data)
-    data.with_name("backup").rename(data)
-    try:
-        if noticed:
-            one.next(Unavailable)
-        server.start()
-        one.until(lambda _: world.keys() == expected)
-        assert lease_of(server, max(late)) == lease, "that the lease was lost would have told it as well"
-    finally:
-        server.close()
-
-
 @pytest.mark.parametrize("data_lost", [False, True])
 def test_an_etcd_that_comes_back_gets_everything_again(own_etcd_world: EtcdWorld, data_lost: bool) -> None:
     world = own_etcd_world
@@ -90,7 +59,9 @@ def test_an_etcd_that_comes_back_gets_everything_again(own_etcd_world: EtcdWorld
         reader.exchanger.want(key)
     reader.until(lambda events: found_keys(events) == keys)
     reader.until(lambda events: Found(missing, None) in events)
-    world.server.kill()
+    # In good order where its data are to be as they were: etcd 3.5.0 to 3.5.2 lose puts that they have acknowledged
+    # when they are killed (etcd's issue 13766; seen with 3.5.1, without a client of ours, in 3 of 250 deaths).
+    world.server.kill() if data_lost else world.server.stop()
     one.next(Unavailable)
     reader.next(Unavailable)
     reader.events.clear()
