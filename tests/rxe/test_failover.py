@@ -81,11 +81,27 @@ def shared_lab(etcd: str) -> Iterator[Lab]:
     finish(lab)
 
 
+@pytest.fixture
+def shared_story(shared_lab: Lab) -> Iterator[Callable[[str], Story]]:
+    """Tell a story of this traffic in the shared lab; one that does not come to its end takes the programs with it."""
+    stories = []
+
+    def tell(traffic: str) -> Story:
+        stories.append(Story(shared_lab, traffic))
+        return stories[-1]
+
+    yield tell
+    shared_lab.network.heal()
+    if not all(story.ended for story in stories):
+        shared_lab.end_hosts()
+
+
 class Story:
     """Traffic of one kind between a and b with faults in any order; `end` accounts for every message."""
 
     def __init__(self, lab: Lab, traffic: str) -> None:
         self.lab, self.traffic, self.network = lab, traffic, lab.network
+        self.ended = False
         self.pair = lab.protected(traffic)
         self._before = self._status()
         self.pair.ask_both("start")
@@ -129,6 +145,7 @@ class Story:
         assert result.problem is None
         assert (result.lost, result.duplicated, result.reordered, result.corrupt) == (0, 0, 0, 0)
         assert result.messages > 0
+        self.ended = True
         return result
 
 
@@ -153,11 +170,11 @@ def test_infinite_retries_never_give_an_error_and_are_noticed(
     assert result.ok
 
 
-def test_twenty_flaps_in_a_row(make_lab: Callable[..., Lab]) -> None:
+def test_twenty_flaps_in_a_row(shared_story: Callable[[str], Story]) -> None:
     seed = 20
     rng = random.Random(seed)
     say(f"seed {seed}")
-    story = Story(make_lab(), "write_imm")
+    story = shared_story("write_imm")
     for flap in range(20):
         side = rng.choice("ab")
         story.network.cut(f"{side}0")
@@ -168,9 +185,9 @@ def test_twenty_flaps_in_a_row(make_lab: Callable[..., Lab]) -> None:
     story.end()
 
 
-def test_backup_cut_during_fallback(make_lab: Callable[..., Lab]) -> None:
+def test_backup_cut_during_fallback(shared_story: Callable[[str], Story]) -> None:
     """The second failure comes as soon as home is whole again, before or while traffic returns."""
-    story = Story(make_lab(), "send")
+    story = shared_story("send")
     story.network.cut("a0")
     story.wait_away()
     story.network.mend("a0")
@@ -180,9 +197,9 @@ def test_backup_cut_during_fallback(make_lab: Callable[..., Lab]) -> None:
     story.end()
 
 
-def test_all_paths_gone_gives_the_original_errors(make_lab: Callable[..., Lab]) -> None:
+def test_all_paths_gone_gives_the_original_errors(shared_story: Callable[[str], Story]) -> None:
     """The sender at once. The receiver, as with plain verbs, cannot know, until the peer can tell it so."""
-    story = Story(make_lab(), "send")
+    story = shared_story("send")
     story.network.cut("a0")
     story.wait_away()
     story.network.cut("a1")
