@@ -58,8 +58,8 @@ class Pairing:
         """Publish as soon as everything that has to be published is known; called whenever something changed."""
         c = self.connection
         shadow = c.shadow
-        if self._mine is not None or c.closed or c.status is Status.FAILED:
-            return
+        if self._mine is not None or c.closed or shadow.closed or c.status is Status.FAILED:
+            return  # a QP that goes, or has been going since its shadows did: nobody is waiting for its protection
         if "RTR" not in shadow.transitions:
             return
         backups = len(shadow.domain.backups)

@@ -20,8 +20,10 @@ from shiftverbs.failover import runtime as runtime_module
 from shiftverbs.failover.admission import UNDER_WAY
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.pairing import Pairing
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.protocol.codec import Entry
+from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress
 
 
@@ -55,6 +57,27 @@ def test_what_comes_back_after_its_pairing_is_dropped(driver: Driver, nic: Any) 
         driver.run()
         assert came == expected
     assert not driver._commands
+
+
+def test_a_qp_whose_shadows_go_is_not_told_as_unprotected(driver: Driver) -> None:
+    """The collector closes its shadows a moment before its connection hears of it: a warning came of that."""
+    told: list[str] = []
+    shadow = SimpleNamespace(
+        closed=True,
+        transitions=["RTR"],
+        domain=SimpleNamespace(backups=[object()]),
+        state=lambda k: "failed",
+        reason=lambda k: "closed",
+    )
+    connection = SimpleNamespace(
+        driver=driver, shadow=shadow, closed=False, status=Status.PAIRING, never_protected=told.append
+    )
+    pairing = Pairing(connection)  # type: ignore[arg-type]
+    pairing.advance()
+    assert told == []
+    shadow.closed = False
+    pairing.advance()
+    assert told == ["no shadow QP: closed"]
 
 
 def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver: Driver, nic: Any) -> None:
