@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from harness import Child, EtcdServer, Spawn, child_env, python_args
+from harness import ROOT, Child, EtcdServer, Spawn, child_env, python_args
 from hypothesis import settings
 
 # The same examples on every run, so that a red run can be repeated.
@@ -20,6 +20,22 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# What wants a core, and has no deadline that another process could make it miss. Where pytest runs in two processes
+# (-n 2 --dist loadgroup) one has these and the other all the rest: hosts, brokers and deadlines, one after the other.
+BESIDE = (
+    "core/test_instructions.py", "core/test_sanitized.py", "fuzz/", "model/", "pages/", "protocol/", "simulator/", "soak/",
+    "softrnic/test_sanitized.py", "test_docs.py", "test_packaging.py", "test_site.py",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads it in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which process runs each test, should there be two."""
+    for item in items:
+        where = item.path.relative_to(ROOT / "tests").as_posix()
+        item.add_marker(pytest.mark.xdist_group("beside" if where.startswith(BESIDE) else "hosts"))
+
 
 # A process keeps two descriptors for each software network that it ever gave faults in, and every test has its own;
 # a login shell's usual limit is 1,024.
