@@ -45,8 +45,8 @@ class Harness:
 
 
 HARNESSES = (
-    Harness("wire", ("wire.c", "icrc.c"), 600),
-    Harness("config", ("config.c",), 300),
+    Harness("wire", ("wire/wire.c", "wire/icrc.c"), 600),
+    Harness("config", ("faults/config.c",), 300),
     Harness("receive", None, 400),
 )
 
@@ -58,7 +58,7 @@ def build(harness: Harness, target: Path) -> Path:
     """
     clang = shutil.which("clang")
     assert clang, "no clang: `make setup` installs it"
-    names = sorted(p.name for p in SOURCES.glob("*.c")) if harness.sources is None else harness.sources
+    names = sorted(str(p) for p in SOURCES.glob("*/*.c")) if harness.sources is None else harness.sources
     command = [clang, *FLAGS, f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
     command += [str(HERE / "c" / f"fuzz_{harness.name}.c"), *(str(SOURCES / name) for name in names)]
     done = subprocess.run(

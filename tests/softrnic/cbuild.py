@@ -38,11 +38,11 @@ def build(target: Path, test_source: str, sources: Sequence[str] | None, sanitiz
 
     :param target: where the program goes
     :param test_source: file in tests/softrnic/c
-    :param sources: files of softrnic that it tests; None = all
+    :param sources: files of softrnic that it tests, with their folder; None = all
     :param sanitizers: for -fsanitize
     :raises AssertionError: it does not compile without warnings; the text says why
     """
-    names = sorted(path.name for path in SOURCES.glob("*.c")) if sources is None else sources
+    names = sorted(str(path) for path in SOURCES.glob("*/*.c")) if sources is None else sources
     files = [str(TESTS / test_source), *(str(SOURCES / name) for name in names)]
     return _compile(target, [f"-I{SOURCES}", *files], sanitizers)
 
@@ -53,8 +53,8 @@ def build_library(target: Path) -> Path:
     :param target: where the shared library goes
     :raises AssertionError: it does not compile without warnings; the text says why
     """
-    files = sorted(str(path) for path in SOURCES.glob("*.c"))
-    return _compile(target, ["-fPIC", "-fvisibility=hidden", "-shared", *files], SANITIZERS)
+    files = sorted(str(path) for path in SOURCES.glob("*/*.c"))
+    return _compile(target, [f"-I{SOURCES}", "-fPIC", "-fvisibility=hidden", "-shared", *files], SANITIZERS)
 
 
 def runtime_libraries() -> str:

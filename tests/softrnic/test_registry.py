@@ -45,7 +45,8 @@ class Port:
 @pytest.fixture(scope="session")
 def port_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """c/port.c, built with sanitizers."""
-    sources = ["config.c", "fault.c", "netdev.c", "registry.c", "rules.c", "wire.c", "icrc.c"]
+    sources = [f"faults/{name}.c" for name in ("config", "fault", "netdev", "registry", "rules")]
+    sources += ["wire/wire.c", "wire/icrc.c"]
     return build(tmp_path_factory.mktemp("registry") / "port", "port.c", sources)
 
 

@@ -18,7 +18,7 @@ SEED = 20250701
 @pytest.fixture(scope="session")
 def wire_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C unit tests, built with sanitizers."""
-    return build(tmp_path_factory.mktemp("wire") / "test_wire", "test_wire.c", ["wire.c", "icrc.c"])
+    return build(tmp_path_factory.mktemp("wire") / "test_wire", "test_wire.c", ["wire/wire.c", "wire/icrc.c"])
 
 
 def run(program: Path, *args: str, stdin: str = "") -> str:

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "softrnic.h"
+#include "objects/queues.h"
+#include "transport/transport.h"
 
 #define SIZE 4096 /* bytes of the one memory region: WRs use it too */
 #define RECV_SIZE 600

@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "fault.h"
+#include "faults/fault.h"
 
 static struct config config;
 static struct fault_port *ports[CONFIG_MAX_DEVICES];

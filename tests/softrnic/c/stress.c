@@ -14,8 +14,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "ctl.h"
 #include "ends.h"
+#include "faults/ctl.h"
 
 #define SIZE 8192
 #define DEPTH 32

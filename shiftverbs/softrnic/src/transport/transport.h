@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What runs on the wire, and who runs it. nic->lock held where nothing else is said. */
+#ifndef SOFTRNIC_TRANSPORT_TRANSPORT_H
+#define SOFTRNIC_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "faults/fault.h"
+#include "objects/nic.h"
+#include "objects/queues.h"
+#include "wire/wire.h"
+
+/* --- timer.c --- */
+/* Look at all that waits for a time no later than then. */
+void srn_timer_at(struct srn_nic *nic, uint64_t at_ns);
+/* A QP's timer was set. */
+void srn_timer_set(struct srn_qp *qp, uint64_t at_ns);
+
+/* --- hold.c --- */
+void srn_hold(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
+              size_t len, uint32_t delay_us, bool overtaken_by_next);
+/* A packet of this direction went on: those that it was to overtake follow. RX: on the progress thread. */
+void srn_hold_passed(struct srn_nic *nic, enum fault_direction direction);
+/* Release what is due; when the next will be, 0 = there is none. On the progress thread. */
+uint64_t srn_hold_run(struct srn_nic *nic, uint64_t now_ns);
+void srn_hold_clear(struct srn_nic *nic);
+
+/* --- link.c --- */
+/* Open the socket and what else it takes to send; 0 or errno, and a sentence in err where there is more to say. */
+int srn_link_open(struct srn_nic *nic, struct srn_net *net, char *err, size_t err_len);
+/* Close what srn_link_open() opened, and every other descriptor of it. */
+void srn_link_close(struct srn_nic *nic, struct srn_net *net);
+void srn_link_after_fork(struct srn_nic *nic);
+/* Where the next packet's payload (up to 4096 bytes) goes. */
+uint8_t *srn_tx_payload(struct srn_nic *nic);
+void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_len, uint32_t local_qpn,
+                   struct srn_peer to);
+void srn_tx_flush(struct srn_nic *nic);
+/* A packet that was sealed before goes out. */
+void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len);
+/* Let go of nic->lock, once what was queued is sent and overrun CQs are dealt with. */
+void srn_nic_unlock(struct srn_nic *nic);
+
+/* --- requester.c --- */
+void srn_req_reset(struct srn_qp *qp, uint32_t psn);
+void srn_req_run(struct srn_qp *qp);
+void srn_req_handle(struct srn_qp *qp, const struct wire_packet *pkt);
+void srn_req_timer(struct srn_qp *qp, uint64_t now_ns);
+/* The next packet of a SEND or WRITE; false if its memory is gone. Fills in pkt but for what all packets have. */
+bool srn_send_data(struct srn_qp *qp, const struct srn_swqe *w, struct wire_packet *pkt);
+enum ibv_wc_status srn_check_wqe(struct srn_qp *qp, const struct srn_swqe *w);
+void srn_sq_check_drained(struct srn_qp *qp);
+
+/* --- responder.c --- */
+void srn_resp_reset(struct srn_qp *qp, uint32_t psn);
+void srn_resp_handle(struct srn_qp *qp, const struct wire_packet *pkt);
+void srn_resp_flush_acks(struct srn_nic *nic);
+/* A SEND or WRITE packet whose turn it is. */
+void srn_resp_execute(struct srn_qp *qp, const struct wire_packet *pkt);
+
+/* --- uc.c --- */
+void srn_uc_run(struct srn_qp *qp);
+void srn_uc_handle(struct srn_qp *qp, const struct wire_packet *pkt);
+
+/* --- ud.c --- */
+void srn_ud_run(struct srn_qp *qp);
+void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, struct srn_peer from);
+
+/* --- dispatch.c --- */
+/* Work on what was posted. */
+void srn_sq_run(struct srn_qp *qp);
+/* A good packet from this address. */
+void srn_receive(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip);
+/* The same, of one that was checked before. */
+void srn_rx_datagram(struct srn_nic *nic, uint32_t src_ip, const uint8_t *data, size_t len);
+/* The NIC stands still no more: what was left undone is done. On the progress thread. */
+void srn_stall_over(struct srn_nic *nic);
+
+/* --- progress.c: nic->lock not held --- */
+int srn_net_open(struct srn_nic *nic, char *err, size_t err_len);
+void srn_net_close(struct srn_nic *nic);
+void srn_net_after_fork(struct srn_nic *nic);
+
+#endif
