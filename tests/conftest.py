@@ -24,8 +24,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # What wants a core, and has no deadline that another process could make it miss. Where pytest runs in two processes
 # (-n 2 --dist loadgroup) one has these and the other all the rest: hosts, brokers and deadlines, one after the other.
 BESIDE = (
-    "core/test_instructions.py", "core/test_sanitized.py", "fuzz/", "model/", "pages/", "protocol/", "simulator/", "soak/",
-    "softrnic/test_sanitized.py", "test_docs.py", "test_packaging.py", "test_site.py",
+    "core/test_instructions.py", "core/test_sanitized.py", "fuzz/", "model/", "pages/", "protocol/", "simulator/",
+    "soak/", "softrnic/test_layers.py", "softrnic/test_sanitized.py", "test_docs.py", "test_packaging.py",
+    "test_site.py",
 )  # fmt: skip
 
 

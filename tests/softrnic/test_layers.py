@@ -10,6 +10,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
 from softrnic.cbuild import FLAGS, SOURCES, compiler
 
 #: From the bottom up.
