@@ -25,10 +25,10 @@ from shiftverbs import observe
 from shiftverbs.exchanger.records import QpRecord
 from shiftverbs.failover import changes
 from shiftverbs.failover.absence import Absence
+from shiftverbs.failover.connection_keys import ConnectionKeys
 from shiftverbs.failover.control_channel import Path
 from shiftverbs.failover.drain import Fence
 from shiftverbs.failover.ending import FLUSHED, Ending
-from shiftverbs.failover.memory_keys import ConnectionKeys
 from shiftverbs.failover.pairing import Pairing
 from shiftverbs.failover.rebuild import Rebuild
 from shiftverbs.failover.requirement import Requirement

@@ -18,14 +18,13 @@ import functools
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs.process.waiting import look_for_signals
-from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, Move, MoveStep, Phase, Sync, WantKeys
-from shiftverbs.protocol.state import MS
+from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs._core import QPCore
     from shiftverbs.shadows.nic import Nic
     from shiftverbs.shadows.shadow import ShadowMR
 
@@ -33,15 +32,56 @@ if TYPE_CHECKING:
 HELD_MOST = 1 << 16
 # So many withdrawals are remembered for a peer; one that has heard of none of them forgets all.
 GONE_KEPT = 40
-# A question: so many rkeys at most. A message's body has 255 bytes.
-RKEYS_AT_ONCE = 59
+# A message's body.
 BODY_BYTES = 255
 # So many rkeys of one peer port are known at once. Then all are forgotten, and asked for again when they are used.
 KNOWN_MOST = 1 << 17
-# A question that was not answered, or not finally, is asked again; seldom while nothing waits for it.
-ASK_FIRST_NS, ASK_URGENT_NS, ASK_QUIET_NS = 3 * MS, 100 * MS, 1000 * MS
 # A NIC that is busy with one command for so long hangs: memory that it is to register is not waited for any more.
 HANGS_S = 5.0
+
+
+class Teller(Protocol):
+    """A connection's part in this, see connection_keys.py."""
+
+    def push(self) -> None:
+        """Tell the peer what was withdrawn."""
+
+
+class KeyUser(Protocol):
+    """A connection that uses keys which it shares with others."""
+
+    @property
+    def core(self) -> QPCore:
+        """Its part in the data path."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the QP is gone, or going: nothing is done to it any more."""
+
+    @property
+    def send_pair(self) -> int:
+        """The pair that carries sends."""
+
+    @property
+    def receives_away(self) -> bool:
+        """Whether the peer sends to a backup of ours, or may when it hears what we said."""
+
+    @property
+    def reached_away(self) -> bool:
+        """Whether something of the peer's may come by a backup of ours, perhaps the last of what it sent."""
+
+    @property
+    def keys(self) -> Teller:
+        """Its part in this, see connection_keys.py."""
+
+    def drain(self, k: int) -> None:
+        """Take what pair k's CQs hold."""
+
+    def keys_arrived(self) -> None:
+        """More keys were resolved."""
+
+    def keys_missing(self, why: str) -> None:
+        """What was posted cannot be handed over where the traffic is, and never will be."""
 
 
 class Told:
@@ -60,7 +100,7 @@ class Told:
         self.held: dict[tuple[Nic, int], tuple[int, int]] = {}  # -> number of the withdrawal, rkey
         self.full_since = 0.0  # when HELD_MOST were reached, in seconds; 0: they are not
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
-        self.users: set[Connection] = set()
+        self.users: set[KeyUser] = set()
 
     def withdraw(self, rkey: int, version: int) -> None:
         """`rkey`, which it was told of, is no more."""
@@ -105,7 +145,7 @@ class Told:
         return since, tuple(rkey for number, rkey in self.gone if number > since)
 
     @property
-    def away(self) -> list[Connection]:
+    def away(self) -> list[KeyUser]:
         """The connections whose peer sends to a backup of ours, so that our answers are in use."""
         return [user for user in list(self.users) if user.receives_away]
 
@@ -128,10 +168,10 @@ class PeerKeys:
     def __init__(self, remote: Any) -> None:
         self.remote = remote
         self.version = 0
-        self.users: set[Connection] = set()
+        self.users: set[KeyUser] = set()
         self._known: dict[int, int] = {}  # rkey -> on how many backups
         # WRs on their way by keys that were withdrawn since: what was heeded before, whose they are, the last's number.
-        self._under_way: list[tuple[int, Connection, int]] = []
+        self._under_way: list[tuple[int, KeyUser, int]] = []
 
     def knows(self, rkey: int, backups: int) -> bool:
         """Whether the rkey's counterparts on so many backups are known for good."""
@@ -161,7 +201,7 @@ class PeerKeys:
             if not user.closed:
                 user.drain(user.send_pair)
 
-    def _leave_behind(self, rkey: int | None, but: Connection | None = None) -> None:
+    def _leave_behind(self, rkey: int | None, but: KeyUser | None = None) -> None:
         """`rkey` (None: any) is forgotten, so that no more goes by it; WRs that hardware has do all the same."""
         for user in list(self.users):
             end = user.core.last_use(rkey) if user is not but else 0
@@ -169,7 +209,7 @@ class PeerKeys:
             if end and not any(each is user and end <= until for _, each, until in self._under_way):
                 self._under_way.append((self.version, user, end))
 
-    def heed(self, version: int, by: Connection | None = None) -> None:
+    def heed(self, version: int, by: KeyUser | None = None) -> None:
         """Nothing from before this withdrawal may be used, and we may not know which it was.
 
         by: the connection that is told so before it sends again, and has nothing on its way.
@@ -280,7 +320,7 @@ class KeyBook:
             if self.local(domain.nic, lkey) is None and not self.is_changing(domain.nic, lkey=lkey):
                 domain.keymap.set_local(lkey, k, there)
 
-    def await_confirmed(self, mr: ShadowMR, timeout_s: float) -> list[Connection]:
+    def await_confirmed(self, mr: ShadowMR, timeout_s: float) -> list[KeyUser]:
         """Wait until no peer that sends to a backup takes `mr`'s rkey for former memory of ours.
 
         Returns the connections to those that did not say so in time.
@@ -314,7 +354,7 @@ class KeyBook:
                 told = self._told[key] = Told(nic, self._withdrawn)
             return told
 
-    def leave(self, told: Told, user: Connection) -> None:
+    def leave(self, told: Told, user: KeyUser) -> None:
         """One user less; what nobody uses is forgotten."""
         with self._changed:
             told.users.discard(user)
@@ -390,7 +430,7 @@ class KeyBook:
             keys = self._theirs[instance, gid] = PeerKeys(remote())
         return keys
 
-    def leave_peer(self, keys: PeerKeys, user: Connection) -> None:
+    def leave_peer(self, keys: PeerKeys, user: KeyUser) -> None:
         """One user less."""
         keys.users.discard(user)
         if not keys.users:
@@ -409,270 +449,6 @@ def key_on(mr: ShadowMR, k: int) -> tuple[KeyState, int]:
     if mr.state(k) == "failed":
         return KeyState.NEVER, 0
     return (KeyState.HUNG if mr.domain.backups[k - 1].hangs(HANGS_S) else KeyState.PENDING), 0
-
-
-class ConnectionKeys:
-    """One connection's part: it asks for the rkeys that it uses, and answers what its peer asks.
-
-    due_ns: when `on_time` is to be called, or None.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._book: KeyBook = connection.driver.keys
-        self._told: Told | None = None
-        self._theirs: PeerKeys | None = None
-        self._asking: dict[int, None] = {}
-        self._fresh: list[int] = []  # of these, not asked for yet
-        self._nowhere: set[int] = set()  # the peer has no such memory
-        self._hung: set[tuple[int, int]] = set()  # (rkey, k): ... has it, and its NIC k does not register it
-        self._answered_ns = 0
-        self._ask_ns: int | None = None
-        self._ask_step_ns = 0
-        self._push_ns: int | None = None
-        self._push_step_ns = 0
-
-    # ---- from pairing to its end ------------------------------------------------------------------------------------
-
-    def open(self, mine: Any, theirs: Any) -> None:
-        """The connection is paired; mine, theirs: the two QpRecords."""
-        c = self._connection
-        self._told = self._book.told(theirs.instance, mine.default.gid or "", c.nic(0))
-        self._told.users.add(c)
-        self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", c.driver.core.RemoteKeys)
-        self._theirs.users.add(c)
-        c.core.remote_keys = self._theirs.remote  # which reports all rkeys seen so far
-
-    def close(self) -> None:
-        """The pairing is over."""
-        c = self._connection
-        told, self._told = self._told, None
-        theirs, self._theirs = self._theirs, None
-        if told is not None:
-            self._book.leave(told, c)
-            push(told)
-        if theirs is not None:
-            self._book.leave_peer(theirs, c)
-            if not c.closed:
-                c.core.remote_keys = None
-        self._asking.clear()
-        self._fresh.clear()
-        self._nowhere.clear()
-        self._hung.clear()
-        self._ask_ns = self._push_ns = None
-
-    @property
-    def due_ns(self) -> int | None:
-        """See the class."""
-        due = [t for t in (self._ask_ns, self._push_ns) if t is not None]
-        return min(due) if due else None
-
-    def on_time(self, now_ns: int) -> None:
-        """Say again what was not answered."""
-        if self._ask_ns is not None and now_ns >= self._ask_ns:
-            self._ask_again(now_ns)
-        if self._push_ns is not None and now_ns >= self._push_ns:
-            self.push()
-
-    def on_message(self, m: WantKeys | Keys) -> None:
-        """The peer speaks of keys."""
-        if isinstance(m, Keys):
-            self._on_keys(m)
-        else:
-            self._on_want(m)
-
-    # ---- what we use of the peer's ----------------------------------------------------------------------------------
-
-    def want(self, rkeys: Iterable[int]) -> None:
-        """WRs use these: ask for those that are not known."""
-        theirs, c = self._theirs, self._connection
-        if theirs is None:
-            return
-        asked = bool(self._fresh)
-        for rkey in rkeys:
-            if rkey not in self._asking and not theirs.knows(rkey, c.n_pairs - 1):
-                self._asking[rkey] = None
-                self._nowhere.discard(rkey)
-                self._hung.difference_update((rkey, k) for k in range(1, c.n_pairs))
-                self._fresh.append(rkey)
-        if self._fresh and not asked:
-            c.driver.later(c, self._ask)  # together with what else comes now
-
-    def begin_wait(self) -> None:
-        """A WR waits for keys, and none did before: what an rkey was not then, it may be now."""
-        self._nowhere.clear()
-
-    def is_answered(self, rkey: int) -> bool:
-        """Whether the peer said, since a WR waits for this rkey, that it has no such memory."""
-        return rkey in self._nowhere
-
-    def hurry(self) -> None:
-        """A WR waits for a key that was asked for: it is asked again soon, over every path."""
-        if self._ask_ns is not None:
-            self._ask_step_ns = 0
-            self._ask_ns = min(self._ask_ns, self._connection.driver.now_ns() + ASK_FIRST_NS)
-
-    def _ask(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        theirs = self._theirs
-        if theirs is None or not fresh:
-            return
-        self._say_want(theirs, fresh, again=False)
-        now_ns = self._connection.driver.now_ns()
-        self._ask_step_ns = ASK_FIRST_NS
-        self._ask_ns = min(now_ns + ASK_FIRST_NS, self._ask_ns or now_ns + ASK_FIRST_NS)
-        self._connection.wake_up()
-
-    def _ask_again(self, now_ns: int) -> None:
-        theirs = self._theirs
-        asking = [rkey for rkey in self._asking if theirs is not None]
-        if not asking or theirs is None:
-            self._ask_ns = None
-            return
-        most_ns = ASK_URGENT_NS if self._connection.awaits_keys else ASK_QUIET_NS
-        self._ask_step_ns = min(max(2 * self._ask_step_ns, ASK_FIRST_NS), most_ns)
-        self._ask_ns = now_ns + self._ask_step_ns
-        self._say_want(theirs, asking, again=True)
-
-    def _say_want(self, theirs: PeerKeys, rkeys: list[int], again: bool) -> None:
-        c = self._connection
-        for at in range(0, len(rkeys), RKEYS_AT_ONCE):
-            part = tuple(rkeys[at : at + RKEYS_AT_ONCE])
-            c.say(WantKeys(theirs.version, part, again, theirs.settled), c.send_pair, spread=again)
-
-    def _on_keys(self, m: Keys) -> None:
-        """An answer of the peer's, or news of a withdrawal."""
-        theirs, c = self._theirs, self._connection
-        if theirs is None:
-            return
-        good = theirs.take(m)
-        if m.push:
-            theirs.look()
-            c.say(WantKeys(theirs.version, (), False, theirs.settled), c.send_pair, spread=True)
-        if not good:
-            return
-        for found in m.found:
-            if found.rkey not in self._asking:
-                continue
-            self._answered_ns = c.driver.now_ns()
-            if is_final(found) or not found.on:
-                del self._asking[found.rkey]
-            if not found.on:
-                self._nowhere.add(found.rkey)
-            for k, (state, _) in enumerate(found.on, start=1):
-                if state is KeyState.HUNG:
-                    self._hung.add((found.rkey, k))
-                else:
-                    self._hung.discard((found.rkey, k))
-        for user in list(theirs.users):
-            user.keys_arrived()
-
-    def heed(self, m: Sync | Move) -> None:
-        """A SYNC or MOVE of the peer's says how far its withdrawals have come. READY and MOVED let us send: by then
-        nothing older may be used."""
-        theirs = self._theirs
-        if theirs is None or m.keys <= theirs.version:
-            return
-        if (isinstance(m, Sync) and m.phase is Phase.READY) or (isinstance(m, Move) and m.step is MoveStep.MOVED):
-            theirs.heed(m.keys, self._connection)
-        elif isinstance(m, Sync) and m.phase in (Phase.START, Phase.FENCED, Phase.POSTING):
-            # There is time to hear which they were: then what was not withdrawn need not be asked for again.
-            self._connection.say(WantKeys(theirs.version, (), True, theirs.settled), m.target, spread=True)
-
-    def hopeless(self, since_ns: int, now_ns: int) -> str | None:
-        """Why it makes no sense to wait any longer for the keys that posted WRs lack where traffic is; None: it does.
-
-        since_ns: since when a WR waits. A registration that is under way is waited for as long as its NIC works. Only
-        the NIC that a WR waits for counts: sends and receives may be on different ones, and others carry nothing.
-        """
-        c = self._connection
-        nic = c.nic(0)
-        patience_ns = c.driver.protocol_config.peer_deadline_ns
-        send_k, recv_k = c.core.send_pair, c.core.recv_pair
-        of_sends, remote = c.core.missing_keys(send_k, 0)
-        of_receives, _ = c.core.missing_keys(0, recv_k)
-        for k, lkey in sorted({(send_k, x) for x in of_sends} | {(recv_k, x) for x in of_receives}):
-            mr = self._book.local(nic, lkey)
-            if mr is None and self._book.is_changing(nic, lkey=lkey):
-                continue
-            if mr is None:
-                if not self._stand_in(k, lkey):
-                    return f"lkey {lkey:#x} is of no memory region"
-                if c.nic(k).hangs(HANGS_S):
-                    return f"{c.device(k)} hangs: it cannot refuse lkey {lkey:#x}, which is of no memory region"
-                continue
-            if mr.state(k) == "pending":
-                if c.nic(k).hangs(HANGS_S):
-                    return f"{c.device(k)} hangs: the memory of lkey {lkey:#x} is not registered there"
-            elif now_ns - since_ns > patience_ns:
-                return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(k)}"
-        for rkey in sorted(remote):
-            if rkey in self._nowhere:
-                continue  # see `refused`
-            if (rkey, send_k) in self._hung:
-                return f"the peer's NIC hangs: the memory of rkey {rkey:#x} is not registered there"
-            if now_ns - max(since_ns, self._answered_ns) > patience_ns:
-                return f"the peer does not tell what rkey {rkey:#x} is on {c.device(send_k)}"
-        return None
-
-    def _stand_in(self, k: int, lkey: int) -> bool:
-        """Have NIC k itself refuse a WR, in its turn, for the memory that the application took away from it.
-
-        Returns False where it cannot.
-        """
-        c = self._connection
-        plugs = c.nic(k).plugs
-        if plugs.nobodys is None:
-            plugs.ask_nobodys()
-        elif plugs.nobodys:
-            self._book.stand_in(c.shadow.domain, lkey, k, plugs.nobodys)
-            c.driver.later(c, c.keys_arrived)
-        return plugs.nobodys != 0
-
-    def refused(self, since_ns: int, now_ns: int) -> str | None:
-        """Why the peer would refuse the WR that is to be handed over next, when all ahead of it has completed.
-
-        None where it would not, or where that is not known, or not yet its turn. since_ns: as in `hopeless`; what is
-        ahead and unsignaled says nothing: it is given the time that a peer is.
-        """
-        core, patience_ns = self._connection.core, self._connection.driver.protocol_config.peer_deadline_ns
-        local, remote = core.missing_keys(core.send_pair, 0)
-        # If others were missing as well, a WR that lacks one of those might be first.
-        if not remote or local or not remote <= self._nowhere:
-            return None
-        if core.outstanding[0] != core.unwired[0] and (core.completion_due or now_ns - since_ns <= patience_ns):
-            return None
-        return "the peer has no memory region of rkey " + ", ".join(f"{rkey:#x}" for rkey in sorted(remote))
-
-    # ---- what the peer uses of ours ---------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """What READY and MOVED say."""
-        return self._told.version if self._told is not None else 0
-
-    def _on_want(self, m: WantKeys) -> None:
-        """The peer asks, or confirms."""
-        c, told = self._connection, self._told
-        if told is None:
-            return
-        self._book.confirmed(told, m.version, m.settled)
-        for answer in self._book.answers(told, m, c.n_pairs - 1):
-            c.say(answer, c.send_pair, spread=m.again)
-
-    def push(self) -> None:
-        """Tell the peer what was withdrawn, until it confirms or sends to no backup any more; its WRs, too."""
-        c, told = self._connection, self._told
-        if told is None or not told.unheard or not c.receives_away:
-            self._push_ns = None
-            self._push_step_ns = 0
-            return
-        since, gone = told.since(told.confirmed)
-        c.say(Keys(told.version, since, gone, push=True), c.recv_pair, spread=True)
-        most_ns = ASK_URGENT_NS if told.confirmed < told.version else ASK_QUIET_NS
-        self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), most_ns)
-        self._push_ns = c.driver.now_ns() + self._push_step_ns
-        c.wake_up()
 
 
 def push(told: Told) -> None:

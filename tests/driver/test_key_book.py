@@ -13,7 +13,8 @@ from harness import wait_until
 
 from shiftverbs import _core
 from shiftverbs.failover import memory_keys
-from shiftverbs.failover.memory_keys import GONE_KEPT, ConnectionKeys, KeyBook, PeerKeys, Told
+from shiftverbs.failover.connection_keys import ConnectionKeys
+from shiftverbs.failover.memory_keys import GONE_KEPT, KeyBook, PeerKeys, Told
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 
