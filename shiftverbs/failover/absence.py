@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.host import ProtectedQp
 
 # A peer whose entry still stands is told of then: by now the lease of a host that died is over.
 SILENT_NS = 15_000_000_000
@@ -24,7 +24,7 @@ class Absence:
     text: a sentence while the peer seems to be gone.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ProtectedQp) -> None:
         self._c = connection
         self.forget()
 

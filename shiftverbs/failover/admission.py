@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shiftverbs.protocol.pair import MS
-
-if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
 
 # While so many connections come home or are made fit, no other begins that: of a thousand at once all would be late for
 # their deadlines, and begin again.
 UNDER_WAY = 64
 # But where none of them arrived for so long some more begin: what is under way may wait for the application.
 TURN_NS, TURN_COUNT = 100 * MS, 32
+
+
+class Beginner(Protocol):
+    """A connection that begins something in its turn."""
+
+    @property
+    def protocol(self) -> object | None:
+        """None where there is nothing to begin."""
 
 
 class Turns:
@@ -39,11 +44,11 @@ class Turns:
         self._now_ns = now_ns
         self._run_again = run_again
         self._later = later
-        self._waiting: dict[Connection, Callable[[], None]] = {}
-        self._going: set[Connection] = set()  # those that began in their turn, and have not arrived
+        self._waiting: dict[Beginner, Callable[[], None]] = {}
+        self._going: set[Beginner] = set()  # those that began in their turn, and have not arrived
         self._moved_ns = 0
 
-    def begin_in_turn(self, connection: Connection, begin: Callable[[], None]) -> None:
+    def begin_in_turn(self, connection: Beginner, begin: Callable[[], None]) -> None:
         """Have a connection begin what is not urgent: at once, or when few others are in the middle of that."""
         if self._waiting or self._room() <= 0:
             if not self._waiting:
@@ -52,11 +57,11 @@ class Turns:
         else:
             self._begin(connection, begin)
 
-    def is_going(self, connection: Connection) -> bool:
+    def is_going(self, connection: Beginner) -> bool:
         """Whether it began in its turn, and `arrived` is to be told."""
         return connection in self._going
 
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, connection: Beginner) -> None:
         """A connection has nothing more to do of what it began in its turn, or never will."""
         if connection in self._going:
             self._going.remove(connection)
@@ -67,7 +72,7 @@ class Turns:
     def _room(self) -> int:
         return UNDER_WAY - len(self._going)
 
-    def _begin(self, connection: Connection, begin: Callable[[], None]) -> None:
+    def _begin(self, connection: Beginner, begin: Callable[[], None]) -> None:
         self._going.add(connection)
         begin()
         if connection.protocol is None:  # there was nothing to begin
@@ -87,7 +92,7 @@ class Turns:
             self._moved_ns = now
             self._later(connection, self._begin, connection, begin)
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: Beginner) -> None:
         """What it would begin, or has begun, was about a life of its QP that is over."""
         self._waiting.pop(connection, None)
         self.arrived(connection)

@@ -14,15 +14,18 @@ import functools
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs import _nic
+from shiftverbs.failover.host import ProtectedQp
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol import events as ev
 from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, ERR, INIT, LIVE, RTS
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.pairing import Pairing
+    from shiftverbs.failover.timeline import Timeline
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -31,7 +34,7 @@ _ATOMIC_GLOB = 2  # enum ibv_atomic_cap: atomic to all that is done to that memo
 UNLIKE = "it was connected before the application gave its QP all attributes"
 
 
-def on_pair(connection: Connection, k: int, attrs: dict[str, Any]) -> dict[str, Any]:
+def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, Any]) -> dict[str, Any]:
     """What the application gave its QP, as pair k's QP is to have it: atomics only where they are atomic.
 
     A peer may reach a word by a backup while another peer's QP, or another process's, is at the default NIC; most NICs
@@ -54,10 +57,33 @@ class Given:
         self.attrs = attrs
 
 
+class ChangedQp(ProtectedQp, Protocol):
+    """A connection whose pairs are to have what the application gave its QP."""
+
+    @property
+    def given(self) -> dict[int, Given]:
+        """What each pair's QP was given, by pair."""
+
+    @property
+    def unlike(self) -> set[int]:
+        """Pairs that carry traffic, and are to be connected anew when that can be."""
+
+    @property
+    def pairing(self) -> Pairing:
+        """How it finds its peer."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """What became of it, and who waits for that."""
+
+    def wait_for(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
+
+
 class _Told:
     """Commands under way on some pairs, and what became of each."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ChangedQp) -> None:
         self.connection = connection
         self.answers: dict[int, int | None] = {}
         self.given: dict[int, Given] = {}
@@ -101,7 +127,7 @@ class _Told:
         }
 
 
-def asks_the_carrier(connection: Connection, changes: dict[str, Any], timeout_s: float) -> int:
+def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: float) -> int:
     """Have the backup pair that carries traffic take the changes, in place of the default NIC: its errno.
 
     0 too where none carries any, or it is not to be believed: its QP broke, or its NIC does not answer.
@@ -129,7 +155,7 @@ def asks_the_carrier(connection: Connection, changes: dict[str, Any], timeout_s:
         return err
 
 
-def spread(connection: Connection, wanted: dict[str, Any], timeout_s: float) -> None:
+def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> None:
     """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
 
     wanted: fields of ibv_qp_attr by name.
@@ -174,7 +200,7 @@ def _follow(told: _Told, k: int, given: Given, wanted: dict[str, Any]) -> None:
         told.tell(k, given, _nic.ModifySteps().add(state=ERR))
 
 
-def _connect_anew(connection: Connection, wanted: dict[str, Any]) -> bool:
+def _connect_anew(connection: ChangedQp, wanted: dict[str, Any]) -> bool:
     """Of the QPs that were connected before the application said how: ARM does it again, what is in use waits.
 
     Returns whether ARM does.
@@ -193,19 +219,19 @@ def _connect_anew(connection: Connection, wanted: dict[str, Any]) -> bool:
     return found
 
 
-def is_unlike(connection: Connection, k: int) -> bool:
+def is_unlike(connection: ChangedQp, k: int) -> bool:
     """Whether READs and atomics would fail, or be too many, on pair k, which carries traffic."""
     given = connection.given.get(k)
     wanted = connection.shadow.attrs.get("max_rd_atomic")
     return given is not None and given.state == RTS and given.attrs.get("max_rd_atomic") != wanted
 
 
-def _carries(connection: Connection, k: int) -> bool:
+def _carries(connection: ProtectedQp, k: int) -> bool:
     p = connection.protocol
     return p is not None and not p.over and k in (p.send_pair, p.recv_pair)
 
 
-def _out_of_use(connection: Connection, k: int, why: str) -> None:
+def _out_of_use(connection: ChangedQp, k: int, why: str) -> None:
     """Pair k's QP is not as the application wants it: it must serve nobody."""
     p = connection.protocol
     if p is not None and p.pairs[k].armed:  # else it was of no use before

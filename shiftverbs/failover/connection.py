@@ -16,12 +16,12 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import observe
+from shiftverbs import _core, observe
 from shiftverbs.exchanger.records import QpRecord
 from shiftverbs.failover import changes
 from shiftverbs.failover.absence import Absence
@@ -29,6 +29,7 @@ from shiftverbs.failover.connection_keys import ConnectionKeys
 from shiftverbs.failover.control_channel import Path
 from shiftverbs.failover.drain import Fence
 from shiftverbs.failover.ending import FLUSHED, Ending
+from shiftverbs.failover.host import Host, Route
 from shiftverbs.failover.pairing import Pairing
 from shiftverbs.failover.rebuild import Rebuild
 from shiftverbs.failover.requirement import Requirement
@@ -43,7 +44,6 @@ from shiftverbs.shadows.nic import GONE
 from shiftverbs.state_machine import RecvState, SendState
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.driver import Driver
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.driver")
@@ -59,24 +59,13 @@ KEYS_TICK_NS = 20_000_000
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where one of our QPs is reached: port number, GID index, GID (16 bytes), active MTU (enum ibv_mtu), LID."""
-
-    port: int
-    gid_index: int
-    gid: bytes
-    mtu: int
-    lid: int
-
-
 class Connection:
     """A candidate for protection: its pairing, its protocol once paired, its place on the hardware.
 
     shadow: the QP's ShadowQP. status and why: what `qp.shift` shows.
     """
 
-    def __init__(self, driver: Driver, shadow: Any) -> None:
+    def __init__(self, driver: Host, shadow: Any) -> None:
         self.driver = driver
         self.shadow = shadow
         self.core = shadow.core
@@ -524,8 +513,7 @@ class Connection:
 
     def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
         """An event of the data path (see _core)."""
-        core = self.driver.core
-        if kind == core.EV_ERROR:
+        if kind == _core.EV_ERROR:
             if a in WC_REFUSED:
                 # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
                 # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
@@ -534,27 +522,27 @@ class Connection:
                 self.ending.original = (a, b)
             reason = f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}"
             self.path_failed(k, reason, t_ns, wr=self._failed_wr(k))
-        elif kind == core.EV_POST_FAILED:
+        elif kind == _core.EV_POST_FAILED:
             self._post_failed(k, a, t_ns)
-        elif kind in (core.EV_SQ_FENCED, core.EV_RQ_FENCED):
+        elif kind in (_core.EV_SQ_FENCED, _core.EV_RQ_FENCED):
             if self.fence is not None:
                 self.fence.progress(k)
-        elif kind == core.EV_ARM_WC:
+        elif kind == _core.EV_ARM_WC:
             self.feed(ev.ArmCompletion(k, receive=bool(a), ok=b == 0))
-        elif kind == core.EV_FENCE_POSTED:
+        elif kind == _core.EV_FENCE_POSTED:
             self.feed(ev.FencePosted())
-        elif kind == core.EV_FENCE_DONE:
+        elif kind == _core.EV_FENCE_DONE:
             self.feed(ev.FenceDone(self.core.counters()[2]))
-        elif kind == core.EV_RX_REACHED:
+        elif kind == _core.EV_RX_REACHED:
             self._rx_target = None
             self.feed(ev.RxReached())
-        elif kind == core.EV_LATE_POST:
+        elif kind == _core.EV_LATE_POST:
             self.ending.at_post()
             if self.fence is None:
                 self.ending.deliver()
-        elif kind == core.EV_NEW_RKEY:
+        elif kind == _core.EV_NEW_RKEY:
             self.keys.want([a])
-        elif kind == core.EV_KEY_MISSING:
+        elif kind == _core.EV_KEY_MISSING:
             self._await_keys()
             if b & KEY_UNSHADOWABLE:
                 what = "rkey" if b & KEY_REMOTE else "lkey"
@@ -565,7 +553,7 @@ class Connection:
                 self.keys.want({a} | self.core.missing_keys(self.core.send_pair, self.core.recv_pair)[1])
                 self.keys.hurry()
             self._schedule()
-        elif kind == core.EV_FIRST_WC:
+        elif kind == _core.EV_FIRST_WC:
             took_ms = self.timeline.first_wc(t_ns)
             if took_ms is not None:
                 self._publish(
@@ -578,7 +566,7 @@ class Connection:
                     )
                 )
                 self.timeline.tell()
-        elif kind == core.EV_APP_ERROR:
+        elif kind == _core.EV_APP_ERROR:
             if self.protocol is not None and not self.protocol.over:
                 # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
                 why = f"the application's own error: {self.driver.wc_name(a)}"
@@ -589,7 +577,7 @@ class Connection:
 
     def look_again(self) -> None:
         """Events of the data path were lost, there being too many: find out what they may have said."""
-        core, p = self.driver.core, self.protocol
+        p = self.protocol
         self.keys.want(self.core.seen_rkeys)
         self.ending.at_post()
         if self.fence is not None:
@@ -597,7 +585,7 @@ class Connection:
         elif self.ending.under_way:
             self.ending.deliver()
         elif self.core.ending:
-            self.core_event(core.EV_APP_ERROR, 0, 0, 0, self.driver.now_ns())
+            self.core_event(_core.EV_APP_ERROR, 0, 0, 0, self.driver.now_ns())
         if p is None or p.over or self.closed:
             return
         now = self.driver.now_ns()
@@ -607,14 +595,14 @@ class Connection:
         if p is not self.protocol or p.over:
             return
         if self.status is Status.PROTECTED and not self.core.guarded:
-            self.core_event(core.EV_APP_ERROR, 0, 0, 0, now)
+            self.core_event(_core.EV_APP_ERROR, 0, 0, 0, now)
             return
         for k in {p.send_pair, p.recv_pair}:
             first = self.core.first_error(k)
             if first is not None and not p.switching:
-                self.core_event(core.EV_ERROR, k, first[0], first[1], now)
+                self.core_event(_core.EV_ERROR, k, first[0], first[1], now)
         if self.core.refused:
-            self.core_event(core.EV_POST_FAILED, self.core.send_pair, self.core.refused, 0, now)
+            self.core_event(_core.EV_POST_FAILED, self.core.send_pair, self.core.refused, 0, now)
         sends, _ = self.core.outstanding
         if p.send_state is SendState.WAIT_SIGNALED and not self.core.send_is_open:
             self.feed(ev.FencePosted())

@@ -7,20 +7,30 @@ What is known of keys, here and there, is in memory_keys.py. Runs under the driv
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from shiftverbs import _core
 from shiftverbs.failover import memory_keys
-from shiftverbs.failover.memory_keys import KeyBook, PeerKeys, Told, is_final, push
-from shiftverbs.protocol.messages import Keys, KeyState, Move, MoveStep, Phase, Sync, WantKeys
+from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.failover.memory_keys import KeyBook, KeyUser, PeerKeys, Told, is_final, push
+from shiftverbs.protocol.messages import Keys, KeyState, Message, Move, MoveStep, Phase, Sync, WantKeys
 from shiftverbs.protocol.state import MS
-
-if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
 
 # A question: so many rkeys at most. A message's body has 255 bytes.
 RKEYS_AT_ONCE = 59
 # A question that was not answered, or not finally, is asked again; seldom while nothing waits for it.
 ASK_FIRST_NS, ASK_URGENT_NS, ASK_QUIET_NS = 3 * MS, 100 * MS, 1000 * MS
+
+
+class KeyedQp(ProtectedQp, KeyUser, Protocol):
+    """A connection that asks its peer for keys, and is asked."""
+
+    @property
+    def awaits_keys(self) -> bool:
+        """Whether a WR is withheld because the counterpart of a key is not known."""
+
+    def say(self, message: Message | WantKeys | Keys, pair: int, spread: bool = False) -> None:
+        """Send to the peer over the NIC pair of `pair`; spread: over every one that may work."""
 
 
 class ConnectionKeys:
@@ -29,7 +39,7 @@ class ConnectionKeys:
     due_ns: when `on_time` is to be called, or None.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KeyedQp) -> None:
         self._connection = connection
         self._book: KeyBook = connection.driver.keys
         self._told: Told | None = None
@@ -51,7 +61,7 @@ class ConnectionKeys:
         c = self._connection
         self._told = self._book.told(theirs.instance, mine.default.gid or "", c.nic(0))
         self._told.users.add(c)
-        self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", c.driver.core.RemoteKeys)
+        self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", _core.RemoteKeys)
         self._theirs.users.add(c)
         c.core.remote_keys = self._theirs.remote  # which reports all rkeys seen so far
 

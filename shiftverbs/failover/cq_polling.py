@@ -9,18 +9,29 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs._core import QPCore
 
 logger = logging.getLogger("shiftverbs.driver")
 
 # Between two looks for completions that the application may not poll for; and the part of our time that looks may take.
 LOOK_NS = 500_000
 LOOK_SHARE = 4
+
+
+class Carrier(Protocol):
+    """A connection whose work is carried by pairs, and completes in their CQs."""
+
+    @property
+    def core(self) -> QPCore:
+        """Its part in the data path."""
+
+    def carried(self) -> set[int]:
+        """The backup pairs whose CQs need no polling for it any more; forgets them."""
 
 
 class Looks:
@@ -31,7 +42,7 @@ class Looks:
         # The CQs, by pair, where connections have work: the application's polls look there.
         self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
         # The CQs that some connection wants looked at: what each wants, how many want each.
-        self._looks: dict[Connection, list[tuple[Any, int]]] = {}
+        self._looks: dict[Carrier, list[tuple[Any, int]]] = {}
         self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._look_ns = 0
 
@@ -40,7 +51,7 @@ class Looks:
         cq.set_active(k, True)
         self._active[cq, k] += 1
 
-    def settle(self, connection: Connection) -> None:
+    def settle(self, connection: Carrier) -> None:
         """Everything of this connection is on the default pair, or gone: its polls need not look elsewhere."""
         for k in sorted(connection.carried()):
             for cq in {connection.core.send_cq, connection.core.recv_cq}:
@@ -49,7 +60,7 @@ class Looks:
                     del self._active[cq, k]
                     cq.set_active(k, False)
 
-    def look_at(self, connection: Connection, queues: list[tuple[Any, int]]) -> None:
+    def look_at(self, connection: Carrier, queues: list[tuple[Any, int]]) -> None:
         """From now on look for completions in these (CQ, pair), for this connection's sake, and in none else.
 
         Connections share CQs: a thousand of them in the middle of something cost one look at each CQ, not a thousand.

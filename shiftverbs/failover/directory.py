@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs.exchanger.interface import Connected, ExchangerEvent, Found, Rejected, Unavailable
 from shiftverbs.exchanger.records import RecordError
 from shiftverbs.process.log_lines import Seldom
 
 if TYPE_CHECKING:
+    from shiftverbs._core import QPCore
     from shiftverbs.exchanger.interface import Exchanger
-    from shiftverbs.failover.driver import Driver
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -26,10 +26,53 @@ AWAY = "etcd cannot be used: "
 NO_ENTRY = "the peer has not published its QP (does it run shiftverbs, with the same etcd and job?)"
 
 
+class Search(Protocol):
+    """A search for a peer's entry."""
+
+    def rejected(self, key: str, reason: str) -> None:
+        """The exchanger refused what stands under a key."""
+
+
+class Seeker(Protocol):
+    """A connection whose peer is found here, or not."""
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not protected, as `qp.shift` shows it."""
+
+    @property
+    def pairing(self) -> Search:
+        """How it finds its peer."""
+
+    def set_why(self, why: str) -> None:
+        """Say what pairing waits for."""
+
+
+class DirectoryHost(Protocol):
+    """What the directory asks of the driver."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing runs any more."""
+
+    @property
+    def connections(self) -> Mapping[QPCore, Seeker]:
+        """All that there are now."""
+
+    def now_ns(self) -> int:
+        """The clock: CLOCK_MONOTONIC in nanoseconds."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `call` run under the lock, soon."""
+
+    def later(self, connection: None, call: Callable[..., None], *args: Any) -> None:
+        """Put at the end of what is to be handled."""
+
+
 class Directory:
     """Keys of ours and of others in the exchanger."""
 
-    def __init__(self, driver: Driver, exchanger: Exchanger) -> None:
+    def __init__(self, driver: DirectoryHost, exchanger: Exchanger) -> None:
         self._driver = driver
         self._exchanger = exchanger
         self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}

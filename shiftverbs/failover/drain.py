@@ -10,13 +10,14 @@ import errno
 import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _nic
+from shiftverbs.failover.host import ProtectedQp
 from shiftverbs.shadows.nic import GONE
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.rebuild import Rebuild
 
 QPS_ERR = 6
 KICK_NS = 20_000_000
@@ -24,6 +25,18 @@ KICK_NS = 20_000_000
 PATIENCE_NS = 100_000_000
 # So often a NIC may refuse to bring a QP to ERR before it is believed that there is nothing to be brought there.
 TRIES = 20
+
+
+class FencedQp(ProtectedQp, Protocol):
+    """A connection whose queues are emptied."""
+
+    @property
+    def fence(self) -> Fence | None:
+        """The fence under way; any other is over."""
+
+    @property
+    def rebuild(self) -> Rebuild:
+        """The one of the pairing that it is in."""
 
 
 class Fence:
@@ -35,7 +48,7 @@ class Fence:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: FencedQp,
         pairs: Iterable[int],
         deadline_ns: int,
         done: Callable[[], None],

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from shiftverbs import _core, _nic
 from shiftverbs.failover.admission import Turns
-from shiftverbs.failover.connection import Connection
 from shiftverbs.failover.control_channel import ControlChannel
 from shiftverbs.failover.cq_polling import Looks
 from shiftverbs.failover.directory import Directory
@@ -39,7 +38,9 @@ from shiftverbs.protocol.pair import MS, ProtocolConfig
 if TYPE_CHECKING:
     from shiftverbs.config import Config
     from shiftverbs.exchanger.interface import Exchanger
+    from shiftverbs.failover.connection import Connection
     from shiftverbs.failover.control_channel import Path
+    from shiftverbs.failover.host import HostedQp
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.driver")
@@ -89,8 +90,6 @@ class Driver:
     waiter: the control thread's `_nic.Waiter`; nics: all our NICs so far.
     """
 
-    core = _core
-
     def __init__(
         self,
         config: Config,
@@ -105,7 +104,7 @@ class Driver:
         self.waiter = waiter
         self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
         self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
-        self.by_life: dict[int, Connection] = {}
+        self.by_life: dict[int, HostedQp] = {}
         self._left: collections.OrderedDict[int, Sync] = collections.OrderedDict()  # what a life said when it ended
         self.channel = ControlChannel(
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
@@ -124,16 +123,16 @@ class Driver:
         self._lost = False  # what a run had taken, when it was interrupted
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         # What has come and is not handled yet: (connection or None, call, arguments), oldest first.
-        self._backlog: collections.deque[tuple[Connection | None, Callable[..., None], tuple[Any, ...]]] = (
+        self._backlog: collections.deque[tuple[HostedQp | None, Callable[..., None], tuple[Any, ...]]] = (
             collections.deque()
         )
-        self._pending: dict[Connection, int] = {}  # how many of these are each connection's
+        self._pending: dict[HostedQp, int] = {}  # how many of these are each connection's
         # Messages that are not read yet, the newest of what each is about; who has had mail for longest comes first.
-        self._mail: collections.OrderedDict[Connection, dict[tuple[object, ...], Entry]] = collections.OrderedDict()
-        self._timers: list[tuple[int, int, Connection]] = []
+        self._mail: collections.OrderedDict[HostedQp, dict[tuple[object, ...], Entry]] = collections.OrderedDict()
+        self._timers: list[tuple[int, int, HostedQp]] = []
         self._ticket = itertools.count()
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.
-        self._commands: dict[int, tuple[Connection, object, Callable[[int, int], None]]] = {}
+        self._commands: dict[int, tuple[HostedQp, object, Callable[[int, int], None]]] = {}
         # What NICs have said and is not noted yet.
         self._results: collections.deque[tuple[Any, int, int, int]] = collections.deque()
         self._watch_ns = 0
@@ -301,7 +300,7 @@ class Driver:
                 self.announcements.flush()
                 self._unbroken.leave()
 
-    def safely(self, connection: Connection, call: Callable[..., None], *args: Any) -> None:
+    def safely(self, connection: HostedQp, call: Callable[..., None], *args: Any) -> None:
         """Call into one connection. A bug of ours there costs that QP its protection, and nobody else anything."""
         try:
             call(*args)
@@ -343,7 +342,7 @@ class Driver:
         """Have connections looked at now, not only when their period is over."""
         self._watch_ns = 0
 
-    def later(self, connection: Connection | None, call: Callable[..., None], *args: Any) -> None:
+    def later(self, connection: HostedQp | None, call: Callable[..., None], *args: Any) -> None:
         """Put at the end of what is to be handled."""
         self._backlog.append((connection, call, args))
         if connection is not None:
@@ -409,7 +408,7 @@ class Driver:
             left -= len(messages)
             self._read(connection, messages)
 
-    def drop_backlog(self, connection: Connection) -> None:
+    def drop_backlog(self, connection: HostedQp) -> None:
         """What has come for this connection, and is not handled yet, was about a life of its QP that is over."""
         self.turns.drop(connection)
         self._mail.pop(connection, None)
@@ -456,7 +455,7 @@ class Driver:
             return
         messages[about] = said
 
-    def _read(self, connection: Connection, messages: dict[tuple[object, ...], Entry]) -> None:
+    def _read(self, connection: HostedQp, messages: dict[tuple[object, ...], Entry]) -> None:
         for said in messages.values():
             peer = connection.peer  # it may be in another life since this was heard
             if not connection.closed and peer is not None and int(peer.life, 16) == said.sender:
@@ -542,7 +541,7 @@ class Driver:
             self._timers.clear()
             self.announcements.flush()
 
-    def schedule(self, connection: Connection, due_ns: int) -> None:
+    def schedule(self, connection: HostedQp, due_ns: int) -> None:
         """Call `connection.on_time` at due_ns; an earlier appointment stands."""
         if connection.timer_ns is None or due_ns < connection.timer_ns:
             connection.timer_ns = due_ns
@@ -562,7 +561,7 @@ class Driver:
     # ---- commands to NICs -------------------------------------------------------------------------------------------
 
     def command(
-        self, connection: Connection, k: int, steps: Any, done: Callable[[int, int], None]
+        self, connection: HostedQp, k: int, steps: _nic.ModifySteps, done: Callable[[int, int], None]
     ) -> None:
         """Have pair k's NIC carry out steps on its QP; done(errno, step) is called under the lock."""
         nic = connection.nic(k)
@@ -581,7 +580,7 @@ class Driver:
         worker.submit(tag, pointer, steps)
 
     def _command_ended(
-        self, entry: tuple[Connection, object, Callable[[int, int], None]], err: int, step: int
+        self, entry: tuple[HostedQp, object, Callable[[int, int], None]], err: int, step: int
     ) -> None:
         connection, life, done = entry
         if not connection.closed and connection.protocol is life:

@@ -8,15 +8,15 @@ It begins where nothing can be hidden any more, where the application has its QP
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _nic
-from shiftverbs.failover.drain import Fence
+from shiftverbs.failover.cq_polling import Carrier
+from shiftverbs.failover.drain import Fence, FencedQp
 from shiftverbs.protocol.events import Status
 from shiftverbs.state_machine import SendState
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
     from shiftverbs.protocol.pair import PairProtocol
 
 # Status and vendor_err of a WC: those of a flushed WR, and of the first one where the application has seen none.
@@ -29,6 +29,29 @@ WAITS = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
 logger = logging.getLogger("shiftverbs.driver")
 
 
+class Required(Protocol):
+    """What is required of a QP."""
+
+    def begin(self) -> None:
+        """The application has its QP begin anew."""
+
+
+class EndingQp(FencedQp, Carrier, Protocol):
+    """A connection, as its end concerns it."""
+
+    fence: Fence | None
+
+    @property
+    def requirement(self) -> Required:
+        """What is required of it."""
+
+    def await_nothing(self) -> None:
+        """The QP ends: no message, receive or key is waited for any more."""
+
+    def disconnect(self, reason: str) -> None:
+        """Tell the peer, withdraw, forget the pairing."""
+
+
 class Ending:
     """How one connection's QP ends; what of it is still at work on backups that a pairing left.
 
@@ -36,7 +59,7 @@ class Ending:
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: EndingQp) -> None:
         self._c = connection
         self.behind: set[int] = set()
         self.forget()

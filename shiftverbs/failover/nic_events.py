@@ -7,12 +7,15 @@ Everything here runs under the driver's lock.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _nic
+from shiftverbs.failover.host import Host, ProtectedQp
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.driver import Driver
+    from shiftverbs._core import QPCore
+    from shiftverbs.failover.pairing import Pairing
     from shiftverbs.shadows.async_events import AsyncEvents
     from shiftverbs.shadows.nic import Nic
 
@@ -22,10 +25,42 @@ EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
 EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
 
 
+class ExposedQp(ProtectedQp, Protocol):
+    """A connection, as events of NICs concern it."""
+
+    @property
+    def pairing(self) -> Pairing:
+        """How it finds its peer."""
+
+    def stands_on(self, nic: Nic) -> bool:
+        """Whether one of its QPs may be on `nic`."""
+
+    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
+        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
+
+    def nic_dead(self, nic: Nic, t_ns: int) -> None:
+        """DEVICE_FATAL on `nic`."""
+
+
+class NicHost(Host, Protocol):
+    """What this asks of the driver."""
+
+    @property
+    def waiter(self) -> _nic.Waiter:
+        """The control thread's sleep."""
+
+    @property
+    def connections(self) -> Mapping[QPCore, ExposedQp]:
+        """All that there are now."""
+
+    def watch_soon(self) -> None:
+        """Have connections looked at now, not only when their period is over."""
+
+
 class NicEvents:
     """The NICs and contexts listened to, and which of their ports are down."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: NicHost) -> None:
         self._driver = driver
         self._watched_nics: dict[str, Nic] = {}
         self._watched_events: set[AsyncEvents] = set()

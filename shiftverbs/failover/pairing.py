@@ -11,18 +11,19 @@ import functools
 import logging
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.records import ControlEndpoint, QpRecord, Route, ShadowRoute
 from shiftverbs.failover.directory import NO_ENTRY
+from shiftverbs.failover.host import ProtectedQp
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.absence import Absence
     from shiftverbs.failover.control_channel import Path
     from shiftverbs.shadows.nic import Nic
 
@@ -36,10 +37,36 @@ def gid_text(gid: bytes) -> str:
     return ":".join(text[i : i + 4] for i in range(0, 32, 4))
 
 
+class PairedQp(ProtectedQp, Protocol):
+    """A connection that is to have a peer."""
+
+    peer: QpRecord | None
+
+    @property
+    def absence(self) -> Absence:
+        """What is known of the peer's whereabouts."""
+
+    @property
+    def was_protected(self) -> bool:
+        """Whether it was, in this pairing."""
+
+    def paired(self, mine: QpRecord, theirs: QpRecord, paths: list[Path]) -> None:
+        """The exchanger's entries name each other and every path is ready: start the protocol."""
+
+    def unpair(self) -> None:
+        """Back to before `paired`: it was with a former life of the peer's QP."""
+
+    def never_protected(self, why: str) -> None:
+        """It cannot be protected as it is connected (why: a sentence)."""
+
+    def path_changed(self, path: Path) -> None:
+        """Health of one of its paths."""
+
+
 class Pairing:
     """Publishing one QP and finding its peer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PairedQp) -> None:
         self.connection = connection
         self.driver = connection.driver
         self.life = 0

@@ -10,16 +10,13 @@ import collections
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from shiftverbs import _nic
-from shiftverbs.failover.changes import Given, on_pair
+from shiftverbs.failover.changes import ChangedQp, Given, on_pair
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
 from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, INIT, LIVE, RTR, RTS
-
-if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
 
 QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS = 0, 1, 2, 3
 # What the application has not given yet, because its QP only receives so far.
@@ -30,10 +27,24 @@ _MIGRATED = 0
 logger = logging.getLogger("shiftverbs.driver")
 
 
+class RebuiltQp(ChangedQp, Protocol):
+    """A connection whose QPs are made anew."""
+
+    @property
+    def rebuild(self) -> Rebuild:
+        """The one of the pairing that it is in."""
+
+    def later(self, event: ev.Event) -> None:
+        """Give one event to the protocol when the actions under way are carried out."""
+
+    def carry_on(self, call: Callable[[], None]) -> None:
+        """Go on with an action after something was awaited."""
+
+
 class Rebuild:
     """What ResetPair and ConnectPair ask for, during one pairing of a connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: RebuiltQp) -> None:
         self._c = connection
         self._resets: collections.Counter[int] = collections.Counter()
         self._looks: collections.Counter[int] = collections.Counter()

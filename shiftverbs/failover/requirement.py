@@ -7,13 +7,11 @@ Runs under the driver's lock, for one connection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from shiftverbs.failover.ending import FLUSHED
+from shiftverbs.failover.ending import FLUSHED, Ending
+from shiftverbs.failover.host import ProtectedQp
 from shiftverbs.protocol.events import Status
-
-if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
 
 # Who looks later than this after the deadline stood still, or its host did, and what came meanwhile is read first.
 LATE_NS = 1_000_000_000
@@ -21,10 +19,25 @@ LATE_NS = 1_000_000_000
 CATCH_UP_NS = 5_000_000_000
 
 
+class RequiredQp(ProtectedQp, Protocol):
+    """A connection whose protection may be required."""
+
+    @property
+    def ending(self) -> Ending:
+        """How it ends."""
+
+    @property
+    def shown_why(self) -> str | None:
+        """For `qp.shift.why`."""
+
+    def disconnect(self, reason: str) -> None:
+        """Tell the peer, withdraw, forget the pairing."""
+
+
 class Requirement:
     """What is required of one connection's QP."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: RequiredQp) -> None:
         self._c = connection
         self.begin()
 

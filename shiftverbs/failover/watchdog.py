@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs.failover import changes
+from shiftverbs.failover.changes import ChangedQp
 from shiftverbs.protocol.events import Status
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.absence import Absence
+    from shiftverbs.failover.requirement import Requirement
     from shiftverbs.protocol.pair import PairProtocol
 
 # Work this old is looked at: is its path alive?
@@ -37,13 +39,40 @@ class _Unfit:
     text: str | None = None  # what was said last
 
 
+class WatchedQp(ChangedQp, Protocol):
+    """A connection that is looked at."""
+
+    @property
+    def absence(self) -> Absence:
+        """What is known of the peer's whereabouts."""
+
+    @property
+    def requirement(self) -> Requirement:
+        """What is required of it."""
+
+    @property
+    def shown_why(self) -> str | None:
+        """For `qp.shift.why`."""
+
+    @property
+    def send_state(self) -> str:
+        """Name of the send state."""
+
+    @property
+    def recv_state(self) -> str:
+        """Name of the receive state."""
+
+    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
+        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
+
+
 class Watchdog:
     """What was seen of one connection's work.
 
     stuck_wr: the send WR that failed last, until it has completed.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WatchedQp) -> None:
         self._c = connection
         self._last_polled = 0
         self.forget()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shiftverbs.failover import changes
-from shiftverbs.failover.connection import Route
+from shiftverbs.failover.host import Route
 from shiftverbs.failover.rebuild import Rebuild
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
