@@ -149,7 +149,8 @@ class Doctor:
 
     def _ports(self) -> Iterator[Check]:
         from shiftverbs import _nic
-        from shiftverbs.shadows.nic import LINK_LAYER_ETHERNET, PORT_ACTIVE, Port
+        from shiftverbs.native.ibv import LinkLayer, PortState
+        from shiftverbs.shadows.nic import Port
 
         for name in self._names:
             try:
@@ -164,8 +165,8 @@ class Doctor:
                 found, ports, gids = [], [], {}
                 for number in range(1, _nic.query_device(ctx)["phys_port_cnt"] + 1):
                     seen = _nic.query_port(ctx, number)
-                    ethernet = seen["link_layer"] == LINK_LAYER_ETHERNET
-                    ports.append(Port(number, seen["state"] == PORT_ACTIVE, ethernet))
+                    ethernet = seen["link_layer"] == LinkLayer.ETHERNET
+                    ports.append(Port(number, seen["state"] == PortState.ACTIVE, ethernet))
                     gids[number] = _read_gids(ctx, number, seen["gid_tbl_len"])
                     found.append(
                         f"port {number} {PORT_STATES.get(seen['state'], seen['state'])}, "

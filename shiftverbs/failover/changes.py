@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs import _nic
 from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.native.ibv import AccessFlag, AtomicCap
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol import events as ev
 from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, ERR, INIT, LIVE, RTS
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-_REMOTE_ATOMIC = 8  # enum ibv_access_flags
-_ATOMIC_GLOB = 2  # enum ibv_atomic_cap: atomic to all that is done to that memory, by other NICs as well
 UNLIKE = "it was connected before the application gave its QP all attributes"
 
 
@@ -41,9 +40,9 @@ def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, Any]) -> dict[str,
     are atomic to themselves alone (ATOMIC_HCA).
     """
     c = connection
-    if not k or all(c.nic(n).limits.get("atomic_cap") == _ATOMIC_GLOB for n in range(c.n_pairs)):
+    if not k or all(c.nic(n).limits.get("atomic_cap") == AtomicCap.GLOB for n in range(c.n_pairs)):
         return attrs
-    return {name: v & ~_REMOTE_ATOMIC if name == "qp_access_flags" else v for name, v in attrs.items()}
+    return {name: v & ~AccessFlag.REMOTE_ATOMIC if name == "qp_access_flags" else v for name, v in attrs.items()}
 
 
 class Given:

@@ -35,6 +35,7 @@ from shiftverbs.failover.rebuild import Rebuild
 from shiftverbs.failover.requirement import Requirement
 from shiftverbs.failover.timeline import Timeline
 from shiftverbs.failover.watchdog import Watchdog
+from shiftverbs.native.ibv import AccessFlag, QpState, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.codec import Entry
 from shiftverbs.protocol.events import Action, Status
@@ -48,11 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-WC_LOC_QP_OP_ERR, WC_REM_ACCESS_ERR = 2, 10
-# REM_INV_REQ, REM_ACCESS, REM_OP: the peer's NIC has refused.
-WC_REFUSED = (9, 10, 11)
-QPS_ERR = 6
-ACCESS_REMOTE_WRITE = 2
+# The peer's NIC has refused.
+REFUSED = (WcStatus.REM_INV_REQ_ERR, WcStatus.REM_ACCESS_ERR, WcStatus.REM_OP_ERR)
 # How often keys that are missing are looked for again, beside the news that some came.
 KEYS_TICK_NS = 20_000_000
 # Bits of EV_KEY_MISSING.
@@ -484,9 +482,9 @@ class Connection:
             self.path_failed(k, f"post on {self.device(k)} failed: {said}", t_ns, wr=self._failed_wr(k))
         elif p is None or p.over:
             # Let go of meanwhile: nobody else will deliver it.
-            self.ending.begin(self.core.first_error(k) or (WC_LOC_QP_OP_ERR, err))
+            self.ending.begin(self.core.first_error(k) or (int(WcStatus.LOC_QP_OP_ERR), err))
         elif not p.switching:
-            self.ending.original = (WC_LOC_QP_OP_ERR, err)
+            self.ending.original = (int(WcStatus.LOC_QP_OP_ERR), err)
             self.feed(ev.WorkRefused(f"the application's own error: {self.device(k)} refuses what was posted: {said}"))
 
     def _unsafe_soon(self) -> str | None:
@@ -514,7 +512,7 @@ class Connection:
     def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
         """An event of the data path (see _core)."""
         if kind == _core.EV_ERROR:
-            if a in WC_REFUSED:
+            if a in REFUSED:
                 # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
                 # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
                 self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
@@ -660,7 +658,7 @@ class Connection:
         p = self.protocol
         if why is None:
             return
-        error = (WC_REM_ACCESS_ERR, 0)
+        error = (int(WcStatus.REM_ACCESS_ERR), 0)
         if p is None or p.over:
             self.ending.begin(error)
         elif not p.switching:
@@ -709,7 +707,7 @@ class Connection:
         self._keys_since_ns = None
         for k in action.pairs:
             if k in self.given:
-                self.given[k].state = QPS_ERR
+                self.given[k].state = QpState.ERR
         number = action.number
 
         def hung(reason: str) -> None:
@@ -811,7 +809,7 @@ class Connection:
     def _post_fence_write(self, _: ev.PostFenceWrite) -> None:
         # A zero-length WRITE names no memory, so its rkey is not looked at (IBA 9.7.4.1.5); the right to write is.
         rights = self.peer.qp_access_flags if self.peer is not None else 0
-        allowed = rights & ACCESS_REMOTE_WRITE and rights != self._fence_refused
+        allowed = rights & AccessFlag.REMOTE_WRITE and rights != self._fence_refused
         if allowed and self.core.post_fence_write(0, 0) == 0:
             self._inbox.append(ev.FencePosted())
 

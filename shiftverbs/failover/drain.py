@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _nic
 from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.native.ibv import QpState
 from shiftverbs.shadows.nic import GONE
 
 if TYPE_CHECKING:
     from shiftverbs.failover.rebuild import Rebuild
 
-QPS_ERR = 6
 KICK_NS = 20_000_000
 # What the NIC has for the flush after it answered, however late that was; and between two looks whether it is at work.
 PATIENCE_NS = 100_000_000
@@ -76,7 +76,7 @@ class Fence:
             if c.nic(k).dead:
                 self._erred(k, errno.EIO, 0)
             else:
-                c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), functools.partial(self._erred, k))
+                c.driver.command(c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k))
         self._check()
 
     def look_again(self) -> None:
@@ -84,7 +84,7 @@ class Fence:
         c = self._c
         for k in sorted(self._commanded):
             if not c.nic(k).dead and not c.nic(k).worker.pending(c.shadow.handle(k)):
-                c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), functools.partial(self._erred, k))
+                c.driver.command(c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k))
 
     def _over(self) -> bool:
         return self._c.fence is not self
@@ -131,7 +131,7 @@ class Fence:
             return
         self._kicked_ns[k] = c.driver.now_ns()
         c.driver.schedule(c, self.due_ns)
-        c.driver.command(c, k, _nic.ModifySteps().add(state=QPS_ERR), lambda err, step: self._kicked(k))
+        c.driver.command(c, k, _nic.ModifySteps().add(state=QpState.ERR), lambda err, step: self._kicked(k))
 
     def _kicked(self, k: int) -> None:
         """The NIC has brought pair k to ERR once more: markers that it would not take before, it takes now."""

@@ -30,6 +30,7 @@ from shiftverbs.failover.directory import Directory
 from shiftverbs.failover.memory_keys import KeyBook
 from shiftverbs.failover.nic_events import NicEvents
 from shiftverbs.failover.totals import Totals
+from shiftverbs.native.ibv import WcStatus
 from shiftverbs.process.log_lines import Announcements, OutsideTheLock
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
@@ -76,11 +77,7 @@ PINGS_UNTIL_DEAD = 4
 # Of so many lives of QPs that have ended it is kept what their BYE said.
 KEPT_BYES = 1024
 
-_WC_NAMES = (
-    "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR BAD_RESP_ERR LOC_ACCESS_ERR"
-    " REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR"
-    " REM_ABORT_ERR INV_EECN_ERR INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
-).split()
+_WC_STATUSES = frozenset(WcStatus)
 
 
 class Driver:
@@ -163,7 +160,7 @@ class Driver:
     @staticmethod
     def wc_name(status: int) -> str:
         """Name of an enum ibv_wc_status, without its prefix."""
-        return _WC_NAMES[status] if 0 <= status < len(_WC_NAMES) else f"status {status}"
+        return WcStatus(status).name if status in _WC_STATUSES else f"status {status}"
 
     def post(self, call: Callable[[], None], wake: bool = True) -> None:
         """Have `call` run under the lock, soon; from any thread.

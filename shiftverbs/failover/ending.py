@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from shiftverbs import _nic
 from shiftverbs.failover.cq_polling import Carrier
 from shiftverbs.failover.drain import Fence, FencedQp
+from shiftverbs.native.ibv import QpState, WcStatus
 from shiftverbs.protocol.events import Status
 from shiftverbs.state_machine import SendState
 
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from shiftverbs.protocol.pair import PairProtocol
 
 # Status and vendor_err of a WC: those of a flushed WR, and of the first one where the application has seen none.
-FLUSHED = (5, 0)
-NO_ANSWER = (12, 0)
-QPS_RESET, QPS_ERR = 0, 6
+FLUSHED = (int(WcStatus.WR_FLUSH_ERR), 0)
+NO_ANSWER = (int(WcStatus.RETRY_EXC_ERR), 0)
 # A MOVE is under way.
 WAITS = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
 
@@ -107,7 +107,7 @@ class Ending:
             # Nothing of the application's is there; but what it posts later must fail.
             self._default_works = True
             c.rebuild.call_off(0)
-            c.driver.command(c, 0, _nic.ModifySteps().add(state=QPS_ERR), self._default_is_err)
+            c.driver.command(c, 0, _nic.ModifySteps().add(state=QpState.ERR), self._default_is_err)
         c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung)
         c.fence.begin()
         c.wake_up()
@@ -208,7 +208,7 @@ class Ending:
         for k in stopping:
             c.drain(k)
             if not c.nic(k).dead:
-                steps = _nic.ModifySteps().add(state=QPS_RESET if reset else QPS_ERR)
+                steps = _nic.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
                 c.driver.command(c, k, steps, _nothing)
         return stopping
 

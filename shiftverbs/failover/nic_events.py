@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _nic
 from shiftverbs.failover.host import Host, ProtectedQp
+from shiftverbs.native.ibv import EventType
 
 if TYPE_CHECKING:
     from shiftverbs._core import QPCore
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR = 8, 9, 10
-EVENT_LID_CHANGE, EVENT_GID_CHANGE = 11, 18
 
 
 class ExposedQp(ProtectedQp, Protocol):
@@ -107,7 +106,7 @@ class NicEvents:
                 logger.error("the events of %s cannot be read any more, it counts as dead: %s", nic.name, error)
                 del self._watched_nics[nic.name]
                 self._driver.waiter.remove(_nic.async_fd(nic.ctx))
-                self._on_async(nic, EVENT_DEVICE_FATAL)
+                self._on_async(nic, EventType.DEVICE_FATAL)
 
     def _events_of(self, nic: Nic) -> None:
         while nic.ctx:
@@ -121,24 +120,24 @@ class NicEvents:
     def _on_async(self, nic: Nic, kind: int, element: int = 0) -> None:
         """One async event of our own handle on `nic`; element: the port number of a port's event."""
         now = self._driver.now_ns()
-        if kind == EVENT_PORT_ERR:
+        if kind == EventType.PORT_ERR:
             self._port_bad.add((nic.name, element))
             if element == nic.port:
                 self._driver.channel.port_changed(nic, up=False)
             self._fail_pairs(nic, element, "PORT_ERR", now)
-        elif kind == EVENT_PORT_ACTIVE:
+        elif kind == EventType.PORT_ACTIVE:
             self._port_bad.discard((nic.name, element))
             if element == nic.port:
                 self._driver.channel.port_changed(nic, up=True)
             self._driver.watch_soon()
             # It may be up with other GIDs.
             nic.look_again(lambda: None)
-        elif kind == EVENT_DEVICE_FATAL:
+        elif kind == EventType.DEVICE_FATAL:
             nic.dead = True
             self._driver.channel.nic_died(nic)
             for connection in list(self._driver.connections.values()):
                 self._driver.safely(connection, connection.nic_dead, nic, now)
-        elif kind in (EVENT_GID_CHANGE, EVENT_LID_CHANGE):
+        elif kind in (EventType.GID_CHANGE, EventType.LID_CHANGE):
             nic.look_again(lambda: self._driver.post(lambda: self._gids_changed(nic)))
 
     def _gids_changed(self, nic: Nic) -> None:

@@ -14,15 +14,13 @@ from typing import Any, Protocol
 
 from shiftverbs import _nic
 from shiftverbs.failover.changes import ChangedQp, Given, on_pair
+from shiftverbs.native.ibv import MigState, QpState
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
 from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, INIT, LIVE, RTR, RTS
 
-QPS_RESET, QPS_INIT, QPS_RTR, QPS_RTS = 0, 1, 2, 3
 # What the application has not given yet, because its QP only receives so far.
 _NOT_GIVEN = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
-# enum ibv_mig_state
-_MIGRATED = 0
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -90,9 +88,9 @@ class Rebuild:
             return
         rights = on_pair(c, k, {"qp_access_flags": attrs.get("qp_access_flags", 0)})
         steps = _nic.ModifySteps()
-        steps.add(state=QPS_RESET)
+        steps.add(state=QpState.RESET)
         steps.add(
-            state=QPS_INIT,
+            state=QpState.INIT,
             pkey_index=pkey_index,
             port_num=route.port,
             **rights,
@@ -153,7 +151,7 @@ class Rebuild:
                     flow_label=app_ah.get("flow_label", 0),
                 )
             steps.add(
-                state=QPS_RTR,
+                state=QpState.RTR,
                 path_mtu=min(attrs.get("path_mtu", route.mtu), route.mtu, remote.mtu),
                 dest_qp_num=remote.qpn,
                 rq_psn=remote.psn,
@@ -163,7 +161,7 @@ class Rebuild:
             )
         if action.stage is not Stage.RTR:
             steps.add(
-                state=QPS_RTS,
+                state=QpState.RTS,
                 sq_psn=action.psn,
                 **{name: attrs[name] for name in CONNECTED},
                 **live,
@@ -201,5 +199,5 @@ class Rebuild:
         """The application's alternate path lies on its own NIC: that QP gets it back, if the NIC has it still."""
         if "alt_ah_attr" in attrs:
             steps.add(**{name: attrs[name] for name in ALTERNATE if name != "path_mig_state"})
-        if attrs.get("path_mig_state", _MIGRATED) != _MIGRATED:
+        if attrs.get("path_mig_state", MigState.MIGRATED) != MigState.MIGRATED:
             steps.add(path_mig_state=attrs["path_mig_state"])

@@ -24,6 +24,7 @@ from shiftverbs.exchanger.interface import new_instance_id
 from shiftverbs.failover import changes, memory_keys
 from shiftverbs.failover.connection import Connection
 from shiftverbs.failover.driver import Driver
+from shiftverbs.native.ibv import EventType, QpState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import async_events, pyverbs_objects
@@ -32,7 +33,6 @@ from shiftverbs.shadows.nic import BackupError, Nic, Nics
 logger = logging.getLogger("shiftverbs.runtime")
 
 GRACE_US = 300
-EVENT_QP_FATAL = 1
 # Where a QP may still write into memory that is about to be the application's, its NIC is waited for so long: a command
 # to hardware that is dying takes up to a minute.
 STOP_DMA_S = 60.0
@@ -40,10 +40,9 @@ STOP_DMA_S = 60.0
 STOP_S = 2.0
 # Why nothing is protected in a forked child.
 FORKED = "the process was forked after failover had started"
-_RESET, _SQD, _SQE, _ERR = 0, 4, 5, 6
 # Who is called with each Runtime that was started, and may return what is to be called at its end.
 _at_start: list[Callable[[Runtime], Callable[[], None] | None]] = []
-_STATES = {_RESET: "RESET", _SQD: "SQD", _SQE: "SQE", _ERR: "ERR"}
+_STATES: dict[int, str] = {QpState.RESET: "RESET", QpState.SQD: "SQD", QpState.SQE: "SQE", QpState.ERR: "ERR"}
 
 
 def _nobody_waits(_err: int) -> None:
@@ -149,7 +148,7 @@ class Runtime:
 
     def _on_application_event(self, event: Any) -> None:
         """An event of an application's Context, whoever took it: QP_FATAL comes to the QP's own context only."""
-        if event.type == EVENT_QP_FATAL:
+        if event.type == EventType.QP_FATAL:
             element = event.element
             self.driver.post(lambda: self.driver.nic_events.qp_fatal(element))
 
@@ -266,12 +265,12 @@ class Runtime:
         with self.driver.locked():
             p = connection.protocol
             switching = p is not None and not p.over and p.switching
-            if state == _SQD and (switching or shadow.is_away()):
+            if state == QpState.SQD and (switching or shadow.is_away()):
                 return False  # looked at here: what began since the verb did would be left in the middle
             why = why or f"the application moved the QP to {_STATES.get(state, state)}"
-            connection.ending.touched(why, for_good=state in (_SQD, _SQE))
-            used = [] if state == _ERR else connection.ending.stop_backups(reset=state == _RESET)
-        if state == _ERR:
+            connection.ending.touched(why, for_good=state in (QpState.SQD, QpState.SQE))
+            used = [] if state == QpState.ERR else connection.ending.stop_backups(reset=state == QpState.RESET)
+        if state == QpState.ERR:
             return True
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
         try:
@@ -338,7 +337,7 @@ class Runtime:
                 nic.worker.cancel(pointer)
             if k in used and not nic.dead:
                 # Its destruction comes in the NIC's own time, and messages must not until then.
-                nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=_ERR))
+                nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=QpState.ERR))
             # In the NIC's own thread, where the collector may run, none is under way.
             if pending or k in used:
                 self._await_stop(nic, pointer, ours=k > 0)

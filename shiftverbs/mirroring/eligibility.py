@@ -19,6 +19,7 @@ import pyverbs.qp
 from shiftverbs import _core
 from shiftverbs.failover import runtime
 from shiftverbs.failover.status import ShiftStatus
+from shiftverbs.native.ibv import EventType, QpCreateSendOp, QpInitAttrMask, QpType
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import pyverbs_objects
 from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
@@ -27,15 +28,16 @@ from shiftverbs.telemetry.show import show
 
 logger = logging.getLogger("shiftverbs.protection")
 
-_QPT_RC = 2
-_QPT_NAMES = {3: "a UC", 4: "a UD", 8: "a raw packet", 9: "an XRC", 10: "an XRC", 0xFF: "a provider's"}
-# Of QPInitAttrEx.comp_mask, what a protected QP may have: its PD.
-_COMP_MASK_PD = 1
-_COMP_MASK_SEND_OPS = 64
-# Of its send_ops_flags, those that the journal knows: all of libibverbs 44 but BIND_MW and TSO.
-_SEND_OPS = 0b10_1111_1111 & ~(1 << 8)
-
-_COMM_EST = 4  # enum ibv_event_type
+_QPT_NAMES = {
+    QpType.UC: "a UC",
+    QpType.UD: "a UD",
+    QpType.RAW_PACKET: "a raw packet",
+    QpType.XRC_SEND: "an XRC",
+    QpType.XRC_RECV: "an XRC",
+    QpType.DRIVER: "a provider's",
+}
+# Of QPInitAttrEx.send_ops_flags, those that the journal knows.
+_SEND_OPS = sum(set(QpCreateSendOp) - {QpCreateSendOp.BIND_MW, QpCreateSendOp.TSO})
 
 _lock = threading.RLock()
 # The protected QPs, by their default ibv_qp, until they are closed.
@@ -98,7 +100,7 @@ def _new_domain(context: Any) -> tuple[Any, str]:
 
 def is_ours(event: Any) -> bool:
     """Whether an async event of the default NIC was caused by failover: a QP that it rebuilt gets its first packet."""
-    if event.type != _COMM_EST:
+    if event.type != EventType.COMM_EST:
         return False
     held = _by_pointer.get(event.element)
     return held is not None and held.was_rebuilt()
@@ -226,14 +228,14 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
     if not isinstance(init_attr, _INIT_ATTRS):
         return None, "it is a provider's QP"
     attr = pyverbs_objects.init_attr(init_attr)
-    if attr.qp_type != _QPT_RC:
+    if attr.qp_type != QpType.RC:
         return None, f"it is {_QPT_NAMES.get(attr.qp_type, 'an unknown kind of')} QP"
     if attr.srq:
         return None, "it receives through an SRQ"
     if isinstance(attr, pyverbs_objects.InitAttrEx):
-        if attr.comp_mask & ~(_COMP_MASK_PD | _COMP_MASK_SEND_OPS):
+        if attr.comp_mask & ~(QpInitAttrMask.PD | QpInitAttrMask.SEND_OPS_FLAGS):
             return None, f"it has extended attributes (comp_mask {attr.comp_mask:#x})"
-        if attr.comp_mask & _COMP_MASK_SEND_OPS and attr.send_ops_flags & ~_SEND_OPS:
+        if attr.comp_mask & QpInitAttrMask.SEND_OPS_FLAGS and attr.send_ops_flags & ~_SEND_OPS:
             return None, "it has send operations that cannot be moved"
     pd = getattr(init_attr, "pd", None) or creator
     if not hasattr(pd, "_shadow"):

@@ -16,6 +16,7 @@ from pyverbs.pyverbs_error import PyverbsUserError
 
 from shiftverbs import _core
 from shiftverbs.mirroring import eligibility, reexport
+from shiftverbs.native.ibv import CqInitAttrMask
 from shiftverbs.shadows import pyverbs_objects
 
 _constants: dict[str, Any] = {}
@@ -24,7 +25,6 @@ _e: Any = types.SimpleNamespace(**_constants)
 
 # Attributes of a CqInitAttrEx that are understood (IBV_CQ_INIT_ATTR_MASK_FLAGS; IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
 # as the GIL is held in all that touches the CQ).
-_COMP_MASK = 1
 _FLAGS = 1
 
 _METHODS = (
@@ -55,7 +55,7 @@ def plan(init_attr: Any) -> str:
     elif (
         type(init_attr) is not pyverbs.cq.CqInitAttrEx
         or init_attr.parent_domain is not None
-        or init_attr.comp_mask & ~_COMP_MASK
+        or init_attr.comp_mask & ~CqInitAttrMask.FLAGS
         or (init_attr.comp_mask and init_attr.flags & ~_FLAGS)
     ):
         why = "its CQ has extended attributes"

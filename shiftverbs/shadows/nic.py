@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shiftverbs.native.ibv import LinkLayer, PortState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows.key_plugs import Plugs
 
 logger = logging.getLogger("shiftverbs.backup")
 
-PORT_ACTIVE = 4  # enum ibv_port_state
-LINK_LAYER_ETHERNET = 2  # else InfiniBand: 1, or 0 from old providers
 GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2 = 0, 1, 2
 
 # _core numbers pairs up to 15.
@@ -265,13 +264,13 @@ class Nic:
         for number in range(1, self.limits["phys_port_cnt"] + 1):
             seen = self.verbs.query_port(self.ctx, number)
             gids = [self._read_gid(number, index) for index in range(min(MAX_GIDS, seen["gid_tbl_len"]))]
-            ethernet = seen["link_layer"] == LINK_LAYER_ETHERNET
+            ethernet = seen["link_layer"] == LinkLayer.ETHERNET
             entries = 0 if ethernet else seen["pkey_tbl_len"]
             pkeys = tuple(self._read_pkey(number, index) for index in range(entries)) or (DEFAULT_PKEY,)
             ports.append(
                 Port(
                     number,
-                    seen["state"] == PORT_ACTIVE,
+                    seen["state"] == PortState.ACTIVE,
                     ethernet,
                     seen["active_mtu"],
                     seen["lid"],

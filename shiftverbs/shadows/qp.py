@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 from shiftverbs import _nic
+from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows import pyverbs_objects
@@ -42,7 +43,6 @@ HEADROOM_RECV_WR = 2
 DRAIN_TIMEOUT_S = 5.0
 
 # enum ibv_qp_attr_mask
-_STATE, _SQD_NOTIFY = 1 << 0, 1 << 2
 
 # (send WRs, receive WRs, send SGEs, receive SGEs, inline bytes)
 Cap = tuple[int, int, int, int, int]
@@ -309,7 +309,8 @@ class ShadowQP(Shadow):
 
     def may_drain(self, mask: int) -> bool:
         """Whether a NIC may take a modify to SQD with this mask (IBA 11.2.5.2)."""
-        return self.app_state == SQD or (self.app_state == RTS and not mask & ~(_STATE | _SQD_NOTIFY))
+        other = mask & ~(QpAttrMask.STATE | QpAttrMask.EN_SQD_ASYNC_NOTIFY)
+        return self.app_state == SQD or (self.app_state == RTS and not other)
 
     def leaving(self, state: int, why: str = "") -> bool:
         """Before the application moves the QP to RESET, ERR, SQD or SQE: nothing is withheld any more.
@@ -333,7 +334,7 @@ class ShadowQP(Shadow):
     def modified(self, attr: pyverbs_objects.Attr, mask: int) -> None:
         """After the application's modify succeeded."""
         before = self.app_state
-        if mask & _STATE:
+        if mask & QpAttrMask.STATE:
             self.app_state = int(attr.qp_state)
         state = self.app_state
         self._attributes.note(attr, mask, before, state)

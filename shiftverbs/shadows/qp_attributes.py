@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+from shiftverbs.native.ibv import MigState, QpAttrMask, QpState
 from shiftverbs.shadows import pyverbs_objects
 
-# enum ibv_qp_state
-RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
+RESET, INIT, RTR, RTS, SQD, SQE, ERR = map(int, QpState)
 _STATE_NAMES = {INIT: "INIT", RTR: "RTR", RTS: "RTS"}
 
 # What RTS to RTS changes on any pair (IBA 11.2.5.2). The alternate path, which it changes too, lies on the default NIC.
@@ -23,35 +23,43 @@ CONNECTED = ("timeout", "retry_cnt", "rnr_retry", "max_rd_atomic")
 # The other path that it may have on its own NIC.
 ALTERNATE = ("alt_ah_attr", "alt_pkey_index", "alt_port_num", "alt_timeout", "path_mig_state")
 
-# enum ibv_qp_attr_mask
-_AV, _ALT_PATH = 1 << 7, 1 << 14
-_STATE, _CUR_STATE, _ACCESS_FLAGS = 1 << 0, 1 << 1, 1 << 3
-_TIMEOUT, _RETRY_CNT, _RNR_RETRY, _MAX_QP_RD_ATOMIC = 1 << 9, 1 << 10, 1 << 11, 1 << 13
-_MIN_RNR_TIMER, _SQ_PSN, _PATH_MIG_STATE = 1 << 15, 1 << 16, 1 << 18
-_ANY_TIME = _CUR_STATE | _ACCESS_FLAGS | _ALT_PATH | _MIN_RNR_TIMER | _PATH_MIG_STATE
+_ANY_TIME = (
+    QpAttrMask.CUR_STATE
+    | QpAttrMask.ACCESS_FLAGS
+    | QpAttrMask.ALT_PATH
+    | QpAttrMask.MIN_RNR_TIMER
+    | QpAttrMask.PATH_MIG_STATE
+)
+_TO_SEND = (
+    QpAttrMask.TIMEOUT
+    | QpAttrMask.RETRY_CNT
+    | QpAttrMask.RNR_RETRY
+    | QpAttrMask.SQ_PSN
+    | QpAttrMask.MAX_QP_RD_ATOMIC
+)
 # Of a connected RC QP: (before, after) -> what must be given, what may be.
 _TRANSITIONS = {
-    (RTR, RTS): (_TIMEOUT | _RETRY_CNT | _RNR_RETRY | _SQ_PSN | _MAX_QP_RD_ATOMIC, _ANY_TIME),
+    (RTR, RTS): (_TO_SEND, _ANY_TIME),
     (RTS, RTS): (0, _ANY_TIME),
 }
-_MOST_RNR_TIMER, _MOST_MIG_STATE = 31, 2
+_MOST_RNR_TIMER, _MOST_MIG_STATE = 31, MigState.ARMED
 _FIELDS = {
-    1 << 3: "qp_access_flags",
-    1 << 4: "pkey_index",
-    1 << 5: "port_num",
-    1 << 6: "qkey",
-    1 << 8: "path_mtu",
-    1 << 9: "timeout",
-    1 << 10: "retry_cnt",
-    1 << 11: "rnr_retry",
-    1 << 12: "rq_psn",
-    1 << 13: "max_rd_atomic",
-    1 << 15: "min_rnr_timer",
-    1 << 16: "sq_psn",
-    1 << 17: "max_dest_rd_atomic",
-    1 << 18: "path_mig_state",
-    1 << 20: "dest_qp_num",
-    1 << 25: "rate_limit",
+    QpAttrMask.ACCESS_FLAGS: "qp_access_flags",
+    QpAttrMask.PKEY_INDEX: "pkey_index",
+    QpAttrMask.PORT: "port_num",
+    QpAttrMask.QKEY: "qkey",
+    QpAttrMask.PATH_MTU: "path_mtu",
+    QpAttrMask.TIMEOUT: "timeout",
+    QpAttrMask.RETRY_CNT: "retry_cnt",
+    QpAttrMask.RNR_RETRY: "rnr_retry",
+    QpAttrMask.RQ_PSN: "rq_psn",
+    QpAttrMask.MAX_QP_RD_ATOMIC: "max_rd_atomic",
+    QpAttrMask.MIN_RNR_TIMER: "min_rnr_timer",
+    QpAttrMask.SQ_PSN: "sq_psn",
+    QpAttrMask.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic",
+    QpAttrMask.PATH_MIG_STATE: "path_mig_state",
+    QpAttrMask.DEST_QPN: "dest_qp_num",
+    QpAttrMask.RATE_LIMIT: "rate_limit",
 }
 # More notes than this are read, and kept as what they say.
 _MOST_NOTES = 32
@@ -87,9 +95,9 @@ def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
 def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
     """The fields of an ibv_qp_attr that a mask selects (without the state)."""
     fields = {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit}
-    if mask & _AV:
+    if mask & QpAttrMask.AV:
         fields["ah_attr"] = address_vector(attr.ah_attr)
-    if mask & _ALT_PATH:
+    if mask & QpAttrMask.ALT_PATH:
         fields["alt_ah_attr"] = address_vector(attr.alt_ah_attr)
         fields.update({name: getattr(attr, name) for name in ("alt_pkey_index", "alt_port_num", "alt_timeout")})
     return fields
@@ -100,16 +108,16 @@ def refusal(attr: Any, mask: int, before: int) -> int:
 
     For a QP whose default one is out of service, and cannot be asked. attr: struct ibv_qp_attr.
     """
-    after = int(attr.qp_state) if mask & _STATE else before
+    after = int(attr.qp_state) if mask & QpAttrMask.STATE else before
     required, optional = _TRANSITIONS.get((before, after), (1 << 31, 0))
-    given = mask & ~_STATE
+    given = mask & ~QpAttrMask.STATE
     if given & required != required or given & ~(required | optional):
         return errno.EINVAL
-    if mask & _CUR_STATE and attr.cur_qp_state != before:
+    if mask & QpAttrMask.CUR_STATE and attr.cur_qp_state != before:
         return errno.EINVAL
-    if mask & _MIN_RNR_TIMER and attr.min_rnr_timer > _MOST_RNR_TIMER:
+    if mask & QpAttrMask.MIN_RNR_TIMER and attr.min_rnr_timer > _MOST_RNR_TIMER:
         return errno.EINVAL
-    if mask & _PATH_MIG_STATE and attr.path_mig_state > _MOST_MIG_STATE:
+    if mask & QpAttrMask.PATH_MIG_STATE and attr.path_mig_state > _MOST_MIG_STATE:
         return errno.EINVAL
     return 0
 

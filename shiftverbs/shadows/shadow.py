@@ -25,6 +25,7 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
+from shiftverbs.native.ibv import AccessFlag, ReregMrFlag
 from shiftverbs.process.waiting import in_slices
 
 logger = logging.getLogger("shiftverbs.shadow")
@@ -34,8 +35,7 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
 
-# IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC; IBV_REREG_MR_CHANGE_ACCESS.
-PEERS_ACCESS, REREG_ACCESS = 2 | 4 | 8, 4
+PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # A NIC that gives out a key that it must not, though it could have given others, is asked again so often.
 KEY_TRIES = 16
 
@@ -378,7 +378,7 @@ class ShadowMR(Shadow):
             handle, lkey, rkey = nic.verbs.reg_mr(pd, address, length, iova, access & ~PEERS_ACCESS)
             if not self._is_held(nic, rkey):
                 try:
-                    lkey, rkey = nic.verbs.rereg_mr(handle, REREG_ACCESS, pd, address, length, access)
+                    lkey, rkey = nic.verbs.rereg_mr(handle, ReregMrFlag.CHANGE_ACCESS, pd, address, length, access)
                 except OSError:  # not all NICs can
                     nic.verbs.dereg_mr(handle)
                     handle, lkey, rkey = nic.verbs.reg_mr(pd, address, length, iova, access)

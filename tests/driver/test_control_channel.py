@@ -13,7 +13,7 @@ from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.failover import control_channel
 from shiftverbs.failover.control_channel import RETRY_FIRST_NS, TRUST_NS
 from shiftverbs.failover.driver import PINGS_UNTIL_DEAD, QUIET_PING_NS, Driver
-from shiftverbs.failover.nic_events import EVENT_DEVICE_FATAL
+from shiftverbs.native.ibv import EventType
 from shiftverbs.process.log_lines import SELDOM_NS
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry, Ping
@@ -32,7 +32,7 @@ def test_a_removed_device_does_not_keep_the_control_thread_awake(
     port = Port()
     channel._port_made(nic, port, None)
     assert watched == {port.fd}
-    driver.nic_events._on_async(nic, EVENT_DEVICE_FATAL)
+    driver.nic_events._on_async(nic, EventType.DEVICE_FATAL)
     assert not watched
     channel._port_made(nic, port, None)
     assert not watched

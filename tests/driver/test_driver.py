@@ -20,7 +20,7 @@ from shiftverbs.failover.admission import TURN_COUNT, TURN_NS, UNDER_WAY
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.cq_polling import LOOK_NS, LOOK_SHARE
 from shiftverbs.failover.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
-from shiftverbs.failover.nic_events import EVENT_PORT_ACTIVE, EVENT_PORT_ERR
+from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.shadows.async_events import AsyncEvents
 from shiftverbs.state_machine import SendState
@@ -97,7 +97,7 @@ def test_a_removed_device_stops_nobody_else(
 
 def test_a_bug_in_one_connection_costs_the_others_nothing(driver: Driver, nic: Any) -> None:
     both = [add(driver, Connection(nic, bug=True)), add(driver, Connection(nic))]
-    driver.nic_events._on_async(nic, EVENT_PORT_ERR, 1)
+    driver.nic_events._on_async(nic, EventType.PORT_ERR, 1)
     driver.run()
     assert all("path_failed" in each.told for each in both)
     assert "give_up" in both[0].told and "give_up" not in both[1].told
@@ -106,11 +106,11 @@ def test_a_bug_in_one_connection_costs_the_others_nothing(driver: Driver, nic: A
 def test_a_port_event_is_about_its_own_port(driver: Driver, nic: Any) -> None:
     """One NIC with two ports, a QP on each: the other one's path has not failed."""
     first, second = add(driver, Connection(nic)), add(driver, Connection(nic, port=2))
-    driver.nic_events._on_async(nic, EVENT_PORT_ERR, 2)
+    driver.nic_events._on_async(nic, EventType.PORT_ERR, 2)
     driver.run()
     assert "path_failed" in second.told and "path_failed" not in first.told
     assert driver.nic_events.port_ok(nic, 1) and not driver.nic_events.port_ok(nic, 2)
-    driver.nic_events._on_async(nic, EVENT_PORT_ACTIVE, 2)
+    driver.nic_events._on_async(nic, EventType.PORT_ACTIVE, 2)
     assert driver.nic_events.port_ok(nic, 2)
 
 

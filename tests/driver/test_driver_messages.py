@@ -14,7 +14,7 @@ from shiftverbs import _core
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.failover.control_channel import READ_AT_ONCE
 from shiftverbs.failover.driver import LATER_NS, MOST_UNREAD, RUN_NS, SLICE, WATCH_PERIOD_NS, Driver
-from shiftverbs.failover.nic_events import EVENT_PORT_ERR
+from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
 
@@ -28,7 +28,7 @@ def slow_work(driver: Driver, nic: Any, clock: SimpleNamespace, count: int, each
             self.told.append("path_failed")
 
     many = [add(driver, Slow(nic)) for _ in range(count)]
-    driver.nic_events._on_async(nic, EVENT_PORT_ERR, 1)
+    driver.nic_events._on_async(nic, EventType.PORT_ERR, 1)
     return many
 
 
