@@ -75,6 +75,8 @@ def test_receives_are_withheld_on_both_sides(network: Network, faults: Any) -> N
 def test_the_path_fails_while_a_receive_is_withheld(network: Network, faults: Any) -> None:
     """Away on one backup, the next one has the memory: nothing is withheld there any more, and nothing lost."""
     a, b = network.protected("3", attrs="rnr=0")
+    for host in (a, b):  # both backups are armed and answer: else it is the second that traffic goes to
+        host("ep.wait('not s.why', 20)")
     go(faults, "away", a, b)
     a("ep.recv(7)")
     faults.hang("b/soft1")
