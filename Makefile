@@ -31,7 +31,7 @@ help:
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
 	@echo "soak    random faults on real processes: make soak MINUTES=30 [SEED=…]"
 	@echo "docs    the documentation as a site, build/site/index.html; warnings are errors"
-	@echo "lint    ruff, mypy, import-linter and the same for cimports, cython-lint, clang-format"
+	@echo "lint    ruff (rules and format), mypy, import-linter and the same for cimports, cython-lint, clang-format"
 	@echo "wheel   wheel and source distribution in dist/"
 	@echo "clean   remove what build made; distclean removes $(VENV) too"
 
@@ -111,6 +111,7 @@ docs: build
 lint: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 lint: setup
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PYTHON) tools/check_cimports.py

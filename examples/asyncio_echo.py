@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """An echo server and its client on asyncio: completions wake the event loop, nothing polls.
 
-    python asyncio_echo.py            the server: sends back what it gets
-    python asyncio_echo.py SERVER     the client
+python asyncio_echo.py            the server: sends back what it gets
+python asyncio_echo.py SERVER     the client
 """
 
 import asyncio

@@ -71,7 +71,9 @@ def react(event, state, path):
     elif isinstance(event, observe.Fallback):
         save(path, state)
         took_ms = event.durations["fallback_ms"]
-        print(f"step {state['step']}: on {event.target} after {took_ms:.1f} ms; saved {path.name}", flush=True)
+        print(
+            f"step {state['step']}: on {event.target} after {took_ms:.1f} ms; saved {path.name}", flush=True
+        )
     elif isinstance(event, observe.Failback):
         print(f"step {state['step']}: home on {event.device}", flush=True)
     else:

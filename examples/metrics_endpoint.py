@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A ping-pong whose own metrics and shiftverbs' are served to Prometheus on one port.
 
-    python metrics_endpoint.py --metrics 9400            one end
-    python metrics_endpoint.py --metrics 9401 SERVER     the other
+python metrics_endpoint.py --metrics 9400            one end
+python metrics_endpoint.py --metrics 9401 SERVER     the other
 """
 
 import time

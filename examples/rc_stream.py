@@ -31,7 +31,9 @@ except ModuleNotFoundError:  # plain pyverbs from release 65 on: the constants a
     import pyverbs.libibverbs_enums
 
     classes = [c for c in vars(pyverbs.libibverbs_enums).values() if isinstance(c, type)]
-    e = types.SimpleNamespace(**{name: v for c in classes for name, v in getattr(c, "__members__", {}).items()})
+    e = types.SimpleNamespace(
+        **{name: v for c in classes for name, v in getattr(c, "__members__", {}).items()}
+    )
 
 SIZE = 16 * 1024
 SLOTS = 64

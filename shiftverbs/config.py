@@ -154,7 +154,8 @@ class Config:
             system_ca = ssl.get_default_verify_paths().cafile
             if system_ca is None:
                 raise ConfigError(
-                    "SHIFTVERBS_ETCD", environ["SHIFTVERBS_ETCD"],
+                    "SHIFTVERBS_ETCD",
+                    environ["SHIFTVERBS_ETCD"],
                     "https needs SHIFTVERBS_ETCD_CA, because this system has no CA file of its own",
                 )
             fields["etcd_ca"] = system_ca
@@ -191,7 +192,9 @@ def _boolean(variable: str, value: str) -> bool:
 def _job(variable: str, value: str) -> str:
     if not _JOB.fullmatch(value):
         raise ConfigError(
-            variable, value, "must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+            variable,
+            value,
+            "must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit",
         )
     return value
 
@@ -380,7 +383,9 @@ VARIABLES: dict[str, Variable] = {
         "Which NICs back up which, in order. A device that it does not name has no backup. Not set: every other "
         "device with an active port of the same link layer.",
     ),
-    "SHIFTVERBS_DISABLE": Variable("disable", _boolean, "`1` or `0`", "1: no failover, as with plain pyverbs."),
+    "SHIFTVERBS_DISABLE": Variable(
+        "disable", _boolean, "`1` or `0`", "1: no failover, as with plain pyverbs."
+    ),
     "SHIFTVERBS_REQUIRE": Variable(
         "require",
         _boolean,

@@ -110,7 +110,9 @@ class _Shadowed(lifetime.Ended):
         channel_core = getattr(channel, "_core", None)
         channel_shadow = getattr(channel, "_shadow", None)
         if channel is not None and channel_core is None:
-            self._why = getattr(channel, "_why", "") or "its completion channel is not a shiftverbs CompChannel"
+            self._why = (
+                getattr(channel, "_why", "") or "its completion channel is not a shiftverbs CompChannel"
+            )
             return False
         self._core = eligibility.new_cq_core(self, channel_core)
         entries = pyverbs_objects.cq_entries(self)

@@ -13,4 +13,3 @@ class ShiftError(PyverbsError):
     A QP that cannot be protected, or failover that cannot be started, where SHIFTVERBS_REQUIRE=1; `qp.shift.migrate`
     and `restore` of a QP that is not protected, or has no such pair.
     """
-

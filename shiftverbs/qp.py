@@ -223,7 +223,9 @@ class QP(lifetime.Ended, _base.QP):
             held.ended()
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
 
-    def _change(self, held: ShadowQP, qp_attr: Any, comp_mask: int, verb: Callable[..., None], *args: Any) -> None:
+    def _change(
+        self, held: ShadowQP, qp_attr: Any, comp_mask: int, verb: Callable[..., None], *args: Any
+    ) -> None:
         """Modify to a state where the QP works, or stay in one: all of its pairs follow, or none does.
 
         verb, args: how pyverbs does it to the default QP.
@@ -313,7 +315,9 @@ class QP(lifetime.Ended, _base.QP):
                 raise ShiftError(f"The QP would not be protected ({why}), and SHIFTVERBS_REQUIRE is set")
             why = "a memory window was bound through it"
             if any(held.core.outstanding) or not held.leaving(e.IBV_QPS_SQD, why):
-                raise PyverbsRDMAError("Failed to Bind MW: the QP is protected and has WRs outstanding", errno.EBUSY)
+                raise PyverbsRDMAError(
+                    "Failed to Bind MW: the QP is protected and has WRs outstanding", errno.EBUSY
+                )
             self._end_protection(why)
         super().bind_mw(mw, mw_bind)
 

@@ -18,7 +18,9 @@ class SendState(enum.Enum):
     DEFAULT = "DEFAULT"  # on the default pair
     FALLBACK = "FALLBACK"  # on a backup pair, or between pairs (then closed: posts are only journaled)
     WAIT_SIGNALED = "WAIT_SIGNALED"  # a MOVE waits for its fence WR
-    WAIT_DRAINED = "WAIT_DRAINED"  # the fence is posted; later posts are withheld until it and the peer are through
+    WAIT_DRAINED = (
+        "WAIT_DRAINED"  # the fence is posted; later posts are withheld until it and the peer are through
+    )
 
 
 class RecvState(enum.Enum):
@@ -32,7 +34,9 @@ class SendInput(enum.Enum):
     """What can happen to the send direction."""
 
     ASKED = "ASKED"  # an advisory trigger: the peer is asked before anything is fenced
-    ASK_DROPPED_HOME = "ASK_DROPPED_HOME"  # the peer refused, or did not answer; sends stay on the default pair
+    ASK_DROPPED_HOME = (
+        "ASK_DROPPED_HOME"  # the peer refused, or did not answer; sends stay on the default pair
+    )
     ASK_DROPPED_AWAY = "ASK_DROPPED_AWAY"  # the same on a backup pair
     PATH_FAILED = "PATH_FAILED"  # a SWITCH starts, is joined, or starts over with another target
     SWITCHED_HOME = "SWITCHED_HOME"  # the peer is READY on the default pair
@@ -42,7 +46,9 @@ class SendInput(enum.Enum):
     FENCE_DONE = "FENCE_DONE"
     MOVED_HOME = "MOVED_HOME"  # the peer took the receive side over to the default pair
     MOVED_AWAY = "MOVED_AWAY"
-    MOVE_CANCELLED_HOME = "MOVE_CANCELLED_HOME"  # the peer refused; sends stay where they are: the default pair
+    MOVE_CANCELLED_HOME = (
+        "MOVE_CANCELLED_HOME"  # the peer refused; sends stay where they are: the default pair
+    )
     MOVE_CANCELLED_AWAY = "MOVE_CANCELLED_AWAY"  # the same on a backup pair
     ABORTED = "ABORTED"  # nothing can be hidden any more
 

@@ -33,7 +33,9 @@ class Namespace:
 
     def wait_up(self, device: str, up: bool = True) -> None:
         """Wait until the kernel has noticed carrier or no carrier, which it does some time after the fact."""
-        wait_until(lambda: (self.ip(f"-br link show {device}").split()[1] == "UP") == up, what=f"{device} is {up}")
+        wait_until(
+            lambda: (self.ip(f"-br link show {device}").split()[1] == "UP") == up, what=f"{device} is {up}"
+        )
 
 
 def open_namespace(prefix: list[str], options: list[str]) -> Namespace:
@@ -47,7 +49,9 @@ def open_namespace(prefix: list[str], options: list[str]) -> Namespace:
             return ""
 
     own = os.readlink("/proc/self/ns/net")
-    wait_until(lambda: holder.poll() is not None or (own not in name(holder.pid) and "cat" in name(holder.pid)))
+    wait_until(
+        lambda: holder.poll() is not None or (own not in name(holder.pid) and "cat" in name(holder.pid))
+    )
     assert holder.poll() is None, "unshare failed"
     return Namespace(holder)
 

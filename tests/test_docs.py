@@ -24,7 +24,9 @@ ROOMS = sorted(
 
 def sources(folder: str) -> list[Path]:
     """The files that someone who reads the map must find there."""
-    found = [path for suffix in ("py", "pyx", "pxd", "pxi") for path in (PACKAGE / folder).glob(f"*.{suffix}")]
+    found = [
+        path for suffix in ("py", "pyx", "pxd", "pxi") for path in (PACKAGE / folder).glob(f"*.{suffix}")
+    ]
     return [path for path in sorted(found) if path.name not in ("__init__.py", "__main__.py")]
 
 
@@ -69,10 +71,16 @@ def test_every_decision_is_listed() -> None:
 
 
 def test_every_source_names_its_license() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
     paths = [ROOT / name for name in tracked] or [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
-    code = [path for path in paths if path.suffix in (".py", ".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".sh")]
-    lacking = [path.name for path in code if "SPDX-License-Identifier: BSD-3-Clause" not in path.read_text()[:200]]
+    code = [
+        path for path in paths if path.suffix in (".py", ".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".sh")
+    ]
+    lacking = [
+        path.name for path in code if "SPDX-License-Identifier: BSD-3-Clause" not in path.read_text()[:200]
+    ]
     assert code and not lacking
 
 

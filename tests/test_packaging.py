@@ -95,7 +95,9 @@ def test_installed_command_line(installed: Path, tmp_path: Path) -> None:
     run(installed, "-m", "shiftverbs.softrnic", "list", cwd=tmp_path, env=env)
 
 
-def test_doctor_of_the_installed_wheel(installed: Path, tmp_path: Path, shared_etcd: EtcdServer, job: str) -> None:
+def test_doctor_of_the_installed_wheel(
+    installed: Path, tmp_path: Path, shared_etcd: EtcdServer, job: str
+) -> None:
     env = clean_env() | {
         "SOFTRNIC": "1", "SOFTRNIC_DIR": str(tmp_path / "nic"),
         "SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job,

@@ -106,7 +106,9 @@ def read_by_the_code() -> set[str]:
     found: set[str] = set()
     for path in (ROOT / "shiftverbs").rglob("*"):
         if path.suffix in (".py", ".pyx", ".pxi", ".c", ".h"):
-            found |= {quoted for quoted in re.findall(r'"(\w+)"', path.read_text()) if VARIABLE.fullmatch(quoted)}
+            found |= {
+                quoted for quoted in re.findall(r'"(\w+)"', path.read_text()) if VARIABLE.fullmatch(quoted)
+            }
     return found - {"SHIFTVERBS"}
 
 

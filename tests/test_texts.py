@@ -113,7 +113,17 @@ def test_keys_and_routes(record: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     "gid",
-    ["", "::ffff:1.2.3.256", "::ffff:192.0.2.01", "192.0.2.1", "fe80::1%eth0", "::1/64", "1::2::3", " ::1", "1234x::"],
+    [
+        "",
+        "::ffff:1.2.3.256",
+        "::ffff:192.0.2.01",
+        "192.0.2.1",
+        "fe80::1%eth0",
+        "::1/64",
+        "1::2::3",
+        " ::1",
+        "1234x::",
+    ],
 )
 def test_what_is_no_gid(gid: str) -> None:
     with pytest.raises(ValueError):
@@ -190,7 +200,12 @@ def test_what_processes_and_their_broker_call_etcd(given: str, url: str) -> None
 
 @pytest.mark.parametrize(
     "host, shown",
-    [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "[::ffff:127.0.0.1]"), ("host", "host")],
+    [
+        ("::1", "[::1]"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::ffff:127.0.0.1", "[::ffff:127.0.0.1]"),
+        ("host", "host"),
+    ],
 )
 def test_where_metrics_are(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: str, shown: str
@@ -206,6 +221,7 @@ def test_where_metrics_are(
 
 
 # ---- floats ----------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize(
     "seconds, shown",
@@ -309,7 +325,9 @@ def test_milliseconds_in_the_demo(ms: float | None, shown: str) -> None:
 
 def test_the_demos_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert scenario._ms(10_300_000, 10_000_000) == 0.3
-    result = scenario.ScenarioResult("send", "switch", 1, 2, detect_ms=THIRD, fallback_ms=1e-7, states=["DEFAULT"])
+    result = scenario.ScenarioResult(
+        "send", "switch", 1, 2, detect_ms=THIRD, fallback_ms=1e-7, states=["DEFAULT"]
+    )
     died = scenario.BaselineResult("send", "switch", False, "RETRY_EXC_ERR", math.inf)
     report.write_json("-", report.to_json([result], [died]))
     assert json.dumps(json.loads(capsys.readouterr().out)) == (
@@ -370,7 +388,9 @@ def test_how_long_the_way_to_etcd_takes(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(start, "look_at", lambda _pid: start.Looks("S", 30, 1, 1))
     monkeypatch.setattr(os, "sysconf", lambda _name: 100)
     monkeypatch.setattr(os, "getloadavg", lambda: (THIRD, 0.0, 0.0))
-    assert start._Spawned(7, -1).looks() == "; process 7 (state S) has had 0.3 s of a processor, the load is 0.3"
+    assert (
+        start._Spawned(7, -1).looks() == "; process 7 (state S) has had 0.3 s of a processor, the load is 0.3"
+    )
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e-7", "0", "-1", "3600.1", "1e300", "x", "", "0x1"])
@@ -580,12 +600,21 @@ def test_masks_of_pyverbs_constants() -> None:
 
 
 def test_ports_in_the_doctors_words() -> None:
-    for named, number in (("DOWN", e.IBV_PORT_DOWN), ("INIT", e.IBV_PORT_INIT), ("ACTIVE", e.IBV_PORT_ACTIVE)):
+    for named, number in (
+        ("DOWN", e.IBV_PORT_DOWN),
+        ("INIT", e.IBV_PORT_INIT),
+        ("ACTIVE", e.IBV_PORT_ACTIVE),
+    ):
         assert doctor.PORT_STATES[number] == doctor.PORT_STATES[int(number)] == named
-    assert [doctor.RATE_MTU[mtu] for mtu in (e.IBV_MTU_256, e.IBV_MTU_1024, e.IBV_MTU_4096)] == [256, 1024, 4096]
+    assert [doctor.RATE_MTU[mtu] for mtu in (e.IBV_MTU_256, e.IBV_MTU_1024, e.IBV_MTU_4096)] == [
+        256,
+        1024,
+        4096,
+    ]
 
 
 # ---- paths -----------------------------------------------------------------------------------------------------------
+
 
 def test_where_a_process_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
@@ -669,7 +698,8 @@ def test_what_standard_output_cannot_write_is_escaped(
 def test_a_shell_gets_a_paths_bytes(tmp_path: Path, encoding: str) -> None:
     (tmp_path / ODD_NAME).mkdir(mode=0o700)
     run: Any = {
-        "env": os.environ | {"SOFTRNIC_DIR": f"{tmp_path}/{ODD_NAME}", "PYTHONIOENCODING": encoding, "LANG": "C.UTF-8"},
+        "env": os.environ
+        | {"SOFTRNIC_DIR": f"{tmp_path}/{ODD_NAME}", "PYTHONIOENCODING": encoding, "LANG": "C.UTF-8"},
         "cwd": ROOT,
         "capture_output": True,
     }
@@ -692,7 +722,15 @@ MAY = {
     ("commands/demo/endpoint.py", "_find_gid"),
 }
 # The spellings of ipaddress objects, and what others make of an address, each with conventions of its own.
-SPELLINGS = {"exploded", "compressed", "reverse_pointer", "ipv4_mapped", "sixtofour", "inet_ntop", "inet_ntoa"}
+SPELLINGS = {
+    "exploded",
+    "compressed",
+    "reverse_pointer",
+    "ipv4_mapped",
+    "sixtofour",
+    "inet_ntop",
+    "inet_ntoa",
+}
 # What gives a pyverbs GID.
 PYVERBS_GIDS = {"query_gid", "query_gid_ex", "query_gid_table"}
 
@@ -718,7 +756,11 @@ def makes_text_of_addresses(source: str, name: str) -> Iterator[str]:
             yield f"{where} ipaddress"
         if isinstance(node, ast.Attribute) and node.attr in SPELLINGS:
             yield f"{where} .{node.attr}"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr", "format"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("str", "repr", "format")
+        ):
             called = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
             if called & PYVERBS_GIDS:
                 yield f"{where} {node.func.id}() of a pyverbs GID"
@@ -731,7 +773,9 @@ def makes_text_of_addresses(source: str, name: str) -> Iterator[str]:
 def test_nobody_else_makes_text_of_an_address() -> None:
     found: list[str] = []
     for path in PACKAGE.rglob("*.py"):
-        found += makes_text_of_addresses(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix())
+        found += makes_text_of_addresses(
+            path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
+        )
     for pattern in ("*.pyx", "*.pxi"):
         for path in PACKAGE.rglob(pattern):
             words = path.read_text(encoding="utf-8")
@@ -743,8 +787,14 @@ def test_nobody_else_makes_text_of_an_address() -> None:
     "source, name",
     [
         ("import ipaddress\ndef f(gid):\n    return str(ipaddress.IPv6Address(gid))", "pairing.py"),
-        ("import ipaddress as ip\ndef canonical_gid(gid): return f'{ip.ip_address(gid)}'", "exchanger/records.py"),
-        ("from ipaddress import IPv6Address\ndef key(gid): return f'{IPv6Address(gid)}'", "exchanger/records.py"),
+        (
+            "import ipaddress as ip\ndef canonical_gid(gid): return f'{ip.ip_address(gid)}'",
+            "exchanger/records.py",
+        ),
+        (
+            "from ipaddress import IPv6Address\ndef key(gid): return f'{IPv6Address(gid)}'",
+            "exchanger/records.py",
+        ),
         ("import ipaddress\ndef key(gid): return '%s' % ipaddress.IPv6Address(gid)", "exchanger/records.py"),
         ("def canonical_gid(gid): import ipaddress; return ipaddress.ip_address(gid).exploded", "pairing.py"),
         ("def key(address): return address.exploded", "exchanger/records.py"),
@@ -760,7 +810,10 @@ def test_a_new_one_is_found(source: str, name: str) -> None:
 @pytest.mark.parametrize(
     "source, name",
     [
-        ("import ipaddress\ndef canonical_gid(gid): return ipaddress.IPv6Address(gid).packed", "exchanger/records.py"),
+        (
+            "import ipaddress\ndef canonical_gid(gid): return ipaddress.IPv6Address(gid).packed",
+            "exchanger/records.py",
+        ),
         ("def f(gid): return f'{gid}'", "pairing.py"),
     ],
 )
@@ -790,6 +843,10 @@ def test_no_member_of_an_enumeration_is_put_into_a_text() -> None:
     found = []
     for path in PACKAGE.rglob("*.py"):
         for value in calls_with_text(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id in PLAIN:
+            if (
+                isinstance(value, ast.Attribute)
+                and isinstance(value.value, ast.Name)
+                and value.value.id in PLAIN
+            ):
                 found.append(f"{path.name}:{value.lineno}")
     assert found == []

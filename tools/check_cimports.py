@@ -23,7 +23,9 @@ LAYERS = [
 ]
 _CIMPORT = re.compile(r"^from shiftverbs(?:\.([\w.]+))? cimport (\(?[\w, ]+)", re.MULTILINE)
 _INCLUDE = re.compile(r'^include "([^"]+)"', re.MULTILINE)
-_IMPORT = re.compile(r"^\s*(?:from shiftverbs[\w.]* import|import shiftverbs|from \.+\w* c?import).*", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^\s*(?:from shiftverbs[\w.]* import|import shiftverbs|from \.+\w* c?import).*", re.MULTILINE
+)
 
 
 def findings() -> list[str]:

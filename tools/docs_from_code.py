@@ -47,7 +47,12 @@ def table(file: str) -> str:
     lines = ["| variable | value | default | meaning |", "|---|---|---|---|"]
     for name, variable in module["VARIABLES"].items():
         # An anchor for each, so that pages and people can point at it.
-        cells = [f'<span id="{name}"></span>`{name}`', variable.form, _default(module, variable), variable.meaning]
+        cells = [
+            f'<span id="{name}"></span>`{name}`',
+            variable.form,
+            _default(module, variable),
+            variable.meaning,
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -56,7 +61,9 @@ def usage(arguments: str) -> str:
     """What a command line of ours says of itself, as a block. arguments: behind `python -m`."""
     command = [sys.executable, "-m", *arguments.split(), "--help"]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SHIFTVERBS", "SOFTRNIC"))}
-    done = subprocess.run(command, cwd=ROOT, env={**env, "COLUMNS": "100"}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**env, "COLUMNS": "100"}, capture_output=True, text=True, check=True
+    )
     return f"```text\n{done.stdout}```"
 
 

@@ -53,7 +53,9 @@ def verb_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
         row = ratio_row(f"{name} (null)", "µs", base, ours, None)
         added = statistics.median(ours) - statistics.median(base)
         row.target, row.met = f"≤ +{CONTROL_ADDED_US:g} µs", added <= CONTROL_ADDED_US
-        row_of = {package: statistics.median(values) / 1000 for package, values in took["in_a_row"][name].items()}
+        row_of = {
+            package: statistics.median(values) / 1000 for package, values in took["in_a_row"][name].items()
+        }
         row.note = f"{added:+.1f} µs; many in a row {row_of['shiftverbs'] - row_of['pyverbs']:+.1f}"
         rows.append(row)
     memory = took["memory"]

@@ -218,7 +218,9 @@ def failure_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
         rows.append(limit_row("failback: healed to both directions home", "ms", values, None))
     warm = statistics.median(cold.first_steps(0.0))
     name = f"the protocol's first step after {1000 * cold.IDLE_S:.0f} ms of nothing"
-    rows.append(limit_row(name, "µs", cold.first_steps(cold.IDLE_S), None, f"one after the other: {warm:.1f} µs"))
+    rows.append(
+        limit_row(name, "µs", cold.first_steps(cold.IDLE_S), None, f"one after the other: {warm:.1f} µs")
+    )
     return rows
 
 

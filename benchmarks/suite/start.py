@@ -34,7 +34,11 @@ def started(lab: Lab, package: str, warm: bool) -> Iterator[Times]:
             env.pop("PYTHONDONTWRITEBYTECODE", None)
             env["PYTHONPYCACHEPREFIX"] = f"{lab.network.directory}/bytecode"
             # Where nobody was yet, no broker is.
-            run_dir = f"{lab.network.directory}/warm" if warm else stack.enter_context(tempfile.TemporaryDirectory())
+            run_dir = (
+                f"{lab.network.directory}/warm"
+                if warm
+                else stack.enter_context(tempfile.TemporaryDirectory())
+            )
             env["SHIFTVERBS_RUN_DIR"] = run_dir
             children.append(stack.enter_context(Child("start_host", env, package, lab.device)))
         who = [child.answer() for child in children]

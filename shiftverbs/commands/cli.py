@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         "one does not answer.",
     )
     status.add_status_arguments(show)
-    follow = commands.add_parser("top", help="the same again and again, with rates", description="Ends with Ctrl-C.")
+    follow = commands.add_parser(
+        "top", help="the same again and again, with rates", description="Ends with Ctrl-C."
+    )
     status.add_top_arguments(follow)
     commands.add_parser("version", help="print the versions of shiftverbs and pyverbs")
     return parser

@@ -121,9 +121,13 @@ class Doctor:
             return
         unknown = unknown_variables(os.environ)
         if unknown:
-            yield Check("configuration", False, f"{', '.join(unknown)} means nothing", "correct the name, or unset it")
+            yield Check(
+                "configuration", False, f"{', '.join(unknown)} means nothing", "correct the name, or unset it"
+            )
         elif self._config.disable:
-            yield Check("configuration", False, "SHIFTVERBS_DISABLE is set: no failover", "unset SHIFTVERBS_DISABLE")
+            yield Check(
+                "configuration", False, "SHIFTVERBS_DISABLE is set: no failover", "unset SHIFTVERBS_DISABLE"
+            )
         else:
             given = sorted(name for name in os.environ if name.startswith("SHIFTVERBS_"))
             yield Check("configuration", True, f"{', '.join(given) or 'no SHIFTVERBS_ variable is set'}")
@@ -136,7 +140,9 @@ class Doctor:
         try:
             self._names = _nic.list_devices()
         except OSError as error:
-            yield Check("devices", False, f"no list of devices: {error}", "load the driver (modprobe ib_uverbs …)")
+            yield Check(
+                "devices", False, f"no list of devices: {error}", "load the driver (modprobe ib_uverbs …)"
+            )
             return
         if len(self._names) < 2:
             yield Check(
@@ -191,7 +197,9 @@ class Doctor:
                 best = best_gid(device.gids[port.number])
                 name = f"GID of {device.name}/{port.number}"
                 if best is None:
-                    yield Check(name, False, "its GID table is empty", "give its network interface an address")
+                    yield Check(
+                        name, False, "its GID table is empty", "give its network interface an address"
+                    )
                 elif port.ethernet and (best.type != GID_TYPE_ROCE_V2 or best.is_link_local):
                     yield Check(
                         name, False,
@@ -218,7 +226,9 @@ class Doctor:
             except BackupError as error:
                 yield Check("backups", False, str(error), "correct SHIFTVERBS_BACKUP")
                 return
-            usable = [backup for backup in backups if backup in self._devices and self._devices[backup].active]
+            usable = [
+                backup for backup in backups if backup in self._devices and self._devices[backup].active
+            ]
             self._backups[name] = usable
             if not usable:
                 yield Check(
@@ -288,7 +298,11 @@ class Doctor:
                 full = False
             self._progress(f"traffic on {name}")
             problem, steps = _rehearse(name, plain=not full)
-            what = f"traffic {name} to {', '.join(backups)} and back" if full and backups else f"traffic on {name}"
+            what = (
+                f"traffic {name} to {', '.join(backups)} and back"
+                if full and backups
+                else f"traffic on {name}"
+            )
             if problem is None:
                 yield Check(what, True, ", then ".join(steps))
             else:
@@ -381,9 +395,17 @@ def _rehearse(device: str, plain: bool) -> tuple[str | None, list[str]]:
     env = dict(os.environ)
     if plain:
         env["SHIFTVERBS_DISABLE"] = "1"
-    command = [sys.executable, "-m", "shiftverbs.commands.live_check", device, *(["--plain"] if plain else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "shiftverbs.commands.live_check",
+        device,
+        *(["--plain"] if plain else []),
+    ]
     # The child must find the very package this is.
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *env.get("PYTHONPATH", "").split(os.pathsep)])
+    env["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1]), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    )
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=REHEARSAL_S)
     except subprocess.TimeoutExpired:

@@ -40,9 +40,7 @@ def _exchange(verbs: Verbs, sender: Endpoint, receiver: Endpoint, first: int, wh
     for number in range(first, first + MESSAGES):
         sender.mr.write(pattern.message(number), SIZE, 0)
         receiver.mr.write(bytes(SIZE), SIZE, SIZE)
-        receiver.qp.post_recv(
-            wr.RecvWR(number, 1, [wr.SGE(receiver.mr.buf + SIZE, SIZE, receiver.mr.lkey)])
-        )
+        receiver.qp.post_recv(wr.RecvWR(number, 1, [wr.SGE(receiver.mr.buf + SIZE, SIZE, receiver.mr.lkey)]))
         sge = wr.SGE(sender.mr.buf, SIZE, sender.mr.lkey)
         sender.qp.post_send(
             wr.SendWR(number, num_sge=1, sg=[sge], opcode=e.IBV_WR_SEND, send_flags=e.IBV_SEND_SIGNALED)

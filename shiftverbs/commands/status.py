@@ -35,7 +35,9 @@ MOST_REASONS = 4
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shiftverbs status` to its parser."""
     parser.add_argument("--json", action="store_true", help="everything that the processes tell, as JSON")
-    parser.add_argument("--qps", action="store_true", help=f"a line for each QP, be there more than {MOST_QPS} too")
+    parser.add_argument(
+        "--qps", action="store_true", help=f"a line for each QP, be there more than {MOST_QPS} too"
+    )
     parser.add_argument("--pid", type=int, action="append", help="only this process (may be repeated)")
 
 
@@ -223,7 +225,9 @@ def _table(*columns: str) -> Any:
 def _qp_table(process: dict[str, Any], rates: dict[tuple[str, int], float] | None) -> Any:
     from rich.text import Text
 
-    table = _table("QP", "NIC", "runs on", "status", "queue", "fallback", "away", *([] if rates is None else ["msg/s"]))
+    table = _table(
+        "QP", "NIC", "runs on", "status", "queue", "fallback", "away", *([] if rates is None else ["msg/s"])
+    )
     for qp in sorted(process["qps"], key=lambda qp: (STATUSES.index(qp["status"]) * -1, qp["qp_num"])):
         carrier = qp["path"] if qp["path"] == qp["recv_path"] else f"{qp['path']}/{qp['recv_path']}"
         fallback = "" if qp["fallback_ms"] is None else f"{qp['fallback_ms']:.1f} ms"

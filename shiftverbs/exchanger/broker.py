@@ -172,14 +172,21 @@ class Broker:
             idle = not self._clients and not self._dropping and quiet  # not even somebody at the door
             if shared and self._idle_exit_s is not None and idle:
                 # Whose path was taken away is found by nobody any more.
-                if time.monotonic() - idle_since >= self._idle_exit_s or identity(self._path or "") != self._bound:
+                if (
+                    time.monotonic() - idle_since >= self._idle_exit_s
+                    or identity(self._path or "") != self._bound
+                ):
                     return True
             timeout = self._table.next_due_s(time.monotonic())
             if self._accept_at is not None:
                 timeout = min(ACCEPT_PAUSE_S if timeout is None else timeout, ACCEPT_PAUSE_S)
                 if time.monotonic() >= self._accept_at and shared:
                     self._accept()
-            if end is not None or self._leave_at is not None or (self._idle_exit_s is not None and not self._clients):
+            if (
+                end is not None
+                or self._leave_at is not None
+                or (self._idle_exit_s is not None and not self._clients)
+            ):
                 timeout = min(1.0 if timeout is None else timeout, 0.5)
             ready = self._selector.select(timeout)
             quiet = all(key.fileobj is not self._listener for key, _ in ready)
@@ -229,7 +236,9 @@ class Broker:
             self._seldom.warning(time.monotonic_ns(), "refused a connection from user %d", uid)
             sock.close()
         elif self._is_full():
-            reason = f"the broker serves {len(self._clients)} processes, more its {self._descriptors} descriptors"
+            reason = (
+                f"the broker serves {len(self._clients)} processes, more its {self._descriptors} descriptors"
+            )
             self._turn_away(sock, f"{reason} (ulimit -n) do not allow")
         else:
             self._full_told = False
@@ -299,7 +308,9 @@ class Broker:
             self._refuse(client, f"the broker serves etcd {self._identity}, not {frame.get('store')}")
             return
         client.greeted = True
-        client.tell({"ev": "hello", "pid": os.getpid(), "pid_namespace": wire.pid_namespace(), "answers": True})
+        client.tell(
+            {"ev": "hello", "pid": os.getpid(), "pid_namespace": wire.pid_namespace(), "answers": True}
+        )
         client.tell(self._status)
 
     def _handle_key(self, client: Client, operation: str, key: str, frame: dict[str, Any]) -> None:
@@ -514,7 +525,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _named_path(config: Config) -> str:
     """Where a broker started by hand serves."""
     if config.broker == OWN_BROKER:
-        raise ConfigError("SHIFTVERBS_BROKER", OWN_BROKER, "a broker of one process is started by that process")
+        raise ConfigError(
+            "SHIFTVERBS_BROKER", OWN_BROKER, "a broker of one process is started by that process"
+        )
     return of_host(config) if config.broker == SHARED_BROKER else config.broker
 
 

@@ -33,7 +33,9 @@ class ComingLink:
         """Load the module in a thread; Loaded or NotLoaded tells when that is over."""
         loading = threading.Thread(target=self._load, name="shiftverbs-etcd-load", daemon=True)
         loading.start()
-        watching = threading.Thread(target=self._watch, args=(loading,), name="shiftverbs-etcd-wait", daemon=True)
+        watching = threading.Thread(
+            target=self._watch, args=(loading,), name="shiftverbs-etcd-wait", daemon=True
+        )
         watching.start()
 
     def _load(self) -> None:
@@ -57,7 +59,9 @@ class ComingLink:
             now = self._had_s()
             stood = stood + 1 if now == before else 0
             before = now
-        self._post(NotLoaded(f"the broker is stuck: gRPC and etcd3 are not loaded, nothing moved for {STUCK_S:g} s"))
+        self._post(
+            NotLoaded(f"the broker is stuck: gRPC and etcd3 are not loaded, nothing moved for {STUCK_S:g} s")
+        )
 
     def _had_s(self) -> float | None:
         """Seconds of a processor that the loading thread has had."""

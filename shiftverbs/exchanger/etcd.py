@@ -401,10 +401,14 @@ class EtcdExchanger(Exchanger):
             os.read(self._timer, 8)
         except OSError:  # it is not time
             return
-        if connection is None or connection.pidfd is None or not connection.answers:  # the timer was another one's
+        if (
+            connection is None or connection.pidfd is None or not connection.answers
+        ):  # the timer was another one's
             return
         now = look_at(connection.pid)
-        self._silent = self._silent + 1 if now is not None and now == self._seen and not self._has_answered else 0
+        self._silent = (
+            self._silent + 1 if now is not None and now == self._seen and not self._has_answered else 0
+        )
         self._seen = now
         if self._silent >= PINGS:
             # It would keep its socket from any successor. What had turns is slow, and is waited for.

@@ -242,7 +242,9 @@ class EtcdLink(threading.Thread):
             self._read_some([self._unread], {})
             self._unread = None
         self._session += 1
-        watch = WatchStream(rpc.WatchStub(self._client.channel), self._client.metadata, self._post, self._session)
+        watch = WatchStream(
+            rpc.WatchStub(self._client.channel), self._client.metadata, self._post, self._session
+        )
         with self._wake:
             self._to_get.clear()
             self._to_try.clear()
@@ -330,7 +332,9 @@ class EtcdLink(threading.Thread):
         stub = self._client.leasestub
         calls = [
             stub.LeaseGrant.future(
-                rpc.LeaseGrantRequest(TTL=self._config.lease_ttl_s), self._timeout_s, metadata=self._client.metadata
+                rpc.LeaseGrantRequest(TTL=self._config.lease_ttl_s),
+                self._timeout_s,
+                metadata=self._client.metadata,
             )
             for _ in range(count)
         ]
@@ -575,7 +579,9 @@ class EtcdLink(threading.Thread):
         if not self._puts_failed or time.monotonic() >= self._puts_at:
             return
         with self._wake:
-            news = [number for number, owner in self._owners.items() if owner.dirty and number not in self._held]
+            news = [
+                number for number, owner in self._owners.items() if owner.dirty and number not in self._held
+            ]
             self._held.update(dict.fromkeys(news, self._why_held))
         if self._is_up:
             for number in news:
@@ -636,7 +642,9 @@ class EtcdLink(threading.Thread):
                 return
             request = rpc.RangeRequest(key=keys[0].encode(), keys_only=True)
             found = self._stub.Range(request, self._timeout_s, metadata=self._client.metadata)
-            self._post(Got(self._session, found.header.revision, {keys[0]: MAX_TXN_BYTES if found.kvs else None}))
+            self._post(
+                Got(self._session, found.header.revision, {keys[0]: MAX_TXN_BYTES if found.kvs else None})
+            )
             return
         self._unread = None
         values = {
@@ -662,7 +670,9 @@ def _read_operation(key: str) -> Any:
 def _write_operation(write: _Write) -> Any:
     name = write.key.encode()
     if write.text is not None:
-        return rpc.RequestOp(request_put=rpc.PutRequest(key=name, value=write.text.encode(), lease=write.lease))
+        return rpc.RequestOp(
+            request_put=rpc.PutRequest(key=name, value=write.text.encode(), lease=write.lease)
+        )
     # Only if the key is still ours: a QPN may have been taken over by another process since.
     ours = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.LEASE, key=name, lease=write.lease or -1)
     delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=name))
@@ -683,8 +693,7 @@ def _is_about_the_request(error: grpc.RpcError) -> bool:
     """Whether a smaller request could succeed, in the same session."""
     details = (error.details() or "").lower()
     return error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED) and any(
-        words in details
-        for words in ("too many operations", "too large", "larger than max", "duplicate key")
+        words in details for words in ("too many operations", "too large", "larger than max", "duplicate key")
     )
 
 

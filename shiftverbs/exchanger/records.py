@@ -276,7 +276,8 @@ class QpRecord:
                 ShadowRoute.from_json(entry, key, f"shadows[{i}]") for i, entry in fields.entries("shadows")
             ),
             control=tuple(
-                ControlEndpoint.from_json(entry, key, f"control[{i}]") for i, entry in fields.entries("control")
+                ControlEndpoint.from_json(entry, key, f"control[{i}]")
+                for i, entry in fields.entries("control")
             ),
             life=fields.hex64("life"),
             qp_access_flags=fields.integer("qp_access_flags", 0, _U32),

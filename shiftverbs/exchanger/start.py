@@ -350,9 +350,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _greet(
-    sock: socket.socket, config: Config, spawned: _Spawned | None, shared: int | None
-) -> Connection:
+def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None, shared: int | None) -> Connection:
     """Exchange hellos. shared: the broker's process, where one that has no turn of a processor is not waited for."""
     sock.settimeout(START_TIMEOUT_S)
     reader = wire.FrameReader()
@@ -385,7 +383,9 @@ def _greet(
             frames = reader.feed(data)
     except TimeoutError:
         looks = "" if spawned is None else spawned.looks()
-        raise _NoHello(f"the broker does not say hello in {START_TIMEOUT_S:g} s{last_words()}{looks}") from None
+        raise _NoHello(
+            f"the broker does not say hello in {START_TIMEOUT_S:g} s{last_words()}{looks}"
+        ) from None
     except ConnectionError as error:
         raise _Ended(f"no hello from the broker: {error}{last_words()}") from None
     except wire.WireError as error:
@@ -398,6 +398,8 @@ def _greet(
     sock.setblocking(False)
     pidfd = None
     if first.get("pid_namespace") == wire.pid_namespace():
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or it is gone: then the socket tells
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # an old kernel, or it is gone: then the socket tells
             pidfd = os.pidfd_open(first["pid"])
     return Connection(sock, first["pid"], reader, frames[1:], pidfd, first.get("answers") is True)

@@ -69,7 +69,11 @@ class Absence:
             )
         elif now_ns - since_ns >= SILENT_NS:
             away = self._c.driver.directory.away
-            entry = f"its entry cannot be looked up ({away})" if away is not None else "its entry in etcd still stands"
+            entry = (
+                f"its entry cannot be looked up ({away})"
+                if away is not None
+                else "its entry in etcd still stands"
+            )
             self.text = (
                 f"the peer may be gone: none of its NICs has answered a ping for {SILENT_NS // 10**9} s, and {entry}; "
                 "it hangs, its process or its host has ended, or all paths to it are cut"
@@ -87,7 +91,9 @@ class Absence:
         """
         c = self._c
         port_ok = c.driver.nic_events.port_ok
-        alive = [path.ping.alive for k, path in enumerate(c.paths) if path.ready and port_ok(c.nic(k), c.port(k))]
+        alive = [
+            path.ping.alive for k, path in enumerate(c.paths) if path.ready and port_ok(c.nic(k), c.port(k))
+        ]
         if any(alive):
             return True
         return False if alive and None not in alive else None

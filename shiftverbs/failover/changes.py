@@ -42,7 +42,9 @@ def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, Any]) -> dict[str,
     c = connection
     if not k or all(c.nic(n).limits.get("atomic_cap") == AtomicCap.GLOB for n in range(c.n_pairs)):
         return attrs
-    return {name: v & ~AccessFlag.REMOTE_ATOMIC if name == "qp_access_flags" else v for name, v in attrs.items()}
+    return {
+        name: v & ~AccessFlag.REMOTE_ATOMIC if name == "qp_access_flags" else v for name, v in attrs.items()
+    }
 
 
 class Given:
@@ -112,7 +114,9 @@ class _Told:
             if nic.on_worker() or nic.hangs(timeout_s):
                 continue
             waited.append(k)
-            in_slices(functools.partial(nic.worker.drain, c.shadow.handle(k)), max(0.0, deadline - time.monotonic()))
+            in_slices(
+                functools.partial(nic.worker.drain, c.shadow.handle(k)), max(0.0, deadline - time.monotonic())
+            )
         c.driver.run()
         c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
 
@@ -164,7 +168,9 @@ def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> N
         if connection.closed:
             return
         rights = wanted.get("qp_access_flags", 0)
-        connection.pairing.rights_changed(lambda before: before & rights)  # those that are left; new ones not before
+        connection.pairing.rights_changed(
+            lambda before: before & rights
+        )  # those that are left; new ones not before
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, wanted))
         anew = _connect_anew(connection, wanted)
@@ -187,7 +193,9 @@ def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> N
 
 
 def _follow(told: _Told, k: int, given: Given, wanted: dict[str, Any]) -> None:
-    changes = {name: wanted[name] for name in LIVE if name in wanted and given.attrs.get(name) != wanted[name]}
+    changes = {
+        name: wanted[name] for name in LIVE if name in wanted and given.attrs.get(name) != wanted[name]
+    }
     if not changes or given.state in (INIT, ERR):
         return  # the next command takes them along, and no peer is served meanwhile
     if given.state == RTS:

@@ -102,12 +102,16 @@ class Connection:
         self.absence.forget()
         self._rx_target: int | None = None
         self._keys_since_ns: int | None = None
-        self._posting: ev.PostReceives | ev.MoveReceives | None = None  # not all receives are where it wants them
+        self._posting: ev.PostReceives | ev.MoveReceives | None = (
+            None  # not all receives are where it wants them
+        )
         if not self.closed:
             self._count_away()
         self.timeline.begin()
         self.was_protected = False
-        self.unlike: set[int] = set()  # pairs that carry traffic, and are to be connected anew when that can be
+        self.unlike: set[int] = (
+            set()
+        )  # pairs that carry traffic, and are to be connected anew when that can be
         self.watchdog.forget()
         self._fence_refused = 0  # the rights that were the peer's when it refused our fence all the same
         self._stop_looking()
@@ -477,7 +481,9 @@ class Connection:
         p = self.protocol
         self.drain(k)
         said = os.strerror(err)
-        by_path = err in GONE or err == errno.ENOMEM or self.nic(k).dead or self.core.first_error(k) is not None
+        by_path = (
+            err in GONE or err == errno.ENOMEM or self.nic(k).dead or self.core.first_error(k) is not None
+        )
         if by_path and not (p is None or p.over):
             self.path_failed(k, f"post on {self.device(k)} failed: {said}", t_ns, wr=self._failed_wr(k))
         elif p is None or p.over:
@@ -485,7 +491,11 @@ class Connection:
             self.ending.begin(self.core.first_error(k) or (int(WcStatus.LOC_QP_OP_ERR), err))
         elif not p.switching:
             self.ending.original = (int(WcStatus.LOC_QP_OP_ERR), err)
-            self.feed(ev.WorkRefused(f"the application's own error: {self.device(k)} refuses what was posted: {said}"))
+            self.feed(
+                ev.WorkRefused(
+                    f"the application's own error: {self.device(k)} refuses what was posted: {said}"
+                )
+            )
 
     def _unsafe_soon(self) -> str | None:
         """What could not be replayed, now or when more of what is outstanding has completed: for a question."""
@@ -881,7 +891,9 @@ class Connection:
         if home and len(self._active) > 1:
             self.driver.looks.settle(self)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name)
+            logger.debug(
+                "QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name
+            )
         self.timeline.tell()
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:

@@ -368,7 +368,9 @@ class ControlChannel:
             self._seldom.warning(now_ns, text, name, source_qpn, error)
         except Forged:
             self.forged += 1
-            self._seldom.warning(now_ns, "%s: forged control datagram from QPN %#x: dropped", name, source_qpn)
+            self._seldom.warning(
+                now_ns, "%s: forged control datagram from QPN %#x: dropped", name, source_qpn
+            )
         except Replayed:
             self.replayed += 1
         except MalformedDatagram as error:

@@ -126,7 +126,9 @@ class Directory:
                 case Found():
                     self._driver.later(None, self._found, event)
                 case Rejected():
-                    self._seldom.warning(self._driver.now_ns(), "an entry in etcd is not used: %s", event.reason)
+                    self._seldom.warning(
+                        self._driver.now_ns(), "an entry in etcd is not used: %s", event.reason
+                    )
                     for connection in list(self._driver.connections.values()):
                         connection.pairing.rejected(event.key, event.reason)
                 case Unavailable():  # logged there already; what is paired stays protected

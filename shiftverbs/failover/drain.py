@@ -76,7 +76,9 @@ class Fence:
             if c.nic(k).dead:
                 self._erred(k, errno.EIO, 0)
             else:
-                c.driver.command(c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k))
+                c.driver.command(
+                    c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k)
+                )
         self._check()
 
     def look_again(self) -> None:
@@ -84,7 +86,9 @@ class Fence:
         c = self._c
         for k in sorted(self._commanded):
             if not c.nic(k).dead and not c.nic(k).worker.pending(c.shadow.handle(k)):
-                c.driver.command(c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k))
+                c.driver.command(
+                    c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k)
+                )
 
     def _over(self) -> bool:
         return self._c.fence is not self

@@ -102,10 +102,10 @@ class Driver:
         self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
         self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
         self.by_life: dict[int, HostedQp] = {}
-        self._left: collections.OrderedDict[int, Sync] = collections.OrderedDict()  # what a life said when it ended
-        self.channel = ControlChannel(
-            self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD
-        )
+        self._left: collections.OrderedDict[int, Sync] = (
+            collections.OrderedDict()
+        )  # what a life said when it ended
+        self.channel = ControlChannel(self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD)
         self.keys = KeyBook()
         self.announcements = Announcements()
         self.totals = Totals()
@@ -125,7 +125,9 @@ class Driver:
         )
         self._pending: dict[HostedQp, int] = {}  # how many of these are each connection's
         # Messages that are not read yet, the newest of what each is about; who has had mail for longest comes first.
-        self._mail: collections.OrderedDict[HostedQp, dict[tuple[object, ...], Entry]] = collections.OrderedDict()
+        self._mail: collections.OrderedDict[HostedQp, dict[tuple[object, ...], Entry]] = (
+            collections.OrderedDict()
+        )
         self._timers: list[tuple[int, int, HostedQp]] = []
         self._ticket = itertools.count()
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.

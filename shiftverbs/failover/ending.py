@@ -122,7 +122,9 @@ class Ending:
         c = self._c
         if c.fence is not None:
             if not c.fence.is_patient:
-                logger.error("QP %#x on %s: %s: its errors wait for that", c.shadow.qp_num, c.device(0), reason)
+                logger.error(
+                    "QP %#x on %s: %s: its errors wait for that", c.shadow.qp_num, c.device(0), reason
+                )
             c.fence.be_patient()
 
     def deliver(self) -> None:

@@ -154,7 +154,9 @@ class Told:
         if self.confirmed >= self.version:
             return False
         forgotten = self.confirmed < self.floor  # it may be among what is not remembered
-        if not forgotten and not any(number > self.confirmed and gone == rkey for number, gone in list(self.gone)):
+        if not forgotten and not any(
+            number > self.confirmed and gone == rkey for number, gone in list(self.gone)
+        ):
             return False
         return any(user.receives_away for user in list(self.users))
 
@@ -191,7 +193,9 @@ class PeerKeys:
         self._under_way = [
             (version, user, end)
             for version, user, end in self._under_way
-            if user in self.users and user.core.oldest_wr < end and user.core.send_pair  # at home, keys are the owner's
+            if user in self.users
+            and user.core.oldest_wr < end
+            and user.core.send_pair  # at home, keys are the owner's
         ]
         return min((version for version, _, _ in self._under_way), default=self.version)
 
@@ -227,7 +231,9 @@ class PeerKeys:
                 self._leave_behind(None)
             for rkey in m.gone:
                 if self._known.pop(rkey, None) is not None:
-                    self.remote.del_remote(rkey)  # before the WRs are looked for: the application posts meanwhile
+                    self.remote.del_remote(
+                        rkey
+                    )  # before the WRs are looked for: the application posts meanwhile
                     for user in list(self.users):
                         user.core.forget_rkey(rkey)
                 self._leave_behind(rkey)
@@ -308,7 +314,9 @@ class KeyBook:
 
     def is_changing(self, nic: Nic, lkey: int | None = None, rkey: int | None = None) -> bool:
         """Whether it is open for the moment what this key on `nic` is."""
-        return any(mr.domain.nic is nic and (mr.lkey == lkey or mr.rkey == rkey) for mr in list(self._changing))
+        return any(
+            mr.domain.nic is nic and (mr.lkey == lkey or mr.rkey == rkey) for mr in list(self._changing)
+        )
 
     def local(self, nic: Nic, lkey: int) -> ShadowMR | None:
         """The ShadowMR with this lkey on `nic`."""
@@ -418,7 +426,10 @@ class KeyBook:
             return FoundKey(rkey, ((state, 0),) * backups)
         # Under the lock: a withdrawal from now on concerns that peer.
         on = tuple(key_on(mr, k) for k in range(1, backups + 1))
-        told.tell(rkey, [(mr.domain.backups[k], key) for k, (state, key) in enumerate(on) if state is KeyState.READY])
+        told.tell(
+            rkey,
+            [(mr.domain.backups[k], key) for k, (state, key) in enumerate(on) if state is KeyState.READY],
+        )
         return FoundKey(rkey, on)
 
     # ---- what peers told us -----------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shiftverbs.driver")
 
 
-
 class ExposedQp(ProtectedQp, Protocol):
     """A connection, as events of NICs concern it."""
 
@@ -89,7 +88,9 @@ class NicEvents:
         now = self._driver.now_ns()
         for connection in list(self._driver.connections.values()):
             if connection.shadow.handle(0) == element:
-                self._driver.safely(connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now)
+                self._driver.safely(
+                    connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now
+                )
 
     def take(self) -> None:
         """Take all events that have come."""
@@ -103,7 +104,9 @@ class NicEvents:
             try:
                 self._events_of(nic)
             except OSError as error:
-                logger.error("the events of %s cannot be read any more, it counts as dead: %s", nic.name, error)
+                logger.error(
+                    "the events of %s cannot be read any more, it counts as dead: %s", nic.name, error
+                )
                 del self._watched_nics[nic.name]
                 self._driver.waiter.remove(_nic.async_fd(nic.ctx))
                 self._on_async(nic, EventType.DEVICE_FATAL)

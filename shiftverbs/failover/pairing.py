@@ -190,7 +190,9 @@ class Pairing:
             if port is None:
                 raise ValueError(channel.port_error(nic) or f"{nic.name} has no control port")
             gid, lid = gid_text(nic.own_gid), nic.port_seen(nic.port).lid
-            control.append(ControlEndpoint(nic.name, gid, lid, 5, port.qpn, port.qkey, channel.secret(nic).hex()))
+            control.append(
+                ControlEndpoint(nic.name, gid, lid, 5, port.qpn, port.qkey, channel.secret(nic).hex())
+            )
             if k:
                 found = c.route(k)
                 shadows.append(
@@ -314,7 +316,9 @@ class Pairing:
             self._close_paths()  # those of a process that was restarted meanwhile, if any
             c.set_why("the control paths to the peer are being made")
             channel = self.driver.channel
-            self._paths = [channel.open_path(c.nic(k), theirs.control[k], self._path_changed) for k in range(pairs)]
+            self._paths = [
+                channel.open_path(c.nic(k), theirs.control[k], self._path_changed) for k in range(pairs)
+            ]
         self._start_if_ready()
 
     def _path_changed(self, path: Path) -> None:
@@ -339,7 +343,9 @@ class Pairing:
         usable = [path for path in self._paths if path.ready]
         if not usable:
             failed = self._paths[0].failed
-            c.set_why(f"no control path to the peer (does each rail carry traffic between these hosts?): {failed}")
+            c.set_why(
+                f"no control path to the peer (does each rail carry traffic between these hosts?): {failed}"
+            )
             return
         if mine.begins_arm(theirs) and not my_turn:
             self.driver.turns.begin_in_turn(c, functools.partial(self._start_if_ready, my_turn=True))

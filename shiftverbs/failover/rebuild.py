@@ -175,7 +175,9 @@ class Rebuild:
 
         def done(err: int, step: int) -> None:
             if err and step >= needed:
-                logger.info("%s does not take the QP's alternate path again: %s", c.device(k), os.strerror(err))
+                logger.info(
+                    "%s does not take the QP's alternate path again: %s", c.device(k), os.strerror(err)
+                )
                 err = 0
             error = f"step {step} on {c.device(k)}: {os.strerror(err)}" if err else None
             c.feed(ev.PairConnected(k, action.arm, action.stage, error))

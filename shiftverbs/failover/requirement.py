@@ -64,7 +64,9 @@ class Requirement:
             return
         if self._is_in_err():
             return
-        if c.status is Status.PAIRING and not self._is_over(now_ns, ready_ns + config.require_deadline_ms * 1_000_000):
+        if c.status is Status.PAIRING and not self._is_over(
+            now_ns, ready_ns + config.require_deadline_ms * 1_000_000
+        ):
             return
         c.drain(0)  # an error that nobody has polled yet is the application's all the same
         if not self._is_in_err():

@@ -55,7 +55,9 @@ class Domain:
     nic: our own handle on the same device; backups: in order; keymap: lkeys; async_events: the application's events.
     """
 
-    def __init__(self, runtime: Runtime, nic: Nic, backups: list[Nic], events: async_events.AsyncEvents) -> None:
+    def __init__(
+        self, runtime: Runtime, nic: Nic, backups: list[Nic], events: async_events.AsyncEvents
+    ) -> None:
         self.runtime = runtime
         self.nic = nic
         self.backups = backups
@@ -121,7 +123,9 @@ class Runtime:
         nic.wait_open(3.0)
         pointer = pyverbs_objects.pointer(context)
         if context._domain is not None or not pointer:
-            found: Domain | None = context._domain  # a signal's handler made it, or closed the Context, in these waits
+            found: Domain | None = (
+                context._domain
+            )  # a signal's handler made it, or closed the Context, in these waits
             return found
         if not nic.is_open:
             raise BackupError(f"{nic.name} cannot be opened a second time: {nic.error}")
@@ -269,7 +273,9 @@ class Runtime:
                 return False  # looked at here: what began since the verb did would be left in the middle
             why = why or f"the application moved the QP to {_STATES.get(state, state)}"
             connection.ending.touched(why, for_good=state in (QpState.SQD, QpState.SQE))
-            used = [] if state == QpState.ERR else connection.ending.stop_backups(reset=state == QpState.RESET)
+            used = (
+                [] if state == QpState.ERR else connection.ending.stop_backups(reset=state == QpState.RESET)
+            )
         if state == QpState.ERR:
             return True
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
@@ -395,7 +401,13 @@ def current() -> Runtime | None:
         try:
             config = Config.from_environ()
         except ConfigError as error:
-            if os.environ.get("SHIFTVERBS_REQUIRE", "").strip().lower() not in ("", "0", "false", "no", "off"):
+            if os.environ.get("SHIFTVERBS_REQUIRE", "").strip().lower() not in (
+                "",
+                "0",
+                "false",
+                "no",
+                "off",
+            ):
                 raise ShiftError(str(error)) from error
             _give_up(str(error))
             return None

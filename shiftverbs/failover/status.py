@@ -33,7 +33,11 @@ class ShiftStatus:
         nothing can fail over to for 3 s or more, and why: also the default NICs', as long as they are not back.
         """
         connection = self._connection
-        return connection.driver.directory.explained(connection.shown_why) if connection is not None else self._why
+        return (
+            connection.driver.directory.explained(connection.shown_why)
+            if connection is not None
+            else self._why
+        )
 
     @property
     def state(self) -> str:
@@ -104,7 +108,8 @@ class ShiftStatus:
         if connection is None:
             return state == "DEFAULT"
         return connection.wait_for(
-            lambda: connection.send_state == state and (state != "DEFAULT" or connection.recv_state == state), deadline
+            lambda: connection.send_state == state and (state != "DEFAULT" or connection.recv_state == state),
+            deadline,
         )
 
     def migrate(self, pair: int = 1) -> None:

@@ -92,7 +92,9 @@ def _new_domain(context: Any) -> tuple[Any, str]:
         why = f"{context.name} has no backup NIC"
         if why not in _told:
             _told.add(why)
-            logger.warning("%s: QPs on it are not protected (shiftverbs doctor says which NICs could be)", why)
+            logger.warning(
+                "%s: QPs on it are not protected (shiftverbs doctor says which NICs could be)", why
+            )
         return None, why
     domain.async_events.ours = is_ours
     return domain, ""
@@ -189,7 +191,9 @@ class QpPlan:
         """Ask for exactly what the application wants; the QP will not be protected."""
         pyverbs_objects.set_cap(self._cap, self._asked)
         self.padded = False
-        self.why = self.why or f"{self.domain.nic.name} has no room for WRs of our own beside the application's"
+        self.why = (
+            self.why or f"{self.domain.nic.name} has no room for WRs of our own beside the application's"
+        )
 
     def shadow_for(self, qp: Any) -> ShadowQP | None:
         """The shadow of the QP just created; None, with `why`, where there is none after all."""
@@ -201,7 +205,13 @@ class QpPlan:
         send_cq, recv_cq = self._cqs
         number, sig_all = qp.qp_num, self._attr.sq_sig_all
         core = _core.QPCore(
-            send_cq.core, recv_cq.core, pyverbs_objects.pointer(qp), number, *cap, bool(sig_all), self.domain.keymap
+            send_cq.core,
+            recv_cq.core,
+            pyverbs_objects.pointer(qp),
+            number,
+            *cap,
+            bool(sig_all),
+            self.domain.keymap,
         )
         shadow = ShadowQP(qp, self._pd, send_cq, recv_cq, core, number, cap, sig_all)
         reserved: list[tuple[ShadowCQ, int]] = []

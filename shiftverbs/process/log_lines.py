@@ -162,7 +162,9 @@ class OutsideTheLock(logging.Filter):
             if self._lost:
                 lost, self._lost = self._lost, 0
                 text = "%d lines of shiftverbs are lost: a log handler of the program's blocked"
-                self._call_handlers(logger.makeRecord(logger.name, logging.WARNING, __file__, 0, text, (lost,), None))
+                self._call_handlers(
+                    logger.makeRecord(logger.name, logging.WARNING, __file__, 0, text, (lost,), None)
+                )
 
     def _call_handlers(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):  # a handler's

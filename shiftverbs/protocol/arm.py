@@ -115,7 +115,9 @@ class ArmProcedure(PairState):
                 unfit = p.clean and self._idle(k) and m.epoch == self.epoch and m.wanted >= p.arm
                 if under_way or (unfit and self.initiator and not self._switching()):
                     p.arm = max(p.arm, m.arm)
-                    self._arm_failed(p, "the peer cannot connect it, and knows why" if unfit else "the peer refuses")
+                    self._arm_failed(
+                        p, "the peer cannot connect it, and knows why" if unfit else "the peer refuses"
+                    )
 
     def _on_arm_req(self, k: int, p: Pair, m: Arm) -> None:
         if self._switching() or m.epoch != self.epoch:

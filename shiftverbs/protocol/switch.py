@@ -194,7 +194,9 @@ class SwitchProcedure(PairState):
         )
         self._send_input(home, self.send_pair)
         if self._moving_in is not None and not self._moving_in.posting:
-            self._do(ev.AwaitRx(self._moving_in.message.tx))  # a RxReached that came while asking was not acted on
+            self._do(
+                ev.AwaitRx(self._moving_in.message.tx)
+            )  # a RxReached that came while asking was not acted on
 
     def _on_fence_completed(self, event: ev.FenceCompleted) -> None:
         s = self._switch
@@ -294,7 +296,9 @@ class SwitchProcedure(PairState):
             )
             return
         if peer.receipts_lost and final.unsafe_if_lost is not None:
-            self._abort(f"the peer's NIC died with receipts, and work cannot be replayed: {final.unsafe_if_lost}")
+            self._abort(
+                f"the peer's NIC died with receipts, and work cannot be replayed: {final.unsafe_if_lost}"
+            )
             return
         s.done = True
         self._tried = set()

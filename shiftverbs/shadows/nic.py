@@ -117,7 +117,11 @@ def best_gid(gids: Iterable[Gid], like: Gid | None = None) -> Gid | None:
         )
         if like is None:
             return tuple(map(int, general))
-        special = (gid.type != like.type, gid.is_ipv4 != like.is_ipv4, gid.is_link_local != like.is_link_local)
+        special = (
+            gid.type != like.type,
+            gid.is_ipv4 != like.is_ipv4,
+            gid.is_link_local != like.is_link_local,
+        )
         return tuple(map(int, (*special, gid.index != like.index, *general)))
 
     return min(gids, key=rank, default=None)

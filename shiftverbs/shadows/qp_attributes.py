@@ -99,7 +99,9 @@ def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
         fields["ah_attr"] = address_vector(attr.ah_attr)
     if mask & QpAttrMask.ALT_PATH:
         fields["alt_ah_attr"] = address_vector(attr.alt_ah_attr)
-        fields.update({name: getattr(attr, name) for name in ("alt_pkey_index", "alt_port_num", "alt_timeout")})
+        fields.update(
+            {name: getattr(attr, name) for name in ("alt_pkey_index", "alt_port_num", "alt_timeout")}
+        )
     return fields
 
 

@@ -378,7 +378,9 @@ class ShadowMR(Shadow):
             handle, lkey, rkey = nic.verbs.reg_mr(pd, address, length, iova, access & ~PEERS_ACCESS)
             if not self._is_held(nic, rkey):
                 try:
-                    lkey, rkey = nic.verbs.rereg_mr(handle, ReregMrFlag.CHANGE_ACCESS, pd, address, length, access)
+                    lkey, rkey = nic.verbs.rereg_mr(
+                        handle, ReregMrFlag.CHANGE_ACCESS, pd, address, length, access
+                    )
                 except OSError:  # not all NICs can
                     nic.verbs.dereg_mr(handle)
                     handle, lkey, rkey = nic.verbs.reg_mr(pd, address, length, iova, access)
@@ -554,7 +556,9 @@ class ShadowCQ(Shadow):
                     refused = error
         # Not under the lock: whoever writes a log line may be closing a QP of this CQ meanwhile, being the collector.
         if refused is not None:
-            text = "a CQ cannot have more than %d entries (%s): QPs for which that is too few are not protected"
+            text = (
+                "a CQ cannot have more than %d entries (%s): QPs for which that is too few are not protected"
+            )
             logger.info(text, self._hardware_cqe, refused)
 
     def resize(self, cqe: int, resize: Callable[[int], None], granted: Callable[[], int]) -> None:
@@ -601,7 +605,9 @@ class ShadowCQ(Shadow):
         try:
             slot.size = nic.verbs.resize_cq(slot.handle, self.needed)
         except OSError as error:
-            logger.info("a CQ on the backup NIC %s cannot have more than %d entries: %s", nic.name, slot.size, error)
+            logger.info(
+                "a CQ on the backup NIC %s cannot have more than %d entries: %s", nic.name, slot.size, error
+            )
 
     def room(self, k: int, nic: Any) -> None:
         """On the NIC's thread: make sure that shadow k is deep enough. Raises NotReady."""

@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         ("switch-up", "it forwards them again"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("rail", nargs="+", metavar="RAIL", help="rail0 connects each host's first device")
+        command.add_argument(
+            "rail", nargs="+", metavar="RAIL", help="rail0 connects each host's first device"
+        )
         command.add_argument("--host", help="only the switch's port towards this host")
     for name, (text, _) in _RULES.items():
         _add_rule(commands.add_parser(name, help=text), name)
@@ -86,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     env = commands.add_parser("env", help="shell commands that set the environment of a host's programs")
     env.add_argument("--host", default=os.environ.get("SOFTRNIC_HOST") or "a")
     env.add_argument("--config", default=os.environ.get("SOFTRNIC") or "1", help="devices (default 1)")
-    env.add_argument("--preload", action="store_true", help="LD_PRELOAD too, for programs that are not Python")
+    env.add_argument(
+        "--preload", action="store_true", help="LD_PRELOAD too, for programs that are not Python"
+    )
     return parser
 
 
@@ -95,9 +99,13 @@ def _add_rule(parser: argparse.ArgumentParser, name: str) -> None:
     if name == "delay":
         parser.add_argument("--ms", type=float, required=True, help="how late, milliseconds")
     elif name == "duplicate":
-        parser.add_argument("--ms", type=float, default=0.0, help="how long after it the copy follows (default 0)")
+        parser.add_argument(
+            "--ms", type=float, default=0.0, help="how long after it the copy follows (default 0)"
+        )
     elif name == "reorder":
-        parser.add_argument("--ms", type=float, default=20.0, help="wait so long for a next packet (default 20)")
+        parser.add_argument(
+            "--ms", type=float, default=20.0, help="wait so long for a next packet (default 20)"
+        )
     parser.add_argument("--direction", default="both", help="tx, rx or both (default)")
     parser.add_argument("--opcode", default="any", help="send, write, ack, read_response, ..., RC_SEND_ONLY")
     parser.add_argument("--nth", type=int, default=1, help="the first match that counts, from 1")
@@ -107,7 +115,9 @@ def _add_rule(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--per-message", action="store_true", help="count messages by their last packets")
     parser.add_argument("--peer", help="only to or from this host")
     parser.add_argument("--qpn", type=lambda text: int(text, 0), default=0, help="only this queue pair")
-    parser.add_argument("--msn", type=int, default=0, help="only what acknowledges this message or a later one")
+    parser.add_argument(
+        "--msn", type=int, default=0, help="only what acknowledges this message or a later one"
+    )
     parser.add_argument("--then", help="down, kill or switch-down, in the same instant as the last of them")
     parser.add_argument("--then-target", metavar="HOST/DEVICE", help="the device that it happens to")
 
@@ -167,7 +177,9 @@ def _tell(
     for device in concerned:
         pids = sorted({process.pid for process in device.processes})
         who = f"open in {len(pids)} process{'es' * (len(pids) > 1)}: {', '.join(map(str, pids))}"
-        print(f"{device.name}: {done} ({status.directory}; {who if pids else 'open in no process'})", file=file)
+        print(
+            f"{device.name}: {done} ({status.directory}; {who if pids else 'open in no process'})", file=file
+        )
     if not concerned:
         print(f"{rail or 'all'}: {done} ({status.directory}; no host has a device there)", file=file)
 

@@ -53,19 +53,27 @@ class Collector:
         for labels, count in sorted(by_status.items()):
             qps.add_metric(labels, count)
         yield qps
-        yield GaugeMetricFamily("shiftverbs_qps_away", "QPs whose traffic is not on its default NIC", value=away)
+        yield GaugeMetricFamily(
+            "shiftverbs_qps_away", "QPs whose traffic is not on its default NIC", value=away
+        )
         yield CounterMetricFamily(
             "shiftverbs_away_seconds", "Time that QPs were away from their default NICs", value=away_ns / 1e9
         )
-        yield CounterMetricFamily("shiftverbs_switches", "SWITCHes to another NIC begun", value=totals.switches)
+        yield CounterMetricFamily(
+            "shiftverbs_switches", "SWITCHes to another NIC begun", value=totals.switches
+        )
         yield CounterMetricFamily("shiftverbs_homecomings", "QPs come home", value=totals.homecomings)
         failed = CounterMetricFamily(
-            "shiftverbs_failed_qps", "QPs whose failure could not be hidden (ABORT), by reason", labels=["reason"]
+            "shiftverbs_failed_qps",
+            "QPs whose failure could not be hidden (ABORT), by reason",
+            labels=["reason"],
         )
         for reason, count in sorted(totals.failed.items()):
             failed.add_metric([reason], count)
         yield failed
-        nics = GaugeMetricFamily("shiftverbs_nic_up", "Whether a port of the NIC is active", labels=["device"])
+        nics = GaugeMetricFamily(
+            "shiftverbs_nic_up", "Whether a port of the NIC is active", labels=["device"]
+        )
         for nic in self._runtime.nics.all():
             nics.add_metric([nic.name], int(nic_state(driver, nic) == "ACTIVE"))
         yield nics

@@ -32,7 +32,9 @@ _PEERCRED = struct.Struct("3i")
 
 def remove_if_dead(path: Path) -> bool:
     """Take a socket away that nobody listens on any more. Returns whether it is gone. Never waits."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
+    with socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    ) as probe:
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
@@ -86,7 +88,9 @@ class Publisher:
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.EBADF):  # closed
                     return
-                time.sleep(ACCEPT_PAUSE_S)  # no descriptor is free, say; whoever asks still waits to be accepted
+                time.sleep(
+                    ACCEPT_PAUSE_S
+                )  # no descriptor is free, say; whoever asks still waits to be accepted
                 continue
             try:
                 self._answer(connection)
@@ -99,7 +103,9 @@ class Publisher:
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(SEND_TIMEOUT_S)
-        _, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        _, uid, _ = _PEERCRED.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        )
         if uid in (os.geteuid(), 0):
             connection.sendall(json.dumps(self._take()).encode() + b"\n")
 

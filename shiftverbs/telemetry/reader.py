@@ -81,6 +81,10 @@ def _ask_one(path: Path, deadline: float) -> dict[str, Any]:
     if not parts:
         raise ValueError("it gave no answer (another user's, or its log says why)")
     found = json.loads(b"".join(parts))
-    if not isinstance(found, dict) or not isinstance(found.get("pid"), int) or not isinstance(found.get("qps"), list):
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("pid"), int)
+        or not isinstance(found.get("qps"), list)
+    ):
         raise ValueError("its answer is not understood: another release of shiftverbs?")
     return found

@@ -108,6 +108,8 @@ def qp(connection: Connection, now_ns: int) -> dict[str, Any]:
         "away_s": (now_ns - away_since_ns) / 1e9 if away_since_ns is not None else None,
         "fallback_ms": durations["fallback_ms"],
         "away_ms": durations["away_ms"],
-        "last_failure": None if failure is None else {"ago_s": (now_ns - failure[0]) / 1e9, "why": failure[1]},
+        "last_failure": None
+        if failure is None
+        else {"ago_s": (now_ns - failure[0]) / 1e9, "why": failure[1]},
         "counters": connection.counters(),
     }

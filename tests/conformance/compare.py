@@ -70,13 +70,17 @@ class Comparison:
         for name, (status, why) in self.pyverbs.items():
             other, why_other = self.shiftverbs.get(name, ("", ""))
             if status == other == "skipped" and why != why_other:
-                lines.append(f"{name}: skipped with another reason\n  pyverbs: {why}\n  shiftverbs: {why_other}")
+                lines.append(
+                    f"{name}: skipped with another reason\n  pyverbs: {why}\n  shiftverbs: {why_other}"
+                )
         return lines
 
     @property
     def yardstick(self) -> list[str]:
         """The yardstick's tests, by the names that this release has for them."""
-        return [name if name in self.pyverbs else RENAMED.get(name, name) for name in known_to_pass(self.match)]
+        return [
+            name if name in self.pyverbs else RENAMED.get(name, name) for name in known_to_pass(self.match)
+        ]
 
     @property
     def short_of_the_kernel(self) -> list[str]:
@@ -95,7 +99,9 @@ class Comparison:
         """Why (b) does not count: nothing was protected, or a QP that could be did not become so in time."""
         if not self.match and not self.qps["protected"]:
             return ["no QP was protected"]
-        return [f"{number} QPs {how}" for how, number in self.qps.items() if how.startswith(("pairing", "failed"))]
+        return [
+            f"{number} QPs {how}" for how, number in self.qps.items() if how.startswith(("pairing", "failed"))
+        ]
 
     @property
     def good(self) -> bool:
@@ -151,10 +157,16 @@ def _modules(outcomes: upstream.Outcomes) -> dict[str, Counter[str]]:
 
 def _table(done: Comparison) -> Iterator[str]:
     modules = _modules(done.pyverbs), _modules(done.shiftverbs)
-    different = Counter(line.split(".")[1] for line in done.different if line.startswith(upstream.PACKAGE + "."))
+    different = Counter(
+        line.split(".")[1] for line in done.different if line.startswith(upstream.PACKAGE + ".")
+    )
     head = f"{'':24}{'(a) pyverbs':^26} {'(b) shiftverbs':^26}"
     yield head.rstrip()
-    yield f"{'module':24}" + " ".join(" ".join(f"{status:>8}" for status in STATUSES) for _ in range(2)) + "  different"
+    yield (
+        f"{'module':24}"
+        + " ".join(" ".join(f"{status:>8}" for status in STATUSES) for _ in range(2))
+        + "  different"
+    )
     total = Counter[str](), Counter[str]()
     for module in sorted({*modules[0], *modules[1]}):
         cells = []
@@ -170,7 +182,12 @@ def _table(done: Comparison) -> Iterator[str]:
 def report(done: Comparison) -> str:
     """The table, the reasons of all skips, and what is wrong."""
     lines = list(_table(done))
-    lines += ["", f"(a) took {done.seconds[0]:.1f} s, (b) {done.seconds[1]:.1f} s", "", "skipped in (a), by reason:"]
+    lines += [
+        "",
+        f"(a) took {done.seconds[0]:.1f} s, (b) {done.seconds[1]:.1f} s",
+        "",
+        "skipped in (a), by reason:",
+    ]
     skips = Counter(why for status, why in done.pyverbs.values() if status == "skipped")
     lines += [f"{number:5}  {why}" for why, number in skips.most_common()]
     lines += ["", "QPs made in (b), by protection when traffic began:"]
@@ -181,7 +198,11 @@ def report(done: Comparison) -> str:
     here = len(passing.intersection(yardstick))
     lines += ["", f"of {len(yardstick)} that pass on the kernel's soft-RoCE, {here} pass in (a)"]
     more = sorted(passing - set(yardstick))
-    lines += [f"  and beyond them {len(more)}: {', '.join(name.rpartition('.')[2] for name in more)}"] if more else []
+    lines += (
+        [f"  and beyond them {len(more)}: {', '.join(name.rpartition('.')[2] for name in more)}"]
+        if more
+        else []
+    )
     for title, found in (
         ("not passed here", short),
         ("failed", done.bad),
@@ -194,7 +215,9 @@ def report(done: Comparison) -> str:
 
 def main() -> int:
     """Compare, print, and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--match", action="append", default=[], help="only tests whose name has this in it")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each of the two runs")
     parser.add_argument("--json", type=Path, help="write all outcomes there")

@@ -122,7 +122,11 @@ def reasons(source: str) -> Iterator[str]:
             values = node.args if called in ("_give_up", "_end_protection", "_record") else []
         for value in values:
             for part in ast.walk(value):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str) and " " in part.value.strip():
+                if (
+                    isinstance(part, ast.Constant)
+                    and isinstance(part.value, str)
+                    and " " in part.value.strip()
+                ):
                     yield part.value.strip(" ().:")
 
 

@@ -63,7 +63,9 @@ class _Rewrite(ast.NodeTransformer):
         for alias in node.names:
             new = self._name(alias.name)
             if new != alias.name and alias.asname is None:
-                raise NotImplementedError(f"line {node.lineno}: import {alias.name} without a name of its own")
+                raise NotImplementedError(
+                    f"line {node.lineno}: import {alias.name} without a name of its own"
+                )
             alias.name = new
         return node
 
@@ -323,7 +325,9 @@ def differences(reference: Outcomes, other: Outcomes) -> list[str]:
     for name in sorted({*reference, *other}):
         before, after = reference.get(name, ("absent", "")), other.get(name, ("absent", ""))
         if before[0] != after[0]:
-            lines.append(f"{name}: {before[0]} with pyverbs, {after[0]} with shiftverbs\n{after[1] or before[1]}")
+            lines.append(
+                f"{name}: {before[0]} with pyverbs, {after[0]} with shiftverbs\n{after[1] or before[1]}"
+            )
     return lines
 
 
@@ -335,13 +339,17 @@ def summary(outcomes: Outcomes) -> str:
 
 def main() -> int:
     """Run one package's tests, or (--child) be the process that does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--package", choices=["pyverbs", "shiftverbs"], required=True)
     parser.add_argument("--dev", required=True)
     parser.add_argument("--gid", type=int, default=1)
     parser.add_argument("--match", action="append", default=[], help="only tests whose name has this in it")
     parser.add_argument("--json", type=Path, help="write all outcomes there")
-    parser.add_argument("--settle", type=float, metavar="S", help="first sends wait S seconds for protection at most")
+    parser.add_argument(
+        "--settle", type=float, metavar="S", help="first sends wait S seconds for protection at most"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     known, theirs = parser.parse_known_args()
     if known.child:

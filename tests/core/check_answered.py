@@ -277,7 +277,9 @@ def test_a_fence_is_not_what_the_nic_has_without_a_signal(half_home: Callable[..
     with pytest.raises(PyverbsRDMAError):
         w.qp.post_send(send_wr(15, flags=0, next_wr=last))
     kinds = w.kinds()
-    assert w.hw[1].count() - before == 15 and w.qp.unwired[0] == 1, "what is behind the fence is for the next pair"
+    assert w.hw[1].count() - before == 15 and w.qp.unwired[0] == 1, (
+        "what is behind the fence is for the next pair"
+    )
     posted = w.hw[1].post(-1)
     assert _core.EV_FENCE_POSTED in kinds and posted.flags & SIGNALED
 
@@ -333,7 +335,9 @@ def post_until_full(w: World, wr_id: int) -> int:
 
 
 @pytest.mark.parametrize("write", [False, True])
-def test_a_program_that_posts_as_long_as_it_can_goes_home(half_home: Callable[..., World], write: bool) -> None:
+def test_a_program_that_posts_as_long_as_it_can_goes_home(
+    half_home: Callable[..., World], write: bool
+) -> None:
     """Something always waits for room: the fence is what waited when it was wanted, not what waits last."""
     w = half_home(max_send=8)
     wr_id = post_until_full(w, 0)

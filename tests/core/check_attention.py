@@ -370,7 +370,9 @@ def test_what_came_in_an_end_is_not_raised_in_the_driver(world: World, alarm: No
         ends = map(ctypes.CDLL(None)["raise"], map(Number, [int(signal.SIGUSR1)]))
         _core.raise_attention()
         with pytest.raises(InterruptedError):
-            collections.deque(map(operator.call, [functools.partial(collections.deque, ends, 0), _core.run_driver]), 0)
+            collections.deque(
+                map(operator.call, [functools.partial(collections.deque, ends, 0), _core.run_driver]), 0
+            )
     finally:
         sys.unraisablehook = before
         _core.set_driver(None)

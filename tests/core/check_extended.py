@@ -84,7 +84,13 @@ class Model:
         if len(self.batch) >= self.w.max_send:
             self.fail(errno.ENOMEM)
             return
-        wr: dict[str, Any] = {"id": wr_id, "opcode": opcode, "flags": flags & ~INLINE, "sges": [], "inline": None}
+        wr: dict[str, Any] = {
+            "id": wr_id,
+            "opcode": opcode,
+            "flags": flags & ~INLINE,
+            "sges": [],
+            "inline": None,
+        }
         if opcode in (WRITE_IMM, SEND_IMM):
             wr["imm"] = int.from_bytes(imm.to_bytes(4, "big"), "little")
         if opcode in (WRITE, WRITE_IMM, READ):
@@ -117,12 +123,16 @@ class Model:
         rng = self.rng
         if self.batch and self.batch[-1]["opcode"] in (READ, CAS, FAA, LOCAL_INV) and rng.random() < 0.95:
             return
-        parts = [(rng.randrange(200), self.count(rng.choice([0, 1, 7, 21]), 56)) for _ in range(rng.randrange(4))]
+        parts = [
+            (rng.randrange(200), self.count(rng.choice([0, 1, 7, 21]), 56)) for _ in range(rng.randrange(4))
+        ]
         at = ctypes.addressof(SOURCE)
         if len(parts) == 1 and rng.random() < 0.5:
             self.builder.wr_set_inline_data(at + parts[0][0], parts[0][1])
         else:
-            self.builder.wr_set_inline_data_list(len(parts), [DataBuffer(at + first, n) for first, n in parts])
+            self.builder.wr_set_inline_data_list(
+                len(parts), [DataBuffer(at + first, n) for first, n in parts]
+            )
         if not self.batch:
             self.fail(errno.EINVAL)
             return
@@ -135,7 +145,9 @@ class Model:
         wanted = self.error
         inlined = [wr for wr in self.batch if wr["inline"] is not None]
         outstanding = self.w.qp.outstanding[0]
-        if not wanted and any(wr["opcode"] not in (WRITE, WRITE_IMM, SEND, SEND_IMM, SEND_INV) for wr in inlined):
+        if not wanted and any(
+            wr["opcode"] not in (WRITE, WRITE_IMM, SEND, SEND_IMM, SEND_INV) for wr in inlined
+        ):
             wanted = errno.EINVAL
         if not wanted and outstanding + len(self.batch) > self.w.max_send:
             wanted = errno.ENOMEM
@@ -155,7 +167,9 @@ class Model:
         for post, wr in zip(posts, self.expected[self.done :], strict=True):
             assert (post.opcode, post.wr_id & SEQ_MASK) == (wr["opcode"], self.done)
             # The journal may ask for a WC of its own.
-            assert post.flags & ~SIGNALED == (wr["flags"] & ~SIGNALED) | (INLINE if wr["inline"] is not None else 0)
+            assert post.flags & ~SIGNALED == (wr["flags"] & ~SIGNALED) | (
+                INLINE if wr["inline"] is not None else 0
+            )
             assert not wr["flags"] & SIGNALED or post.flags & SIGNALED
             if wr["inline"] is not None:
                 assert bytes(post.inline_data[: post.inline_len]) == wr["inline"]

@@ -186,7 +186,9 @@ def test_fork(make: Make) -> None:
             w.scq.poll()
             outstanding = w.qp.outstanding
             w.send(2)
-            assert ran == [] and w.hw[0].count() == 2 and w.qp.outstanding == outstanding, "no journal of the parent's"
+            assert ran == [] and w.hw[0].count() == 2 and w.qp.outstanding == outstanding, (
+                "no journal of the parent's"
+            )
             assert w.channel.wait(1) == (None, -1, 0)
             w.hw[0].complete()
             w.qp.close()

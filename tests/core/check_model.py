@@ -183,7 +183,9 @@ class DataPath(RuleBasedStateMachine):
             flags = SIGNALED if wr.signaled else 0
             # A READ into what a WRITE ahead of it is sent from would make a replay unsafe.
             sges = [(0x3000 if wr.opcode == READ else 0x1000, 64, 1)]
-            chain.insert(0, fake.send_wr(wr.wr_id, wr.opcode, flags, sges, next_wr=chain[0] if chain else None))
+            chain.insert(
+                0, fake.send_wr(wr.wr_id, wr.opcode, flags, sges, next_wr=chain[0] if chain else None)
+            )
         before = side.world.qp.outstanding[0]
         side.may_cross()
         try:

@@ -85,7 +85,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("said, story, expected", CASES)
-def test_which_two_would_be_seen(guarded: World, said: str, story: str, expected: tuple[int, int] | None) -> None:
+def test_which_two_would_be_seen(
+    guarded: World, said: str, story: str, expected: tuple[int, int] | None
+) -> None:
     """Memory that a READ overwrites; a READ before a fence."""
     post(guarded, story)
     why = guarded.qp.unsafe_reason()

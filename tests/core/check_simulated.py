@@ -400,7 +400,9 @@ class Comparison:
             before = len(self.events)
             self.model.post_fence_write()
             posted = ("FENCE_POSTED", self.model.send_pair) in self.events[before:]
-            if self.core.post_fence_write(0, 7) == 0:  # the driver takes the 0 for what the simulator says by an event
+            if (
+                self.core.post_fence_write(0, 7) == 0
+            ):  # the driver takes the 0 for what the simulator says by an event
                 assert posted
                 self.events.remove(("FENCE_POSTED", self.model.send_pair))
 

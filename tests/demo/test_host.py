@@ -69,7 +69,10 @@ def test_program_refuses_other_packages():
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-m", "shiftverbs.commands.demo.workload", "os"], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "shiftverbs.commands.demo.workload", "os"],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode == 2 and "usage" in done.stderr
 

@@ -192,7 +192,10 @@ print([thread.name for thread in threading.enumerate()].count("shiftverbs-observ
 def test_a_signal_handler_subscribes_in_the_middle_of_that(where, then):
     """It waits for no lock of the thread that it broke into, and leaves none taken."""
     done = subprocess.run(
-        [sys.executable, "-c", AMID.format(where=where, then=then)], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", AMID.format(where=where, then=then)],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True [1]", "1"], (done.stdout, done.stderr)

@@ -111,7 +111,9 @@ def test_whoever_imports_it_is_mapped_but_pyverbs_itself_and_ours(world):
 def test_a_library_on_a_path_of_its_own_is_mapped(world):
     (world / "elsewhere").mkdir()
     (world / "elsewhere" / "ringlib.py").write_text("from fakeverbs.enums import who\n")
-    done = launch(world, program="import sys\nsys.path.append('elsewhere')\nimport ringlib\nprint(ringlib.who)\n")
+    done = launch(
+        world, program="import sys\nsys.path.append('elsewhere')\nimport ringlib\nprint(ringlib.who)\n"
+    )
     assert done.stdout == "shiftfake\n", done.stderr
 
 
@@ -186,7 +188,9 @@ def test_a_compiled_extension_that_links_pyverbs_is_named(world):
     suffix = "".join(Path(shiftverbs._wr.__file__).suffixes)
     target = world / "prog" / f"_wr{suffix}"
     target.write_bytes(Path(shiftverbs._wr.__file__).read_bytes())
-    (world / "prog" / "prog.py").write_text("import _wr\nimport pyverbs.qp\nprint(pyverbs.qp.QP.__module__)\n")
+    (world / "prog" / "prog.py").write_text(
+        "import _wr\nimport pyverbs.qp\nprint(pyverbs.qp.QP.__module__)\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "shiftverbs", "run", str(world / "prog" / "prog.py")],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30,

@@ -45,7 +45,13 @@ def capabilities(v: Verbs) -> None:
     with v.context() as ctx:
         pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
         print(cq.cqe, cq.comp_channel, str(cq).splitlines()[-1])
-        for send, recv, sges, inline in ((1, 1, 1, 0), (20, 30, 2, 32), (0, 5, 1, 0), (7, 0, 1, 0), (100, 100, 4, 64)):
+        for send, recv, sges, inline in (
+            (1, 1, 1, 0),
+            (20, 30, 2, 32),
+            (0, 5, 1, 0),
+            (7, 0, 1, 0),
+            (100, 100, 4, 64),
+        ):
             init = v.rc(cq, v.cap(send, recv, sges, inline), sq_sig_all=0)
             qp = v.qp.QP(pd, init)
             print(init.cap, init.max_send_wr, init.sq_sig_all)
@@ -201,7 +207,10 @@ def traffic(v: Verbs) -> None:
             v.send(first, mr, number, flags=e.IBV_SEND_SIGNALED if number % 3 == 0 else 0)
         print(show(collect(cq, 4)), show(collect(other, 10)))
         write = v.wr.SendWR(
-            wr_id=55, opcode=e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[v.wr.SGE(mr.buf, 100, mr.lkey)],
+            wr_id=55,
+            opcode=e.IBV_WR_RDMA_WRITE,
+            num_sge=1,
+            sg=[v.wr.SGE(mr.buf, 100, mr.lkey)],
             send_flags=e.IBV_SEND_SIGNALED,
         )
         write.set_wr_rdma(mr.rkey, mr.buf + 1024)
@@ -209,7 +218,10 @@ def traffic(v: Verbs) -> None:
         first.post_send(write)
         print(show(collect(cq, 1)), mr.read(3, 1024), cq.poll(1), cq.poll())
         bad = v.wr.SendWR(
-            wr_id=56, opcode=e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[v.wr.SGE(mr.buf, 100, mr.lkey)],
+            wr_id=56,
+            opcode=e.IBV_WR_RDMA_WRITE,
+            num_sge=1,
+            sg=[v.wr.SGE(mr.buf, 100, mr.lkey)],
             send_flags=e.IBV_SEND_SIGNALED,
         )
         bad.set_wr_rdma(mr.rkey + 999, mr.buf)
@@ -326,7 +338,9 @@ def memory(v: Verbs) -> None:
         attempt("empty", lambda: v.mr.MR(pd).length)
         first, second = v.mem_alloc.mmap(length=4096), v.mem_alloc.mmap(length=8192)
         changing = v.mr.MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE, address=first)
-        changing.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, pd, 0, 0, e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ)
+        changing.rereg(
+            e.IBV_REREG_MR_CHANGE_ACCESS, pd, 0, 0, e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ
+        )
         changing.rereg(e.IBV_REREG_MR_CHANGE_TRANSLATION, pd, second, 8192, 0)
         print(changing.length, changing.buf == second)
         other = v.pd.PD(ctx)

@@ -38,7 +38,9 @@ def closing(what: str) -> str:
     return f"ep.{what}.close()" if what.isidentifier() else what
 
 
-def busy(network: Network, faults: Any, outer: str, inner: str, then: str = "pass", meanwhile: str = "alarm") -> Any:
+def busy(
+    network: Network, faults: Any, outer: str, inner: str, then: str = "pass", meanwhile: str = "alarm"
+) -> Any:
     """Host a, and its outer(): the close of `outer`, or that statement, which waits for a NIC that hangs.
 
     meanwhile: what another thread calls while it waits; else a signal comes, whose handler runs inner(), then `then`.
@@ -65,7 +67,8 @@ def finish(a: Any, faults: Any) -> None:
 @pytest.mark.parametrize("then", ["pass", "raise Alarm"])
 @pytest.mark.parametrize(
     ("outer", "inner"),
-    [(one, one) for one in ("qp", "mr", "pd", "cq", "context")] + [("pd", "context"), ("qp", "pd"), ("mr", "pd")],
+    [(one, one) for one in ("qp", "mr", "pd", "cq", "context")]
+    + [("pd", "context"), ("qp", "pd"), ("mr", "pd")],
 )
 def test_a_handler_closes_it_too(network: Network, faults: Any, outer: str, inner: str, then: str) -> None:
     """It is closed once; where a parent's close would pull it away, that is refused."""

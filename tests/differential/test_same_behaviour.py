@@ -17,7 +17,9 @@ from shiftverbs import softrnic
 SCRIPT = Path(__file__).with_name("scenarios.py")
 EXIT_STATUS = {"context_left_to_the_collector": 3}
 # Where shiftverbs is meant to differ: our log lines (in pyverbs' format, which shows at INFO).
-LOG_LINE = re.compile(r"^\[(INFO|WARNING)\] \d\d \w+ \d{4} [\d:]+ (runtime|protection|shadow|connection)\.py:\d+: ")
+LOG_LINE = re.compile(
+    r"^\[(INFO|WARNING)\] \d\d \w+ \d{4} [\d:]+ (runtime|protection|shadow|connection)\.py:\d+: "
+)
 
 # In the interpreter's warning of a fork with threads about, from Python 3.12 on: both packages cause it.
 PID = re.compile(r"pid=\d+")

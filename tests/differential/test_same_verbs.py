@@ -30,7 +30,9 @@ def in_child(f):
 """
 
 
-def same(network: Network, faults: Any, where: str, trace: Callable[[Host, Host], list[Any]], **setup: Any) -> None:
+def same(
+    network: Network, faults: Any, where: str, trace: Callable[[Host, Host], list[Any]], **setup: Any
+) -> None:
     """Have the program leave its trace with pyverbs, and with shiftverbs at a place: the same."""
     hosts = network.pair("pyverbs", **setup)
     for h in hosts:
@@ -126,7 +128,12 @@ def shown():
         a("refused = bind(4, windows[1], e.IBV_SEND_INLINE, bind(5, windows[1]))")
         a("bad = wr.SendWR(opcode=e.IBV_WR_BIND_MW)")
         a("chain = bind(3, windows[2], next_wr=refused)")
-        said += [a("tell(lambda: ep.qp.post_send(chain, bad))"), a("bad.wr_id"), a("shown()"), a("ep.poll(1)")]
+        said += [
+            a("tell(lambda: ep.qp.post_send(chain, bad))"),
+            a("bad.wr_id"),
+            a("shown()"),
+            a("ep.poll(1)"),
+        ]
         return said
 
     same(network, faults, where, trace, setup="access=ACCESS | e.IBV_ACCESS_MW_BIND")

@@ -27,7 +27,18 @@ def takes(number):
             found.append((name, [t.name for t in threading.enumerate() if t.native_id == n]))
     return found
 """
-MASKABLE = ["SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGALRM", "SIGPROF", "SIGCHLD", "SIGIO", "SIGRTMIN"]
+MASKABLE = [
+    "SIGHUP",
+    "SIGINT",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGTERM",
+    "SIGALRM",
+    "SIGPROF",
+    "SIGCHLD",
+    "SIGIO",
+    "SIGRTMIN",
+]
 
 
 def host(network: Network, package: str, **env: str) -> Any:
@@ -79,7 +90,8 @@ all(found)
 def test_no_handler_runs_where_its_signal_is_blocked(network: Network, package: str) -> None:
     """Behind the section that is not to be broken off it does."""
     a = host(network, package)
-    assert a("""
+    assert (
+        a("""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def section():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -96,4 +108,6 @@ def section():
     except KeyboardInterrupt:
         return 'behind it'
 section()
-""") == "behind it"
+""")
+        == "behind it"
+    )

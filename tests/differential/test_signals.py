@@ -19,7 +19,10 @@ QPS = 16
 def connect(a: Host, b: Host, count: int) -> None:
     """So many endpoints on each host, connected in pairs: `eps`."""
     named = [
-        h(f"ctx = device.Context(name='soft0'); eps = [Endpoint(ctx) for _ in range({count})]; [x.name() for x in eps]")
+        h(
+            f"ctx = device.Context(name='soft0'); eps = [Endpoint(ctx) for _ in range({count})];"
+            " [x.name() for x in eps]"
+        )
         for h in (a, b)
     ]
     for h, peers in ((a, named[1]), (b, named[0])):
@@ -62,7 +65,9 @@ def test_ten_thousand_alarms_while_cables_come_and_go(network: Network, faults: 
                     what("a/soft0")
                     a.child.expect(f"^all {where} at", 10, seen)
                     seen = next(
-                        i for i in range(seen, len(a.child.lines)) if a.child.lines[i].startswith(f"all {where} at")
+                        i
+                        for i in range(seen, len(a.child.lines))
+                        if a.child.lines[i].startswith(f"all {where} at")
                     )
 
     alarmed(hosts, seed, count, shifts=True)
@@ -97,7 +102,7 @@ def test_ctrl_c_wherever_it_comes(network: Network, faults: Any) -> None:
     a, b = network.protected()
     a("import signal, threading; signal.signal(signal.SIGINT, signal.default_int_handler); None")
     a("from shiftverbs.failover import connection")
-    a('''
+    a("""
 execute = connection.Connection.execute
 done = [0]
 def interrupted(self, actions):
@@ -123,7 +128,7 @@ def poll_through():
         if arrived:
             break
     return caught
-''')
+""")
     faults.down("a/soft0")
     a(f"where = {AWAY!r}")
     assert a("poll_through()")
@@ -232,7 +237,9 @@ def test_alarms_while_objects_come_and_go(network: Network) -> None:
     # pyverbs' attributes and GIDs look up their logger, and the library's own lock may be left so with pyverbs too.
     a("import logging\nwhile logging._lock._is_owned(): logging._lock.release()")
     a("import threading; made = []")
-    a("t = threading.Thread(target=lambda: made.append(Endpoint(ep.context).qp.close())); t.start(); t.join(10)")
+    a(
+        "t = threading.Thread(target=lambda: made.append(Endpoint(ep.context).qp.close())); t.start(); t.join(10)"
+    )
     assert a("made == [None]")
     assert a("ep.qp.shift.status") == "PROTECTED"
     a("ep.post('RDMA_WRITE', wr_id=3)")

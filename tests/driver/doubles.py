@@ -131,7 +131,9 @@ def arrived(*datagrams: bytes) -> list[Any]:
 def heard_of(driver: Driver, nic: Any) -> tuple[Any, list[Any], Callable[..., None]]:
     """A connection (its life is 11) with a peer (22): it, what it hears, and arrive(sender, *messages)."""
     port = with_port(driver.channel, nic)
-    path = driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9, PEER_SECRET), lambda path: None)
+    path = driver.channel.open_path(
+        nic, ControlEndpoint("x", GID, 0, 5, 7, 9, PEER_SECRET), lambda path: None
+    )
     nic.worker.work()
     driver.run()
     heard: list[Any] = []

@@ -60,7 +60,9 @@ class Rebuilt:
         self.commands: list[tuple[Any, Any]] = []
         self.told: list[Any] = []
         self.driver = SimpleNamespace(command=lambda c, k, steps, done: self.commands.append((steps, done)))
-        self._nic = SimpleNamespace(uses_grh=True, limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap})
+        self._nic = SimpleNamespace(
+            uses_grh=True, limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap}
+        )
 
     def route(self, k: int) -> Route:
         return Route(1, 1, HERE, 3, 0)
@@ -134,7 +136,9 @@ def test_the_alternate_path_is_shown_again() -> None:
     assert bytes(shown.alt_ah_attr.grh.dgid) == THERE and (shown.alt_port_num, shown.path_mig_state) == (2, 1)
 
 
-@pytest.mark.parametrize(("k", "cap", "rights"), [(0, ATOMIC_HCA, 15), (1, ATOMIC_GLOB, 15), (1, ATOMIC_HCA, 7)])
+@pytest.mark.parametrize(
+    ("k", "cap", "rights"), [(0, ATOMIC_HCA, 15), (1, ATOMIC_GLOB, 15), (1, ATOMIC_HCA, 7)]
+)
 def test_a_backup_has_the_right_to_atomics_only_where_all_nics_are_atomic_to_each_other(
     k: int, cap: int, rights: int
 ) -> None:

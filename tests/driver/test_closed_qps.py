@@ -98,12 +98,19 @@ def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver:
     connected.transitions["RTR"] = {}
     runtime.qp_connected(connected)
     driver.run()
-    assert list(driver.connections.values()) == [asked.connection, connected.connection] and not unused.connection
+    assert (
+        list(driver.connections.values()) == [asked.connection, connected.connection]
+        and not unused.connection
+    )
     for shadow in (unused, asked, connected):
         shadow.closed = True
         runtime.qp_closing(shadow)
         runtime.qp_connected(shadow)  # as from another thread, a moment too late
-    assert not driver.connections and asked.connection.closed and connected.connection.status.value == "UNPROTECTED"
+    assert (
+        not driver.connections
+        and asked.connection.closed
+        and connected.connection.status.value == "UNPROTECTED"
+    )
     driver.run()
     assert not driver.connections and runtime.connection_of(unused) is None
 
@@ -162,7 +169,9 @@ def test_no_command_waits_for_a_qp_closed_on_a_nics_own_thread(driver: Driver, n
 
 def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
     """The collector may close a QP in a thread that waits for a state, while the driver changes that state."""
-    connection = RealConnection(driver, Shadow(core=None, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    connection = RealConnection(
+        driver, Shadow(core=None, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
+    )
     collect, began = as_the_collector(driver)
     told = [False]
 
@@ -184,7 +193,10 @@ def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
     connection.timeline.tell()
     waiter.join(5)
     assert results == [True] and not connection.timeline._waiting
-    assert connection.wait_for(lambda: False, time.monotonic() + 0.01) is False and not connection.timeline._waiting
+    assert (
+        connection.wait_for(lambda: False, time.monotonic() + 0.01) is False
+        and not connection.timeline._waiting
+    )
 
 
 def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, nic: Any) -> None:
@@ -233,7 +245,9 @@ def test_a_qp_that_the_collector_closes_loses_its_turn_only(driver: Driver, nic:
     assert begun == [*many[: UNDER_WAY + 1], many[UNDER_WAY + 2]] and closed not in driver.turns._going
 
 
-def test_a_context_that_is_closed_when_it_is_to_be_watched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_is_closed_when_it_is_to_be_watched(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its descriptor may be another file's by then, which would keep the control thread awake."""
     watched: set[int] = set()
     events: Any = Shadow(closed=False, fd=7)

@@ -197,7 +197,11 @@ def test_who_forges_or_replays_is_not_heard(driver: Driver, nic: Any, caplog: An
     port, path = driver.channel.port(nic), one.paths[0]
     forger = forger_of(driver, nic)
     port.sent.clear()
-    for message in (ABORT, Sync(0, 0, Phase.BYE, 0, False, ABORT.address, 0), Arm(ArmStep.REQ, 0, 1, 7, ABORT.address)):
+    for message in (
+        ABORT,
+        Sync(0, 0, Phase.BYE, 0, False, ABORT.address, 0),
+        Arm(ArmStep.REQ, 0, 1, 7, ABORT.address),
+    ):
         port.inbox = forger.says(Entry(11, 22, message))
         driver.run()
     assert driver.channel.forged == 3 and heard == [] and not path.heard
@@ -218,7 +222,9 @@ def test_who_forges_or_replays_is_not_heard(driver: Driver, nic: Any, caplog: An
     assert lines == ["nic0: forged control datagram from QPN 0x7: dropped"]
 
 
-def test_forged_and_replayed_pings_count_for_nothing(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_forged_and_replayed_pings_count_for_nothing(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     """They neither keep a dead path alive, nor have an answer to a ping passed off as one to a later ping."""
     one, _heard, _arrive = heard_of(driver, nic)
     port, path = driver.channel.port(nic), one.paths[0]

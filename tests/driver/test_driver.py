@@ -126,7 +126,9 @@ def test_a_thousand_idle_qps_are_looked_at_in_turns(driver: Driver, nic: Any, cl
     assert all(each.told == ["watch"] for each in many)
 
 
-def test_a_thousand_qps_in_a_procedure_cost_one_look_at_each_cq(driver: Driver, clock: SimpleNamespace) -> None:
+def test_a_thousand_qps_in_a_procedure_cost_one_look_at_each_cq(
+    driver: Driver, clock: SimpleNamespace
+) -> None:
     """They share their CQs: what is looked at, and how often, does not depend on how many want it."""
     queue, other = Queue(), Queue(dead=True)
     many: list[Any] = [Connection(None) for _ in range(1000)]
@@ -196,7 +198,9 @@ def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
     assert len(begun) == 998 and not driver.turns._waiting and not driver.turns._going
 
 
-def test_who_is_under_way_for_long_keeps_nobody_waiting(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_who_is_under_way_for_long_keeps_nobody_waiting(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     """A MOVE may wait for the application's next post: others come home all the same."""
     many: list[Any] = [Connection(nic) for _ in range(UNDER_WAY + 3 * TURN_COUNT)]
     begun: list[Any] = []
@@ -369,7 +373,9 @@ def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) ->
         seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
         outstanding=(0, 0), unwired=(0, 0), refused=0,
     )  # fmt: skip
-    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    connection = RealConnection(
+        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
+    )
     told: list[ev.Event] = []
     pair = SimpleNamespace(dead=False)
 
@@ -398,7 +404,9 @@ def test_a_refused_post_that_nobody_was_told_of_is_found(driver: Driver, nic: An
         seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
         outstanding=(1, 0), unwired=(1, 0), refused=errno.EINVAL, send_pair=0, send_cq=cq, recv_cq=cq,
     )  # fmt: skip
-    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    connection = RealConnection(
+        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
+    )
     told: list[ev.Event] = []
     pairs = [SimpleNamespace(dead=False)]
     protocol: Any = SimpleNamespace(

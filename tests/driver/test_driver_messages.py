@@ -36,7 +36,9 @@ def failed(many: list[Connection]) -> int:
     return sum("path_failed" in each.told for each in many)
 
 
-def test_pings_are_answered_while_a_thousand_qps_fail(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_pings_are_answered_while_a_thousand_qps_fail(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     """Otherwise the peer takes the other path for dead as well, because we are busy leaving this one."""
     port = with_port(driver.channel, nic)
     driver.channel.open_path(nic, ControlEndpoint("x", GID, 0, 5, 7, 9, PEER_SECRET), lambda path: None)
@@ -121,7 +123,9 @@ SOMEBODY = PairAddress(bytes(16), 0, 1, 0, 3)
     ],
     ids=["sync", "arm", "move", "prefer"],
 )
-def test_what_is_about_something_else_is_not_taken_for_newer(driver: Driver, nic: Any, newest: list[Any]) -> None:
+def test_what_is_about_something_else_is_not_taken_for_newer(
+    driver: Driver, nic: Any, newest: list[Any]
+) -> None:
     """An ABORT is not lost in what comes behind it; of each kind the newest is read, in the order of their coming."""
     _one, heard, arrive = heard_of(driver, nic)
     older = [replace(each, **({"number": 1} if hasattr(each, "number") else {"epoch": 0})) for each in newest]
@@ -130,7 +134,9 @@ def test_what_is_about_something_else_is_not_taken_for_newer(driver: Driver, nic
     assert heard == newest
 
 
-def test_what_a_peer_says_takes_no_more_room_than_it_can_mean(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_what_a_peer_says_takes_no_more_room_than_it_can_mean(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     """A peer that says something new each time, on pairs that do not exist: so much is kept, and read in turn."""
     one, heard, arrive = heard_of(driver, nic)
     for number in range(20):
@@ -159,7 +165,9 @@ def test_what_happened_here_comes_before_what_is_said(driver: Driver, nic: Any) 
     assert happened == list(range(2 * SLICE))
 
 
-def test_who_is_never_silent_does_not_put_off_our_deadlines(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_who_is_never_silent_does_not_put_off_our_deadlines(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     """What has come is read before, and then the deadline holds, whether or not there is more by then."""
     one, heard, arrive = heard_of(driver, nic)
     told: list[int] = []
@@ -214,7 +222,9 @@ def test_a_flood_that_never_ends_keeps_no_thread(
     assert not _core.attention() and len(woken) == 3
 
 
-def test_what_came_for_a_life_that_is_over_is_dropped(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_what_came_for_a_life_that_is_over_is_dropped(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     first, second = slow_work(driver, nic, clock, 2, 10**6)
     driver.drop_backlog(first)  # type: ignore[arg-type]
     driver.run()

@@ -44,7 +44,9 @@ def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver) -> 
     assert calls == ["in a run", "in a verb"]
 
 
-def test_an_interrupted_run_goes_on(driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on(
+    driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C in the middle of it: no timer may stay unset, and what was collected must not wait for something new."""
     deadlines: list[int] = []
     monkeypatch.setattr(driver.waiter, "set_deadline", deadlines.append)
@@ -80,7 +82,9 @@ def test_what_an_interrupted_run_took_is_found_again(
     assert one.told.count("look_again") == 1
 
 
-def test_a_run_that_fails_is_repeated(driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_is_repeated(
+    driver: Driver, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deadlines: list[int] = []
     monkeypatch.setattr(driver.waiter, "set_deadline", deadlines.append)
 
@@ -294,7 +298,9 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
 def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:
     """QP.close raises it, and is carried out."""
     core = Shadow(remote_keys=None)
-    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[])))
+    connection = RealConnection(
+        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
+    )
     protocol: Any = SimpleNamespace(handle=lambda event, now: alarm() or [], pairs=[])
     connection.protocol = protocol
     with pytest.raises(TimeoutError, match="application"), driver.locked():

@@ -138,7 +138,9 @@ def test_giving_up_opens_the_gates(
     assert core.guarded == (closed == "ending")
 
 
-def test_a_fence_gives_a_command_again_whose_end_was_lost(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_a_fence_gives_a_command_again_whose_end_was_lost(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
     """In an interrupted run: a NIC that does not hang would be waited for without end."""
     nic.hangs = lambda longer_than_s: False
     fence, ends = fence_of(driver, nic, clock.now + 10**9)

@@ -51,7 +51,10 @@ class User:
         self.forgot: list[int | None] = []
         self.uses: dict[int | None, int] = {}  # rkey -> number behind the last WR by it that is under way
         self.core = SimpleNamespace(
-            forget_rkey=self.forgot.append, oldest_wr=0, send_pair=1, last_use=lambda rkey: self.uses.get(rkey, 0)
+            forget_rkey=self.forgot.append,
+            oldest_wr=0,
+            send_pair=1,
+            last_use=lambda rkey: self.uses.get(rkey, 0),
         )
 
     @property
@@ -251,7 +254,9 @@ def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(
 
 
 @pytest.mark.parametrize("way", ["came home", "left"])
-def test_it_waits_for_nobody_who_came_home_or_left(book: KeyBook, told: Told, user: User, mr: Mr, way: str) -> None:
+def test_it_waits_for_nobody_who_came_home_or_left(
+    book: KeyBook, told: Told, user: User, mr: Mr, way: str
+) -> None:
     told.rkeys.add(1)
     user.receives_away = True
     book.remove(mr)
@@ -303,7 +308,9 @@ def test_what_is_on_its_way_is_said(theirs: PeerKeys, their_user: User) -> None:
     """A withdrawal is heeded at once; that nothing comes by the old key any more is said when that is so."""
     other = User()
     theirs.users.add(other)  # type: ignore[arg-type]
-    assert theirs.take(Keys(5, 0, (), (FoundKey(1, ((KeyState.READY, 101),)), FoundKey(2, ((KeyState.READY, 102),)))))
+    assert theirs.take(
+        Keys(5, 0, (), (FoundKey(1, ((KeyState.READY, 101),)), FoundKey(2, ((KeyState.READY, 102),))))
+    )
     assert (theirs.version, theirs.settled) == (5, 5)
     their_user.uses, other.uses = {1: 4}, {2: 9, None: 9}
     assert theirs.take(Keys(6, 5, (1,), push=True))
@@ -441,7 +448,12 @@ def test_only_the_nic_that_a_wr_waits_for_can_make_it_hopeless(domain: Any, thei
         later=lambda c, then: None,
     )
     connection: Any = SimpleNamespace(
-        driver=driver, core=core, n_pairs=3, nic=nics.__getitem__, device=lambda k: f"nic{k}", keys_arrived=lambda: None
+        driver=driver,
+        core=core,
+        n_pairs=3,
+        nic=nics.__getitem__,
+        device=lambda k: f"nic{k}",
+        keys_arrived=lambda: None,
     )
     theirs.users = [connection]  # type: ignore[assignment]
     for key in (7, 8):

@@ -84,7 +84,9 @@ def test_what_is_logged_under_the_drivers_lock_is_written(
     assert handler.texts == ["QP 0x11: leaves"]
 
 
-def test_what_waits_for_a_handler_that_blocks_is_bounded(outside: log_lines.OutsideTheLock, handler: Kept) -> None:
+def test_what_waits_for_a_handler_that_blocks_is_bounded(
+    outside: log_lines.OutsideTheLock, handler: Kept
+) -> None:
     blocks, go_on = threading.Event(), threading.Event()
     handler.addFilter(lambda _: blocks.set() or go_on.wait(60))
 

@@ -28,7 +28,8 @@ class Connection:
             ending=False, aborted=False, error=None, unpolled=None, first_error=lambda k: self.core.error
         )
         self.ending = SimpleNamespace(
-            leave_behind=lambda: self.done.append("leave"), begin=lambda first: self.done.append(f"begin {first}")
+            leave_behind=lambda: self.done.append("leave"),
+            begin=lambda first: self.done.append(f"begin {first}"),
         )
         self.status, self.shown_why, self.closed = Status.PAIRING, "etcd is away", False
 
@@ -106,7 +107,16 @@ def test_who_always_looks_late_ends_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["nothing is required", "it is not at RTS", "it is closed", "in ERR", "in ERR, unpolled", "ends", "ended"]
+    "what",
+    [
+        "nothing is required",
+        "it is not at RTS",
+        "it is closed",
+        "in ERR",
+        "in ERR, unpolled",
+        "ends",
+        "ended",
+    ],
 )
 def test_not(what: str) -> None:
     c, requirement = made(require=what != "nothing is required")

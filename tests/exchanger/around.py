@@ -67,7 +67,9 @@ def requests(server: EtcdServer) -> dict[str, int]:
     with opener.open(f"http://{server.endpoint}/metrics", timeout=5) as answer:
         text = answer.read().decode()
     counts: dict[str, int] = {}
-    for method, count in re.findall(r'^grpc_server_msg_received_total\{grpc_method="(\w+)".*\} (\S+)$', text, re.M):
+    for method, count in re.findall(
+        r'^grpc_server_msg_received_total\{grpc_method="(\w+)".*\} (\S+)$', text, re.M
+    ):
         counts[method] = counts.get(method, 0) + int(float(count))
     return counts
 

@@ -189,7 +189,9 @@ def shared_config(etcd_world: EtcdWorld, softrnic_dir: Path) -> Config:
     return etcd_world.config(broker=str(softrnic_dir / "b.sock"), broker_idle_exit_s=1)
 
 
-def qp_record(job: str, qpn: int, gid: str = GID_A, instance: str = "00000000000000aa", **changes: Any) -> QpRecord:
+def qp_record(
+    job: str, qpn: int, gid: str = GID_A, instance: str = "00000000000000aa", **changes: Any
+) -> QpRecord:
     """A well-formed record of a QP."""
     fields: dict[str, Any] = {
         "job": job,
@@ -197,9 +199,13 @@ def qp_record(job: str, qpn: int, gid: str = GID_A, instance: str = "00000000000
         "default": Route(gid, 0, qpn),
         "peer": Route(GID_B, 0, 0x1234),
         "peer_life": None,
-        "shadows": (ShadowRoute("nic1", "fe80::1:a", 0, 3, qpn + 1), ShadowRoute("nic2", "fe80::2:a", 0, 5, qpn + 2)),
+        "shadows": (
+            ShadowRoute("nic1", "fe80::1:a", 0, 3, qpn + 1),
+            ShadowRoute("nic2", "fe80::2:a", 0, 5, qpn + 2),
+        ),
         "control": tuple(
-            ControlEndpoint(f"nic{k}", f"fe80::{k}:a", 0, 3, 40 + k, 0x7FFF0000 + k, f"{k:032x}") for k in range(3)
+            ControlEndpoint(f"nic{k}", f"fe80::{k}:a", 0, 3, 40 + k, 0x7FFF0000 + k, f"{k:032x}")
+            for k in range(3)
         ),
         "life": "0123456789abcdef",
         "qp_access_flags": 7,

@@ -81,6 +81,8 @@ class Relay:
             data = sock.recv(1 << 16)
         except OSError:
             data = b""
-        heapq.heappush(self._due, (time.monotonic() + self.delay_s, next(self._numbers), self._peers[sock], data))
+        heapq.heappush(
+            self._due, (time.monotonic() + self.delay_s, next(self._numbers), self._peers[sock], data)
+        )
         if not data:
             self._selector.unregister(sock)

@@ -49,7 +49,9 @@ def application(spawn: Spawn, etcd_world: EtcdWorld) -> Callable[[], Child]:
 def test_neither_grpc_nor_protobuf_reaches_the_application(application, etcd_world: EtcdWorld) -> None:
     app = application()
     app.expect("^broker")
-    app.send("print('loaded', sorted(m for m in sys.modules if m.split('.')[0] in ('grpc', 'etcd3', 'google')))")
+    app.send(
+        "print('loaded', sorted(m for m in sys.modules if m.split('.')[0] in ('grpc', 'etcd3', 'google')))"
+    )
     app.expect(r"^loaded \[\]$")
     app.send("import threading; print('threads', [t.name for t in threading.enumerate()])")
     app.expect(r"^threads \['MainThread'\]$")
@@ -72,7 +74,9 @@ def test_killed_application_leaves_nothing(application, etcd_world: EtcdWorld) -
     wait_until(lambda: not running(broker), what="its broker ends")
 
 
-def test_killed_application_leaves_nothing_though_a_forked_child_lives_on(application, etcd_world: EtcdWorld) -> None:
+def test_killed_application_leaves_nothing_though_a_forked_child_lives_on(
+    application, etcd_world: EtcdWorld
+) -> None:
     app = application()
     broker = int(app.expect(r"^broker (\d+)")[1])
     wait_until(etcd_world.keys)

@@ -22,7 +22,9 @@ from .around import running, wait_until
 from .conftest import GID_A, EtcdWorld, Watched, found_keys, publish_qp
 
 
-def test_processes_share_a_broker_and_its_socket_is_private(etcd_world: EtcdWorld, shared_config: Config) -> None:
+def test_processes_share_a_broker_and_its_socket_is_private(
+    etcd_world: EtcdWorld, shared_config: Config
+) -> None:
     made: list[Watched] = []
     barrier = threading.Barrier(5)
 

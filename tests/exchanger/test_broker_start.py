@@ -127,7 +127,9 @@ def test_a_broker_says_hello_before_it_loads_what_takes_long(etcd_world: EtcdWor
     one.exchanger.want(key)
     wait_until(lambda: one.poll() or one.exchanger.broker_pid, what="hello")  # type: ignore[attr-defined]
     one.exchanger.withdraw(withdrawn)
-    wait_until(lambda: one.poll() or "loads gRPC and etcd3, for " in one.exchanger.progress, what="the phase is told")
+    wait_until(
+        lambda: one.poll() or "loads gRPC and etcd3, for " in one.exchanger.progress, what="the phase is told"
+    )
     assert one.events == []
     # What was asked for meanwhile is done in one go.
     go_on("")
@@ -148,7 +150,9 @@ def test_who_leaves_while_the_broker_loads_does_not_wait(etcd_world: EtcdWorld, 
     wait_until(lambda: not running(pid), what="it ends without having loaded anything")
 
 
-def test_all_that_a_shared_broker_cannot_serve_hear_why(etcd_world: EtcdWorld, shared_config: Config, gate) -> None:
+def test_all_that_a_shared_broker_cannot_serve_hear_why(
+    etcd_world: EtcdWorld, shared_config: Config, gate
+) -> None:
     go_on = gate("etcd3")
     ones = [Watched(EtcdExchanger(shared_config)) for _ in range(3)]
     try:
@@ -156,7 +160,9 @@ def test_all_that_a_shared_broker_cannot_serve_hear_why(etcd_world: EtcdWorld, s
             wait_until(lambda one=one: one.poll() or one.exchanger.broker_pid, what="hello")
         go_on("no etcd3 in this test")
         for one in ones:
-            assert "the broker cannot start: ImportError: no etcd3 in this test" in one.next(Unavailable).reason
+            assert (
+                "the broker cannot start: ImportError: no etcd3 in this test" in one.next(Unavailable).reason
+            )
         go_on("")
         for one in ones:
             one.next(Connected)
@@ -175,11 +181,15 @@ def test_a_broker_that_is_killed_while_it_loads_is_told_of(etcd_world: EtcdWorld
     one.next(Connected)
 
 
-def test_a_broker_that_says_nothing_is_told_of(etcd_world: EtcdWorld, gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_says_nothing_is_told_of(
+    etcd_world: EtcdWorld, gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(start_module, "START_TIMEOUT_S", 1.0)
     go_on = gate("shiftverbs")
     one = etcd_world.make()
-    wait_until(lambda: re.fullmatch(r"the broker, process \d+, has not said hello, for .* s", one.exchanger.progress))
+    wait_until(
+        lambda: re.fullmatch(r"the broker, process \d+, has not said hello, for .* s", one.exchanger.progress)
+    )
     reason = one.next(Unavailable).reason
     assert re.fullmatch(
         r"the broker does not say hello in 1 s; process \d+ \(state [SRD]\) has had \d+\.\d s of a processor, "

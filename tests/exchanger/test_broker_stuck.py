@@ -60,7 +60,9 @@ def test_a_broker_that_gets_stuck_in_loading_is_replaced(
     etcd_world: EtcdWorld, softrnic_dir: Path, hang: Hang, shared: bool
 ) -> None:
     end = hang("etcd3")
-    changes: dict[str, Any] = {"broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1} if shared else {}
+    changes: dict[str, Any] = (
+        {"broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1} if shared else {}
+    )
     ones = [etcd_world.make(**changes) for _ in range(2)]
     wait_until(lambda: all(pid_of(one) for one in ones), what="hello")
     pids = [pid_of(one) for one in ones]
@@ -86,7 +88,12 @@ def brokers_of(directory: Path) -> set[int]:
 @pytest.mark.parametrize("how", ["import", "stop"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_broker_that_gets_stuck_before_its_hello_is_ended(
-    etcd_world: EtcdWorld, softrnic_dir: Path, hang: Hang, monkeypatch: pytest.MonkeyPatch, shared: bool, how: str
+    etcd_world: EtcdWorld,
+    softrnic_dir: Path,
+    hang: Hang,
+    monkeypatch: pytest.MonkeyPatch,
+    shared: bool,
+    how: str,
 ) -> None:
     """It would never notice that nobody waits for it any more, and a shared one keeps the socket from its successor."""
     monkeypatch.setattr(start_module, "START_TIMEOUT_S", 3.0)
@@ -98,7 +105,9 @@ def test_a_broker_that_gets_stuck_before_its_hello_is_ended(
             f"if broker and not os.path.exists({str(softrnic_dir / 'fine-again')!r}):\n"
             "    os.kill(os.getpid(), signal.SIGSTOP)\n"
         )
-    changes: dict[str, Any] = {"broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1} if shared else {}
+    changes: dict[str, Any] = (
+        {"broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1} if shared else {}
+    )
     ones = [etcd_world.make(**changes) for _ in range(2)]
     for one in ones:
         assert "the broker does not say hello in 3 s" in one.next(Unavailable).reason

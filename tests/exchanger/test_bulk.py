@@ -69,7 +69,12 @@ def test_a_neighbour_keeps_its_keys_and_its_turn_while_another_reads(
     seen = Deletions(world.server, world.job)
     with Relay(world.server.port, 0.03) as relay:
         etcd = Config.from_environ({"SHIFTVERBS_ETCD": relay.endpoint}).etcd
-        shared = {"etcd": etcd, "broker": str(softrnic_dir / "b.sock"), "broker_idle_exit_s": 1, "lease_ttl_s": 3}
+        shared = {
+            "etcd": etcd,
+            "broker": str(softrnic_dir / "b.sock"),
+            "broker_idle_exit_s": 1,
+            "lease_ttl_s": 3,
+        }
         greedy, neighbour = world.make(**shared), world.make(**shared)
         first = publish_qp(neighbour, world.job, 1)
         neighbour.exchanger.want(first)
@@ -83,7 +88,9 @@ def test_a_neighbour_keeps_its_keys_and_its_turn_while_another_reads(
         greedy.until(lambda _: second in world.keys())
         answered = sum(isinstance(event, Found) for event in greedy.events)
         assert answered < len(wanted) / 2
-        greedy.until(lambda _: sum(isinstance(event, Found) for event in greedy.events) >= len(wanted) - 1, 60)
+        greedy.until(
+            lambda _: sum(isinstance(event, Found) for event in greedy.events) >= len(wanted) - 1, 60
+        )
         assert seen.keys == []
         greedy.exchanger.close()
         neighbour.exchanger.close()

@@ -152,7 +152,21 @@ def test_backup_map() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["mlx5_0", "=a", "a=", "a=b,", "a=b,b", "a=a", "a=b;a=c", "a=b=c", ";", "a=b c", "a/1=b", "a=" + "b" * 70]
+    "text",
+    [
+        "mlx5_0",
+        "=a",
+        "a=",
+        "a=b,",
+        "a=b,b",
+        "a=a",
+        "a=b;a=c",
+        "a=b=c",
+        ";",
+        "a=b c",
+        "a/1=b",
+        "a=" + "b" * 70,
+    ],
 )
 def test_bad_backup_maps(text: str) -> None:
     with pytest.raises(ConfigError, match=r"SHIFTVERBS_BACKUP=.*device=backup") as caught:
@@ -219,7 +233,10 @@ def test_unknown_variables_are_named_with_the_nearest_known(caplog: pytest.LogCa
     assert "did you mean SHIFTVERBS_BACKUP?" in messages[0]
 
 
-@given(st.sampled_from(known_variables()), st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=60))
+@given(
+    st.sampled_from(known_variables()),
+    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=60),
+)
 def test_any_text_is_taken_or_refused_by_name(name: str, value: str) -> None:
     try:
         Config.from_environ({name: value})

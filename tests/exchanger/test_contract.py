@@ -154,7 +154,9 @@ def test_close_withdraws_everything(world: World) -> None:
     reader.events.clear()
     publisher.exchanger.close()
     assert world.keys() == []
-    reader.until(lambda events: {e.key for e in events if isinstance(e, Found) and e.value is None} == set(keys))
+    reader.until(
+        lambda events: {e.key for e in events if isinstance(e, Found) and e.value is None} == set(keys)
+    )
 
 
 def test_a_closed_exchanger_stays_closed(world: World) -> None:

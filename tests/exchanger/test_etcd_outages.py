@@ -181,7 +181,9 @@ def test_the_store_refusing_a_value_is_told(own_etcd_world: EtcdWorld) -> None:
     assert not [event for event in one.events if isinstance(event, Rejected)]
 
 
-def test_an_etcd_without_space_is_still_read_and_watched(own_etcd_world: EtcdWorld, softrnic_dir: Path) -> None:
+def test_an_etcd_without_space_is_still_read_and_watched(
+    own_etcd_world: EtcdWorld, softrnic_dir: Path
+) -> None:
     """What cannot be written keeps nobody from reading, nor anybody's keys from living on."""
     world = own_etcd_world
     # A lease that runs out cannot be replaced while there is no space: seconds, for a machine that has other work.

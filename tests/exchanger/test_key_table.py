@@ -57,7 +57,9 @@ class Bench:
         self.table.handle(Up(self.session, self.stream), now_s)
 
     def got(self, revision: int, **values: bytes | int | None) -> None:
-        self.table.handle(Got(self.session, revision, {f"/d/{key}": value for key, value in values.items()}), 0.0)
+        self.table.handle(
+            Got(self.session, revision, {f"/d/{key}": value for key, value in values.items()}), 0.0
+        )
 
     def changed(self, key: str, value: bytes | None, revision: int) -> None:
         self.table.handle(Changed(self.session, [(f"/d/{key}", value, revision)]), 0.0)

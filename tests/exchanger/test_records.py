@@ -48,7 +48,8 @@ qp_records = st.builds(
 )  # fmt: skip
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
 anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
 )
 
 
@@ -183,7 +184,10 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
         ({"shadows": [{}] * 17}, "shadows has 17 entries, 16 are allowed"),
         ({"control": [{"device": ""}]}, r"control\[0\].device"),
         ({"control": [NO_SECRET]}, r"control\[0\].secret is missing"),
-        ({"control": [{**NO_SECRET, "secret": "0" * 16}]}, r"control\[0\].secret is not 32 lower-case hex digits"),
+        (
+            {"control": [{**NO_SECRET, "secret": "0" * 16}]},
+            r"control\[0\].secret is not 32 lower-case hex digits",
+        ),
         ({"qp_access_flags": -1}, "qp_access_flags is out of range"),
         ({"qp_access_flags": True}, "qp_access_flags is a boolean, not a whole number"),
         ({"qp_access_flags": 1.5}, "qp_access_flags is a number, not a whole number"),

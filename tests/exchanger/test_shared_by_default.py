@@ -67,7 +67,9 @@ def start(spawn: Spawn, world: EtcdWorld, run_dir: Path, keys: str, **extra: str
 
 def make(world: EtcdWorld, config: Config) -> Watched:
     """An exchanger with this configuration."""
-    return world.make(broker=config.broker, run_dir=config.run_dir, broker_idle_exit_s=config.broker_idle_exit_s)
+    return world.make(
+        broker=config.broker, run_dir=config.run_dir, broker_idle_exit_s=config.broker_idle_exit_s
+    )
 
 
 def test_processes_of_a_host_share_a_broker_that_is_this_users_alone(
@@ -88,7 +90,9 @@ def test_processes_of_a_host_share_a_broker_that_is_this_users_alone(
     wait_until(lambda: not running(broker) and not path.exists(), what="the broker ends")
 
 
-def test_a_shared_broker_that_dies_has_one_successor(spawn: Spawn, etcd_world: EtcdWorld, run_dir: Path) -> None:
+def test_a_shared_broker_that_dies_has_one_successor(
+    spawn: Spawn, etcd_world: EtcdWorld, run_dir: Path
+) -> None:
     (a, broker), (b, _) = (start(spawn, etcd_world, run_dir, keys) for keys in ("1 2", "2 1"))
     os.kill(broker, signal.SIGKILL)
     pids = []
@@ -139,7 +143,9 @@ def in_the_way(run_dir: Path, config: Config, kind: str) -> Iterator[None]:
                 while True:
                     with listener.accept()[0] as sock:
                         if kind == "full":
-                            sock.sendall(wire.encode({"ev": "fatal", "reason": "the broker serves 9 processes"}))
+                            sock.sendall(
+                                wire.encode({"ev": "fatal", "reason": "the broker serves 9 processes"})
+                            )
                         elif kind == "nonsense":
                             sock.sendall(b"220 mail.example.org ESMTP\r\n")
 
@@ -257,7 +263,9 @@ def test_a_broker_whose_path_is_gone_serves_its_clients_and_ends_after_them(
 def test_a_broker_started_by_hand_is_found(spawn: Spawn, etcd_world: EtcdWorld, run_dir: Path) -> None:
     env = {"SHIFTVERBS_ETCD": etcd_world.server.endpoint, "SHIFTVERBS_RUN_DIR": str(run_dir)}
     by_hand = spawn("-m", "shiftverbs.exchanger.broker", host=None, softrnic=None, env=env, name="broker")
-    wait_until(lambda: run_dir.exists() and any(entry.is_socket() for entry in run_dir.iterdir()), what="it listens")
+    wait_until(
+        lambda: run_dir.exists() and any(entry.is_socket() for entry in run_dir.iterdir()), what="it listens"
+    )
     config = Config.from_environ(env | {"SHIFTVERBS_JOB": etcd_world.job})
     one = etcd_world.make(broker=config.broker, run_dir=config.run_dir)
     one.next(Connected)

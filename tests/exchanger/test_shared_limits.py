@@ -72,7 +72,9 @@ def first_frame(sock: socket.socket, job: str, world: EtcdWorld) -> dict[str, An
     return dict(json.loads(answer.split(b"\n")[0]))
 
 
-def test_who_finds_a_broker_out_of_descriptors_is_told_at_once(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
+def test_who_finds_a_broker_out_of_descriptors_is_told_at_once(
+    etcd_world: EtcdWorld, by_hand: ByHand
+) -> None:
     broker, path = by_hand("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
     one = etcd_world.make(broker=path, lease_ttl_s=2)
     one.next(Connected)
@@ -172,7 +174,9 @@ def test_what_is_no_record_is_refused_to_its_client_alone(etcd_world: EtcdWorld,
     assert not [event for event in one.events if isinstance(event, Unavailable)]
 
 
-def test_a_mistake_in_the_link_to_etcd_ends_a_session_and_not_the_link(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
+def test_a_mistake_in_the_link_to_etcd_ends_a_session_and_not_the_link(
+    etcd_world: EtcdWorld, by_hand: ByHand
+) -> None:
     broker, path = by_hand(
         "from shiftverbs.exchanger import etcd_link\n"
         "real = etcd_link.EtcdLink._read\n"
@@ -192,8 +196,7 @@ def test_a_mistake_in_the_link_to_etcd_ends_a_session_and_not_the_link(etcd_worl
 
 def test_a_mistake_in_a_brokers_main_thread_ends_it(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
     broker, path = by_hand(
-        "def wrong(self, *_): raise TypeError('a mistake')\n"
-        "broker.Broker._handle_key = wrong"
+        "def wrong(self, *_): raise TypeError('a mistake')\nbroker.Broker._handle_key = wrong"
     )
     one = etcd_world.make(broker=path, broker_idle_exit_s=1)
     one.next(Connected)
@@ -230,7 +233,9 @@ def test_a_key_that_is_spoiled_again_and_again_is_told_of_once_a_second(
     assert key in caplog.text
 
 
-def test_a_broker_that_no_shell_starts_says_so(etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_no_shell_starts_says_so(
+    etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(start, "_SHELL", "/nowhere/sh")
     one = etcd_world.make(broker_backoff_max_ms=100)
     reason = one.next(Unavailable).reason

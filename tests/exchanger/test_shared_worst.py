@@ -90,7 +90,9 @@ def test_whose_broker_would_fare_otherwise_shares_none(
         monkeypatch.setattr(os, "getgroups", lambda: [4711])
     elif what == "limits":
         monkeypatch.setattr(
-            resource, "getrlimit", lambda kind: (1 << 33, 1 << 33) if kind == resource.RLIMIT_AS else real_limit(kind)
+            resource,
+            "getrlimit",
+            lambda kind: (1 << 33, 1 << 33) if kind == resource.RLIMIT_AS else real_limit(kind),
         )
     elif what == "turns":
         monkeypatch.setattr(os, "getpriority", lambda *_: 19)
@@ -166,7 +168,9 @@ def test_a_broker_that_is_asked_twice_to_stop_withdraws_what_it_holds(
 ) -> None:
     """Who ends a session sends SIGHUP after SIGTERM."""
     broker, path = by_hand("")
-    one = etcd_world.make(broker=path, lease_ttl_s=600, broker_backoff_min_ms=60_000, broker_backoff_max_ms=60_000)
+    one = etcd_world.make(
+        broker=path, lease_ttl_s=600, broker_backoff_min_ms=60_000, broker_backoff_max_ms=60_000
+    )
     one.next(Connected)
     publish_qp(one, etcd_world.job, 1)
     wait_until(etcd_world.keys)
@@ -178,14 +182,18 @@ def test_a_broker_that_is_asked_twice_to_stop_withdraws_what_it_holds(
     assert not etcd_world.keys()
 
 
-def test_a_broker_whose_other_thread_is_given_the_signal_stops(etcd_world: EtcdWorld, by_hand: ByHand) -> None:
+def test_a_broker_whose_other_thread_is_given_the_signal_stops(
+    etcd_world: EtcdWorld, by_hand: ByHand
+) -> None:
     """Whichever comes first of a process that was stopped and goes on is given it; the main thread may be waiting."""
     broker, path = by_hand("""
 import signal, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 """)
-    one = etcd_world.make(broker=path, lease_ttl_s=600, broker_backoff_min_ms=60_000, broker_backoff_max_ms=60_000)
+    one = etcd_world.make(
+        broker=path, lease_ttl_s=600, broker_backoff_min_ms=60_000, broker_backoff_max_ms=60_000
+    )
     one.next(Connected)
     publish_qp(one, etcd_world.job, 1)
     wait_until(etcd_world.keys)
@@ -239,7 +247,9 @@ def test_who_is_not_polled_takes_nobodys_broker_away(
     etcd_world: EtcdWorld, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its program has had no turn for long: the answers of the broker wait, and so does what it hears meanwhile."""
-    monkeypatch.setattr(etcd_module, "PING_S", 0.25)  # a broker that is starved for three of these is another story
+    monkeypatch.setattr(
+        etcd_module, "PING_S", 0.25
+    )  # a broker that is starved for three of these is another story
     one = make(etcd_world, config)
     one.next(Connected)
     broker = pid_of(one)
@@ -253,7 +263,9 @@ def test_who_is_not_polled_takes_nobodys_broker_away(
 
 def test_a_broker_leaves_though_etcd_is_away(run_dir: Path) -> None:
     """What it tells itself of etcd, again and again, is nobody at its door."""
-    absent = Config.from_environ({"SHIFTVERBS_ETCD": f"127.0.0.1:{free_port()}", "SHIFTVERBS_RUN_DIR": str(run_dir)})
+    absent = Config.from_environ(
+        {"SHIFTVERBS_ETCD": f"127.0.0.1:{free_port()}", "SHIFTVERBS_RUN_DIR": str(run_dir)}
+    )
     impatient = absent.replace(broker_idle_exit_s=1, etcd_backoff_max_ms=100)
     with EtcdExchanger(impatient) as exchanger:
         one = Watched(exchanger)

@@ -43,7 +43,18 @@ def certificates() -> Iterator[Path]:
             "-subj", f"/CN={ca}",
         )  # fmt: skip
     for name in ("server", "client"):
-        openssl(directory, "req", "-new", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            directory,
+            "req",
+            "-new",
+            *key,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.csr",
+            "-subj",
+            f"/CN={name}",
+        )
         (directory / f"{name}.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
         openssl(
             directory, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
@@ -105,7 +116,9 @@ def test_tls_with_a_client_certificate(tls_etcd: str, certificates: Path, job: s
 
 
 @pytest.mark.parametrize(("ca", "client"), [("other", True), ("ca", False)])
-def test_tls_that_does_not_fit_is_told(tls_etcd: str, certificates: Path, job: str, ca: str, client: bool) -> None:
+def test_tls_that_does_not_fit_is_told(
+    tls_etcd: str, certificates: Path, job: str, ca: str, client: bool
+) -> None:
     # First be sure that etcd is there at all.
     with EtcdExchanger(tls_config(tls_etcd, certificates, job)) as good:
         Watched(good).next(Connected, timeout_s=30)
@@ -164,7 +177,9 @@ def test_login(login_etcd: EtcdServer, job: str, tmp_path: Path) -> None:
         other.until(lambda events: found_keys(events) == {key})
 
 
-def test_a_wrong_password_is_told_and_a_corrected_one_taken(login_etcd: EtcdServer, job: str, tmp_path: Path) -> None:
+def test_a_wrong_password_is_told_and_a_corrected_one_taken(
+    login_etcd: EtcdServer, job: str, tmp_path: Path
+) -> None:
     password = tmp_path / "password"
     password.write_text("guess")
     with EtcdExchanger(login_config(login_etcd, job, password)) as exchanger:
@@ -211,7 +226,9 @@ def test_what_etcd_denies_to_one_job_is_denied_to_it_alone(
     """Processes of two jobs share a broker, and the login has rights to one of the jobs."""
     password = tmp_path / "password"
     password.write_text("secret")
-    config = login_config(login_etcd, job, password).replace(broker=str(softrnic_dir / "b.sock"), broker_idle_exit_s=1)
+    config = login_config(login_etcd, job, password).replace(
+        broker=str(softrnic_dir / "b.sock"), broker_idle_exit_s=1
+    )
     denied = job[:50] + "-other"
     with EtcdExchanger(config) as first, EtcdExchanger(config.replace(job=denied)) as second:
         one, stranger = Watched(first), Watched(second)

@@ -39,9 +39,12 @@ class Host:
     def _answer(self, timeout_s: float) -> Any:
         match = self.child.expect(r"^(=>|!!) (.*)$", timeout_s, self._seen)
         with self.child._changed:
-            self._seen = next(
-                i for i in range(self._seen, len(self.child.lines)) if self.child.lines[i] == match.string
-            ) + 1
+            self._seen = (
+                next(
+                    i for i in range(self._seen, len(self.child.lines)) if self.child.lines[i] == match.string
+                )
+                + 1
+            )
         value = json.loads(match[2])
         if match[1] == "!!":
             raise HostError(value)
@@ -91,7 +94,12 @@ class Network:
         return Host(child)
 
     def pair(
-        self, package: str = "shiftverbs", nics: str = "2", setup: str = "", attrs: str = "", kind: str = "Endpoint"
+        self,
+        package: str = "shiftverbs",
+        nics: str = "2",
+        setup: str = "",
+        attrs: str = "",
+        kind: str = "Endpoint",
     ) -> tuple[Host, Host]:
         """Two hosts with one connected QP each, as `connect` makes them."""
         a, b = self.host("a", package, nics), self.host("b", package, nics)

@@ -46,7 +46,9 @@ if PACKAGE == "pyverbs":
 e = importlib.import_module("shiftverbs.enums")
 addr, cq, device, mr, pd, qp, wr = map(module, ("addr", "cq", "device", "mr", "pd", "qp", "wr"))
 SLOT = 4096
-STATUS = {getattr(e, name): name[7:] for name in dir(e) if name.startswith("IBV_WC_") and name.endswith("_ERR")}
+STATUS = {
+    getattr(e, name): name[7:] for name in dir(e) if name.startswith("IBV_WC_") and name.endswith("_ERR")
+}
 STATUS[0] = "SUCCESS"
 ACCESS = (
     e.IBV_ACCESS_LOCAL_WRITE
@@ -148,7 +150,9 @@ class Endpoint:
             for i in range(6):
                 self.beside.post_recv(wr.RecvWR(900 + i, 1, [sge]))
             for flags in (0, e.IBV_SEND_SIGNALED):
-                self.beside.post_send(wr.SendWR(990, opcode=e.IBV_WR_SEND, num_sge=1, sg=[sge], send_flags=flags))
+                self.beside.post_send(
+                    wr.SendWR(990, opcode=e.IBV_WR_SEND, num_sge=1, sg=[sge], send_flags=flags)
+                )
 
     def recv(self, slot: int, wr_id: int | None = None, length: int = SLOT) -> None:
         """Post one receive into a slot."""
@@ -174,7 +178,12 @@ class Endpoint:
         sge = wr.SGE(self.mr.buf + slot * SLOT, length, self.mr.lkey if lkey is None else lkey)
         flags |= e.IBV_SEND_SIGNALED if signaled else 0
         w = wr.SendWR(
-            wr_id, opcode=getattr(e, "IBV_WR_" + opcode), num_sge=1, sg=[sge], send_flags=flags, imm_data=imm or 0
+            wr_id,
+            opcode=getattr(e, "IBV_WR_" + opcode),
+            num_sge=1,
+            sg=[sge],
+            send_flags=flags,
+            imm_data=imm or 0,
         )
         remote = self.peer["addr"] + (slot if remote_slot is None else remote_slot) * SLOT
         if "RDMA" in opcode:
@@ -212,7 +221,9 @@ class Endpoint:
             for wc in wcs:
                 if self.beside is not None and wc.qp_num == self.beside.qp_num:
                     continue
-                seen.append([wc.wr_id, STATUS.get(wc.status, wc.status), wc.byte_len, wc.qp_num == self.qp.qp_num])
+                seen.append(
+                    [wc.wr_id, STATUS.get(wc.status, wc.status), wc.byte_len, wc.qp_num == self.qp.qp_num]
+                )
         return seen
 
     def _sleep(self, queue: Any, for_s: float) -> None:
@@ -318,7 +329,9 @@ class Extended(Endpoint):
             queue.end_poll()
         return found
 
-    def take(self, count: int, queue: Any = None, timeout_s: float = 10.0, most: int = 16) -> list[dict[str, Any]]:
+    def take(
+        self, count: int, queue: Any = None, timeout_s: float = 10.0, most: int = 16
+    ) -> list[dict[str, Any]]:
         """Poll until count completions came or the time is over."""
         found: list[dict[str, Any]] = []
         deadline = time.monotonic() + timeout_s
@@ -380,7 +393,11 @@ def main() -> None:
         except BaseException as error:
             names["error"] = error
             traceback.print_exc()
-            what = {"type": type(error).__name__, "text": str(error), "code": getattr(error, "error_code", None)}
+            what = {
+                "type": type(error).__name__,
+                "text": str(error),
+                "code": getattr(error, "error_code", None),
+            }
             text = "!! " + json.dumps(what)
         sys.stdout.write(text + "\n")  # one write: log lines must not come between
         sys.stdout.flush()

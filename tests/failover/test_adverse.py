@@ -98,7 +98,9 @@ def test_etcd_that_does_not_answer_leaves_qps_pairing(network: Network) -> None:
 
 
 @pytest.mark.parametrize("cause", ["etcd", "shell"])
-def test_a_qp_connected_while_etcd_is_away_says_so_and_does_not_blame_the_peer(network: Network, cause: str) -> None:
+def test_a_qp_connected_while_etcd_is_away_says_so_and_does_not_blame_the_peer(
+    network: Network, cause: str
+) -> None:
     network.env |= {"SHIFTVERBS_ETCD": "127.0.0.1:1", "SHIFTVERBS_BROKER": "own"}
     a, b = network.host("a"), network.host("b")
     words = "127.0.0.1:1"
@@ -221,13 +223,17 @@ def test_posts_while_moving_stay_in_order(network: Network) -> None:
     b("[ep.recv(i) for i in range(48)]")
     a("ep.qp.shift.migrate(); [ep.post('SEND', length=8, wr_id=i, signaled=i % 3 == 0) for i in range(24)]")
     got = a(f"ep.wait({AWAY!r}, poll=True)")
-    a("ep.qp.shift.restore(); [ep.post('SEND', length=8, wr_id=i, signaled=i % 3 == 0) for i in range(24, 48)]")
+    a(
+        "ep.qp.shift.restore(); [ep.post('SEND', length=8, wr_id=i, signaled=i % 3 == 0) for i in range(24, 48)]"
+    )
     got += a(f"ep.poll({16 - len(got)})")
     assert [wc[0] for wc in got] == list(range(0, 48, 3))
     assert [wc[0] for wc in b("ep.poll(48)")] == list(range(48))
 
 
-def test_default_nic_that_is_back_but_hangs_does_not_hang_the_application(network: Network, faults: Any) -> None:
+def test_default_nic_that_is_back_but_hangs_does_not_hang_the_application(
+    network: Network, faults: Any
+) -> None:
     """Its port is active and its pings are answered, but no command returns: who asks it anything waits for ever."""
     a, b = network.protected()
     faults.down("a/soft0")

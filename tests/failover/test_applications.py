@@ -118,7 +118,9 @@ def test_64_qps_on_one_cq(network: Network, faults: Any) -> None:
     n = 64
     unprotected = "[repr(x.qp.shift) for x in eps if x.qp.shift.status != 'PROTECTED']"
     for h in (a, b):
-        h(f"first = Endpoint(depth=64); eps = [first] + [Endpoint(shared=first, depth=4) for _ in range({n - 1})]")
+        h(
+            f"first = Endpoint(depth=64); eps = [first] + [Endpoint(shared=first, depth=4) for _ in range({n - 1})]"
+        )
     names = {h: h("[x.name() for x in eps]") for h in (a, b)}
     for h, peer in ((a, b), (b, a)):
         h(f"for x, p in zip(eps, {names[peer]!r}): x.connect(p)")
@@ -182,7 +184,9 @@ threading.Thread(target=listen, daemon=True).start()
 def test_observers_are_told(network: Network, faults: Any) -> None:
     network.env["SHIFTVERBS_JOB"] = str(network.env["SHIFTVERBS_JOB"]) + "-o"
     a, b = network.host("a"), network.host("b")
-    a("from shiftverbs import observe; seen = []; s = observe.subscribe(lambda event: seen.append(event.kind))")
+    a(
+        "from shiftverbs import observe; seen = []; s = observe.subscribe(lambda event: seen.append(event.kind))"
+    )
     connect(a, b)
     b("[ep.recv(i) for i in range(4)]")
     assert a("ep.qp.shift.wait_protected(20)")

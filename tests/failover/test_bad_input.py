@@ -49,7 +49,9 @@ def test_entry_of_another_peer(network: Network, shared_etcd: EtcdServer, job: s
     """A well-formed entry that names somebody else as its peer, as a ghost of a reused QPN would, pairs with nobody."""
     a, b = network.protected()
     key, value = next(
-        (k, v) for k, v in shared_etcd.items(f"/shiftverbs/{job}/qp/").items() if k.endswith(f"/{b('ep.qp.qp_num')}")
+        (k, v)
+        for k, v in shared_etcd.items(f"/shiftverbs/{job}/qp/").items()
+        if k.endswith(f"/{b('ep.qp.qp_num')}")
     )
     ghost = json.loads(value)
     c, d = network.host("c"), network.host("d", "pyverbs")
@@ -64,7 +66,9 @@ def test_entry_of_another_peer(network: Network, shared_etcd: EtcdServer, job: s
     assert key
 
 
-def test_malformed_control_datagrams(network: Network, shared_etcd: EtcdServer, job: str, faults: Any) -> None:
+def test_malformed_control_datagrams(
+    network: Network, shared_etcd: EtcdServer, job: str, faults: Any
+) -> None:
     """Anybody on the fabric who knows QPN and Q_Key may send anything: counted, logged, nothing else.
 
     Where he knows the peer's secrets too, what does not say what a message says is counted and logged all the same.
@@ -135,7 +139,11 @@ def test_unknown_backup_device_where_protection_is_required(network: Network) ->
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("SHIFTVERBS_PEER_DEADLINE_MS", "soon"), ("SHIFTVERBS_ETCD", "http://"), ("SHIFTVERBS_DISABLE", "perhaps")],
+    [
+        ("SHIFTVERBS_PEER_DEADLINE_MS", "soon"),
+        ("SHIFTVERBS_ETCD", "http://"),
+        ("SHIFTVERBS_DISABLE", "perhaps"),
+    ],
 )
 def test_bad_environment_value(network: Network, variable: str, value: str) -> None:
     """Named in a warning and in qp.shift, and the program runs as with pyverbs."""

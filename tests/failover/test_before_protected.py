@@ -59,5 +59,6 @@ def test_nothing_is_executed_behind_an_error_that_was_shown(network: Network, fa
     assert [wc[:2] for wc in seen if wc[0] >= 10**6] == [[10**6 + i, FLUSHED] for i in range(3)]
     # The peer is told, and none of its work waits for ever.
     assert sorted(wc[:2] for wc in early("ep.poll(7, 10)")) == [
-        [1, "RETRY_EXC_ERR"], *([10 + i, FLUSHED] for i in range(6))
+        [1, "RETRY_EXC_ERR"],
+        *([10 + i, FLUSHED] for i in range(6)),
     ], early("ep.shift()")

@@ -63,4 +63,7 @@ def test_a_nic_that_has_no_receives_of_the_idle_one_dies(network: Network, fault
     faults.kill("a/soft1")
     assert a("ep.none(1)") == [], a("ep.shift()")
     a("ep.post('SEND', slot=0, length=4, wr_id=2)")
-    assert [wc[:2] for wc in a("ep.poll(5, 10)")] == [[2, "RETRY_EXC_ERR"], *([i, "WR_FLUSH_ERR"] for i in range(4))]
+    assert [wc[:2] for wc in a("ep.poll(5, 10)")] == [
+        [2, "RETRY_EXC_ERR"],
+        *([i, "WR_FLUSH_ERR"] for i in range(4)),
+    ]

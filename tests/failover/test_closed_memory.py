@@ -53,7 +53,9 @@ def test_gone_when_it_is_posted(network: Network, faults: Any, where: str) -> No
     a, b = hosts(network, faults, where)
     b("ep.recv(1)")
     a("m = mr.MR(ep.pd, SLOT, ACCESS); lkey = m.lkey; m.close()")
-    a("ep.post('SEND', wr_id=1, signaled=False); ep.post('RDMA_WRITE', wr_id=2, lkey=lkey); ep.post('SEND', wr_id=3)")
+    a(
+        "ep.post('SEND', wr_id=1, signaled=False); ep.post('RDMA_WRITE', wr_id=2, lkey=lkey); ep.post('SEND', wr_id=3)"
+    )
     assert [wc[:2] for wc in a("ep.poll(2)")] == [[2, "LOC_PROT_ERR"], [3, "WR_FLUSH_ERR"]]
     assert [wc[:2] for wc in b("ep.poll(1)")] == [[1, "SUCCESS"]]
     if where != "plain":

@@ -267,7 +267,9 @@ def kill_default(faults: Any, a: Host) -> None:
 
 
 @pytest.mark.parametrize("where", ["away", "home"])
-def test_what_is_posted_behind_the_end_is_flushed_without_a_nic(network: Network, faults: Any, where: str) -> None:
+def test_what_is_posted_behind_the_end_is_flushed_without_a_nic(
+    network: Network, faults: Any, where: str
+) -> None:
     """The usual drain, ERR and one more WR whose flush is awaited, with a default NIC that is dead."""
     a, b = network.protected()
     if where == "away":
@@ -301,7 +303,9 @@ def test_a_modify_that_is_refused_ends_nothing(network: Network, faults: Any, st
     away(faults, a, b)
     a("ep.recv(1)")
     with pytest.raises(HostError):
-        a(f"at = qp.QPAttr(); at.qp_state = e.IBV_QPS_{state}; ep.qp.modify(at, e.IBV_QP_STATE | e.IBV_QP_PATH_MTU)")
+        a(
+            f"at = qp.QPAttr(); at.qp_state = e.IBV_QPS_{state}; ep.qp.modify(at, e.IBV_QP_STATE | e.IBV_QP_PATH_MTU)"
+        )
     b("ep.post('SEND', wr_id=5)")
     assert statuses(b("ep.poll(1)")) == [[5, "SUCCESS"]]
     assert statuses(a("ep.poll(1)")) == [[1, "SUCCESS"]]
@@ -350,7 +354,9 @@ def test_who_is_collected_in_the_driver_waits_for_no_nic(network: Network, fault
         h(f"other.wait({AWAY!r})")
     a("ep.recv(1); other.recv(2)")
     faults.hang("a/soft1")
-    a("d = ep.qp._shadow.connection.driver; box = [ep.qp]; beside = ep.beside; ep.qp = None; del ep; gone = []")
+    a(
+        "d = ep.qp._shadow.connection.driver; box = [ep.qp]; beside = ep.beside; ep.qp = None; del ep; gone = []"
+    )
     a("d.post(lambda: (box.clear(), gone.append(1))); d.run()")
     wait_until(lambda: a("len(gone)"), timeout_s=5, what="it is dropped, and the driver goes on")
     faults.unhang("a/soft1")
@@ -470,7 +476,9 @@ def test_many_qps_on_a_hung_nic_are_closed_at_the_cost_of_one(network: Network, 
     away(faults, a, b)
     for h in (a, b):
         h(f"[x.wait({AWAY!r}) for x in more]")
-    a("from shiftverbs.failover import runtime; runtime.STOP_DMA_S = 2.0; w = ep.qp._shadow.connection.nic(1).worker")
+    a(
+        "from shiftverbs.failover import runtime; runtime.STOP_DMA_S = 2.0; w = ep.qp._shadow.connection.nic(1).worker"
+    )
     a("[x.recv(1) for x in more]")
     faults.hang("a/soft1")
     assert 2.0 <= close_all(a, "more[:4]") < 4.0

@@ -35,7 +35,9 @@ ep.qp.wr_complete()
 
 def every_operation(a: Host, b: Host) -> dict[str, Any]:
     """Post one of each, in one batch, and tell all that can be seen of it."""
-    b("[ep.recv(i) for i in range(5)]; ep.fill(2, 'to read'); ep.mr.write((0).to_bytes(8, 'little'), 8, 22 * SLOT)")
+    b(
+        "[ep.recv(i) for i in range(5)]; ep.fill(2, 'to read'); ep.mr.write((0).to_bytes(8, 'little'), 8, 22 * SLOT)"
+    )
     a("import ctypes; ep.fill(0, 'hello'); ep.fill(1, 'world!')")
     a(EVERY_OPERATION)
     sent, received = a("ep.take(8)"), b("ep.take(5, ep.recv_cq)")
@@ -47,7 +49,11 @@ def every_operation(a: Host, b: Host) -> dict[str, Any]:
     return {
         "sent": sent,
         "received": received,
-        "memory": [b("[ep.text(0, 5), ep.text(1, 11), ep.text(3, 9), ep.text(20, 16), ep.text(21, 6), ep.number(22)]")],
+        "memory": [
+            b(
+                "[ep.text(0, 5), ep.text(1, 11), ep.text(3, 9), ep.text(20, 16), ep.text(21, 6), ep.number(22)]"
+            )
+        ],
         "read": a("[ep.text(10, 3), ep.text(11, 4), ep.number(12), ep.number(13)]"),
         "nothing more": [a("ep.batch(ep.cq)"), b("ep.batch(ep.recv_cq)")],
     }
@@ -57,7 +63,9 @@ def test_every_operation_is_what_it_is_with_pyverbs(network: Network, faults: An
     theirs = every_operation(*network.pair("pyverbs", **KIND))
     assert [wc["wr_id"] for wc in theirs["sent"]] == [1, 2, 3, 4, 5, 6, 7, 9]
     assert [wc["byte_len"] for wc in theirs["received"]] == [5, 11, 6, 9, 0]
-    assert theirs["memory"] == [["hello", "helloworld!", "inlineand", "inline, and gone", "world!", 2**64 - 1]]
+    assert theirs["memory"] == [
+        ["hello", "helloworld!", "inlineand", "inline, and gone", "world!", 2**64 - 1]
+    ]
     assert theirs["read"] == ["to ", "read", 0, 5]
     a, b = network.protected(**KIND)
     for where in WHERE:
@@ -132,7 +140,9 @@ def test_the_cursor_goes_over_both_nics(network: Network, faults: Any) -> None:
     a, b = network.protected(**KIND)
     b("[ep.recv(i) for i in range(6)]")
     a("[ep.post('SEND', 0, 10 + i, wr_id=i) for i in range(3)]")
-    first = "rc = ep.cq.start_poll(None); seen = [(rc, ep.cq.wr_id, ep.cq.status, ep.cq.read_byte_len())]; seen"
+    first = (
+        "rc = ep.cq.start_poll(None); seen = [(rc, ep.cq.wr_id, ep.cq.status, ep.cq.read_byte_len())]; seen"
+    )
     a("ep.wait('ep.cq._core.drain(0) >= 0 and ep.qp._core.counters()[1] == 3')")
     assert a(first) == [[0, 0, 0, 10]]
     faults.down("a/soft0")  # between start_poll and end_poll

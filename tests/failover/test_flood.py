@@ -105,7 +105,9 @@ def test_garbage_without_end_keeps_no_call_of_the_application(network: Network, 
     """It comes faster than it can be refused: polls return, signals are heard, and the QP fails over."""
     a, b = network.protected()
     b(ENDLESS)
-    wait_until(lambda: b("min(p.refused for p in driver.channel._ports.values())") > 100, 60, "the flood has come")
+    wait_until(
+        lambda: b("min(p.refused for p in driver.channel._ports.values())") > 100, 60, "the flood has come"
+    )
     assert b("longest_call(2)") < 0.5
     assert b("rung") == [1]
     faults.down("b/soft0")

@@ -103,7 +103,10 @@ say([
     assert b(COUNTS) == [0, 0, sent // 2, 0]
     for h in (a, b):
         shift = h("ep.shift()")
-        assert shift["status"] == "PROTECTED" and shift["counters"]["switches"] == shift["counters"]["aborts"] == 0
+        assert (
+            shift["status"] == "PROTECTED"
+            and shift["counters"]["switches"] == shift["counters"]["aborts"] == 0
+        )
     lines = [line for line in b.child.output.splitlines() if "forged control datagram" in line]
     assert 1 <= len(lines) <= 2 * (1 + time.monotonic() - began), "one a second and NIC"
     works(a, b)

@@ -54,7 +54,9 @@ def test_acked_but_receive_cqe_lost(network: Network, faults: Any) -> None:
 
 def test_unsignaled_tail_fence(network: Network, faults: Any) -> None:
     a, b = network.protected()
-    a("[(ep.fill(i, 'tail %d' % i), ep.post('RDMA_WRITE', slot=i, length=6, signaled=False)) for i in range(5)]")
+    a(
+        "[(ep.fill(i, 'tail %d' % i), ep.post('RDMA_WRITE', slot=i, length=6, signaled=False)) for i in range(5)]"
+    )
     wait_until(lambda: b("ep.text(4, 6)") == "tail 4", what="the tail arrived; nothing will ever say so to a")
     faults.down("a/soft0")
     a(f"ep.wait({AWAY!r})")
@@ -96,7 +98,9 @@ def test_crossing_sync_different_targets(network: Network, faults: Any) -> None:
     for h in (a, b):
         h("[ep.recv(i) for i in range(8)]")
     faults.down("a/soft1")  # a will choose pair 2; b does not know and chooses pair 1
-    wait_until(lambda: a("ep.qp._shadow.connection.protocol.pairs[1].alive") is False, what="a knows its port")
+    wait_until(
+        lambda: a("ep.qp._shadow.connection.protocol.pairs[1].alive") is False, what="a knows its port"
+    )
     faults.switch_down("rail0")
     for h in (a, b):
         h.begin("[ep.post('SEND', length=4, wr_id=i) for i in range(4)]; ep.poll(8)")
@@ -129,7 +133,9 @@ def test_half_home_default_fails(network: Network, faults: Any) -> None:
     faults.down("a/soft0")
     for h in (a, b):
         h(f"ep.wait({AWAY!r})")
-    b("ep.fill(6, 'waits'); ep.post('SEND', slot=6, length=5, wr_id=40)")  # a has no receive: b's fence cannot complete
+    b(
+        "ep.fill(6, 'waits'); ep.post('SEND', slot=6, length=5, wr_id=40)"
+    )  # a has no receive: b's fence cannot complete
     faults.up("a/soft0")
     b("ep.wait(\"s.state == 'WAIT_DRAINED'\", 20)")
     a("ep.wait(\"s.state == 'DEFAULT'\", 20)")
@@ -168,7 +174,9 @@ def test_port_blip_with_atomic(network: Network, faults: Any) -> None:
         a, b = network.protected(attrs="timeout=17, retry=6")
         b("ep.mr.write((5).to_bytes(8, 'little'), 8)")
         # The answer is lost at the moment the port goes down: executed, and nobody here can know it.
-        faults.drop("a/soft0", direction="rx", opcode="atomic_ack", then="down", then_target=f"{blipping}/soft0")
+        faults.drop(
+            "a/soft0", direction="rx", opcode="atomic_ack", then="down", then_target=f"{blipping}/soft0"
+        )
         a("ep.post('ATOMIC_FETCH_AND_ADD', slot=1, remote_slot=0, length=8, wr_id=3, compare=2)")
         assert a("ep.none(0.3)") == []
         faults.up(f"{blipping}/soft0")

@@ -60,7 +60,9 @@ def test_own_memory_is_gone(network: Network, faults: Any, where: str) -> None:
     assert b("ep.poll(1)")[0][:2] == [7, "LOC_PROT_ERR"]
     a, b = network.protected()
     a(REGION), a(UNMAP)
-    a("ep.qp.post_send(wr.SendWR(5, num_sge=1, sg=[wr.SGE(gone.buf, 64, gone.lkey)], send_flags=e.IBV_SEND_SIGNALED))")
+    a(
+        "ep.qp.post_send(wr.SendWR(5, num_sge=1, sg=[wr.SGE(gone.buf, 64, gone.lkey)], send_flags=e.IBV_SEND_SIGNALED))"
+    )
     assert a("ep.poll(1)")[0][:2] == [5, "LOC_PROT_ERR"]
 
 

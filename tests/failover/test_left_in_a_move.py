@@ -44,11 +44,18 @@ def test_what_succeeds_was_received(network: Network, faults: Any, slow: bool) -
     b.end()
     received = [wc for wc in b("ep.poll(6, 10)") if wc[1] == "SUCCESS"]
     told = [wc for wc in ended if wc[1] == "SUCCESS"]
-    assert len(told) <= len(received), (ended, received, b("[ep.text(10 + i, 4) for i in range(6)]"), a("ep.shift()"))
+    assert len(told) <= len(received), (
+        ended,
+        received,
+        b("[ep.text(10 + i, 4) for i in range(6)]"),
+        a("ep.shift()"),
+    )
     assert len(ended + a(f"ep.poll({3 - len(ended)}, 10)")) == 3
 
 
-def test_who_breaks_off_a_move_that_was_told_sends_nothing_to_what_was_left(network: Network, faults: Any) -> None:
+def test_who_breaks_off_a_move_that_was_told_sends_nothing_to_what_was_left(
+    network: Network, faults: Any
+) -> None:
     """Something of ours fails: the QP may not go on where it was, for the peer may have moved its receives."""
     a, b = network.protected()
     # b's own direction stays where it is: there is no receive for this one.

@@ -71,7 +71,7 @@ def test_nothing_is_sent_before_the_receives_are_posted(network: Network, faults
     # The peer says all the while that it is at it, for longer than a silent one would be waited for.
     for p in ("ep", "two"):
         heard = a(f"{p}.shift()['counters']['messages_in']")
-        a(f"{p}.wait('s.counters[\"messages_in\"] >= {heard + 12} or ep.qp.shift.status != \"PROTECTED\"')")
+        a(f'{p}.wait(\'s.counters["messages_in"] >= {heard + 12} or ep.qp.shift.status != "PROTECTED"\')')
     assert a("came") == [], a("ep.shift()")
     faults.unhang("b/soft1")
     assert a("slept()") == [[1, "SUCCESS"], [3, "SUCCESS"]], a("ep.shift()")
@@ -117,11 +117,14 @@ def resolved(a: Host, rkey: int, *names: str) -> None:
     """Wait until host a knows what `rkey` is on the backup."""
     for p in names or ("ep", "two"):
         wait_until(
-            lambda p=p: a(f"{p}.qp._shadow.connection.keys._theirs.knows({rkey}, 1)"), what=f"{rkey:#x} is resolved"
+            lambda p=p: a(f"{p}.qp._shadow.connection.keys._theirs.knows({rkey}, 1)"),
+            what=f"{rkey:#x} is resolved",
         )
 
 
-def test_what_a_peer_said_is_good_without_etcd(network: Network, faults: Any, etcd_server: EtcdServer) -> None:
+def test_what_a_peer_said_is_good_without_etcd(
+    network: Network, faults: Any, etcd_server: EtcdServer
+) -> None:
     """The peer's lease runs out, then etcd dies; keys used before, and keys of memory that is newer than that."""
     network.env["SHIFTVERBS_ETCD"] = etcd_server.endpoint
     a, b = two_each(network)
@@ -135,7 +138,9 @@ def test_what_a_peer_said_is_good_without_etcd(network: Network, faults: Any, et
     m = b("m = more(); m.rkey, m.buf")
     a("sleeper(2)")
     faults.switch_down("rail0")
-    a(f"ep.fill(2, 'still'); ep.post('RDMA_WRITE', slot=2, length=5, wr_id=3); write(two, {m}, 'first', 4, False)")
+    a(
+        f"ep.fill(2, 'still'); ep.post('RDMA_WRITE', slot=2, length=5, wr_id=3); write(two, {m}, 'first', 4, False)"
+    )
     a(f"write(two, {m}, 'first', 5)")
     assert a("slept()") == [[3, "SUCCESS"], [5, "SUCCESS"]], a("ep.shift()")
     assert b("ep.text(2, 5)") == "still"
@@ -170,7 +175,9 @@ def test_a_key_that_is_used_again_means_the_new_memory(
     n = b("n = again(m); n.rkey, n.buf")
     if where == "home":
         faults.switch_down("rail0")
-    a(f"write(ep, {n}, 'new memory', 5, False); write(ep, {n}, 'new memory', 6); write(two, {n}, 'new memory', 7)")
+    a(
+        f"write(ep, {n}, 'new memory', 5, False); write(ep, {n}, 'new memory', 6); write(two, {n}, 'new memory', 7)"
+    )
     assert a("slept()") == [[6, "SUCCESS"], [7, "SUCCESS"]], a("ep.shift()")
     assert b("n.read(10, 0).decode()") == "new memory"
     assert b("other.read(10, 0) == bytes(10)")
@@ -254,7 +261,10 @@ def test_a_nic_that_hangs_is_not_waited_for(network: Network, faults: Any, whose
         faults.hang("a/soft1")
         faults.down("a/soft0")
         a("m = more(); sge = lambda: wr.SGE(m.buf, 8, m.lkey)")
-        a("ep.qp.post_send(wr.SendWR(1, num_sge=1, sg=[sge()])); two.qp.post_send(wr.SendWR(2, num_sge=1, sg=[sge()]))")
+        a(
+            "ep.qp.post_send(wr.SendWR(1, num_sge=1, sg=[sge()]));"
+            " two.qp.post_send(wr.SendWR(2, num_sge=1, sg=[sge()]))"
+        )
     for p in ("ep", "two"):
         a(f"{p}.wait(\"s.status == 'FAILED'\")")
         why = a(f"{p}.shift()['why']")

@@ -15,6 +15,7 @@ SHOWN = "ep.qp.query(e.IBV_QP_ACCESS_FLAGS)[0].qp_access_flags"
 STATE = "int(ep.qp.query(e.IBV_QP_STATE)[0].qp_state)"
 RTR, RTS, ERR = 2, 3, 6
 
+
 def second_pair(a: Host, b: Host) -> None:
     """Another QP on the same CQ on each host."""
     names = [h("second = Endpoint(shared=ep); second.name()") for h in (a, b)]
@@ -85,8 +86,14 @@ def test_what_is_refused_changes_nothing(network: Network, faults: Any, where: s
     go(faults, where, a, b)
     for change, mask in (
         ("attr.qp_access_flags = 1 << 19 | 1", "e.IBV_QP_ACCESS_FLAGS"),  # no such right
-        ("attr.timeout = 3; attr.qp_access_flags = 1", "e.IBV_QP_TIMEOUT | e.IBV_QP_ACCESS_FLAGS"),  # not in RTS
-        ("attr.min_rnr_timer = 32; attr.qp_access_flags = 1", "e.IBV_QP_MIN_RNR_TIMER | e.IBV_QP_ACCESS_FLAGS"),
+        (
+            "attr.timeout = 3; attr.qp_access_flags = 1",
+            "e.IBV_QP_TIMEOUT | e.IBV_QP_ACCESS_FLAGS",
+        ),  # not in RTS
+        (
+            "attr.min_rnr_timer = 32; attr.qp_access_flags = 1",
+            "e.IBV_QP_MIN_RNR_TIMER | e.IBV_QP_ACCESS_FLAGS",
+        ),
         ("attr.cur_qp_state = 2; attr.qp_access_flags = 1", "e.IBV_QP_CUR_STATE | e.IBV_QP_ACCESS_FLAGS"),
     ):
         with pytest.raises(HostError) as error:
@@ -337,14 +344,19 @@ def test_a_receiver_becomes_a_sender(network: Network, faults: Any, where: str, 
     else:
         b("at = ep.attr(); at.qp_state = e.IBV_QPS_RTS; ep.qp.modify(at, ep.qp._get_comp_mask('RTS'))")
     assert b("ep.qp.qp_state") == RTS and b(STATE) == RTS
-    shown = b("at = ep.qp.query(0x1ffff)[0]; [int(getattr(at, n)) for n in ('timeout', 'max_rd_atomic', 'sq_psn')]")
+    shown = b(
+        "at = ep.qp.query(0x1ffff)[0]; [int(getattr(at, n)) for n in ('timeout', 'max_rd_atomic', 'sq_psn')]"
+    )
     assert shown == [12, 4, 77]
     if where == "left":
         return
     a("ep.fill(5, 'read me'); ep.recv(2)")
     for turn in range(2):
-        b("ep.post('RDMA_READ', slot=5, length=7, wr_id=3); ep.post('SEND', wr_id=4)" if turn == 0 else
-          "ep.post('RDMA_READ', slot=5, length=7, wr_id=3)")
+        b(
+            "ep.post('RDMA_READ', slot=5, length=7, wr_id=3); ep.post('SEND', wr_id=4)"
+            if turn == 0
+            else "ep.post('RDMA_READ', slot=5, length=7, wr_id=3)"
+        )
         got = [wc[:2] for wc in b(f"ep.poll({2 - turn}, 20)")]
         assert got == [[3, "SUCCESS"], [4, "SUCCESS"]][: 2 - turn], b("ep.shift()")
         assert b("ep.text(5, 7)") == "read me"

@@ -71,7 +71,13 @@ def test_every_style_of_import_is_among_the_programs():
 @pytest.mark.parametrize(
     "program",
     [
-        *("pingpong_events.py", "threads_busy.py", "many_reads.py", "ring_credits.py", "short_connections.py"),
+        *(
+            "pingpong_events.py",
+            "threads_busy.py",
+            "many_reads.py",
+            "ring_credits.py",
+            "short_connections.py",
+        ),
         "write_window.py",
     ],
 )

@@ -114,7 +114,9 @@ def test_the_readme_example_survives_and_comes_home(shell):
             at = shell.expect(r"received \d+ messages, [1-9]\d* MB/s, PROTECTED on soft0", at)
             at = shell.expect(r"sent \d+ messages, [1-9]\d* MB/s, PROTECTED on soft0", at)
     # etcd's own log, a JSON object or gRPC's words a line, comes to the same terminal.
-    said = [line for line in shell.output.splitlines() if not re.match(r'\{"level"|\w+: \d{4}/\d\d/\d\d ', line)]
+    said = [
+        line for line in shell.output.splitlines() if not re.match(r'\{"level"|\w+: \d{4}/\d\d/\d\d ', line)
+    ]
     assert not [line for line in said if "error" in line or "was due" in line], shell.output
     shell.type("echo the-end")
     shell.expect("the-end", at)

@@ -36,7 +36,7 @@ def test_one_side_reconnects_first(network: Network, faults: Any) -> None:
     a, b = network.protected()
     again = STATE.format("RESET") + "; ep.connect(ep.peer)"
     a(again)
-    a('''ep.wait("'does not name this connection' in (s.why or '')")''')
+    a("""ep.wait("'does not name this connection' in (s.why or '')")""")
     b(again)
     for h in (a, b):
         assert h("ep.qp.shift.wait_protected(10)"), h("ep.shift()")

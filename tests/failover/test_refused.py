@@ -74,7 +74,9 @@ def test_what_is_ahead_of_a_refused_wr_stays_posted(
 ) -> None:
     plain = where == "pyverbs"
     if plain and not any(name.endswith("__dealloc") for name in vars(pyverbs.wr.SendWR)):
-        pytest.skip("this release of pyverbs frees the list of SGEs that bad_wr shares with the refused WR twice")
+        pytest.skip(
+            "this release of pyverbs frees the list of SGEs that bad_wr shares with the refused WR twice"
+        )
     a, b = network.pair("pyverbs") if plain else network.protected()
     if not plain:
         go(faults, where, a, b)
@@ -171,7 +173,9 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("nics", [2, 3])
 @pytest.mark.parametrize("opcode", OPERATIONS)
-def test_a_wr_that_no_path_carries_gets_its_error(network: Network, faults: Any, opcode: str, nics: int) -> None:
+def test_a_wr_that_no_path_carries_gets_its_error(
+    network: Network, faults: Any, opcode: str, nics: int
+) -> None:
     a, b = network.protected(nics=str(nics))
     b("[ep.recv(i) for i in range(4)]")
     holes(faults, opcode, nics)
@@ -248,7 +252,9 @@ def test_two_qps_on_one_cq_one_of_which_no_path_carries(network: Network, faults
     assert a("two.shift()['status']") == "PROTECTED"
 
 
-def test_a_path_that_loses_one_kind_of_packet_is_left_for_one_that_does_not(network: Network, faults: Any) -> None:
+def test_a_path_that_loses_one_kind_of_packet_is_left_for_one_that_does_not(
+    network: Network, faults: Any
+) -> None:
     """Only one rail has the hole: the WR gets through on the other, and its failure on the first is no error."""
     a, b = network.protected()
     for _ in range(2):
@@ -286,7 +292,9 @@ c = ep.qp._shadow.connection
 watchdog.Watchdog.wants_pings = True  # so that each failure counts, the first one too
 """
     )
-    wait_until(lambda: a("c.driver.run(); [c._path_answers(k) for k in range(2)]") == [True] * 2, what="pings")
+    wait_until(
+        lambda: a("c.driver.run(); [c._path_answers(k) for k in range(2)]") == [True] * 2, what="pings"
+    )
     a("ep.post('RDMA_WRITE', wr_id=5); ep.post('SEND', wr_id=6)")
     b("ep.recv(1)")
     assert [wc[:2] for wc in a("ep.poll(2, 20)")] == [[5, "SUCCESS"], [6, "SUCCESS"]], a("ep.shift()")

@@ -87,7 +87,11 @@ def test_a_read_behind_a_fence_is_not_repeated_for_a_nic_that_died(network: Netw
     a(READ_FENCE_WRITE.format("RDMA_WRITE", False))
     wait_until(lambda: b("ep.text(3, 6)") == "behind", what="the WRITE was executed")
     faults.kill("a/soft0")
-    assert [wc[:2] for wc in a("ep.poll(3)")] == [[21, "RETRY_EXC_ERR"], [22, "WR_FLUSH_ERR"], [23, "WR_FLUSH_ERR"]]
+    assert [wc[:2] for wc in a("ep.poll(3)")] == [
+        [21, "RETRY_EXC_ERR"],
+        [22, "WR_FLUSH_ERR"],
+        [23, "WR_FLUSH_ERR"],
+    ]
     assert a("ep.text(1, 6)") == "before"
     gave_up(a, b)
     why = a("ep.shift()['why']")

@@ -123,7 +123,9 @@ def test_what_is_certain_at_rts_is_an_error_there(network: Network, verb: str) -
     if verb == "modify":
         go = "at = ep.attr(); at.qp_state = e.IBV_QPS_RTS; ep.qp.modify(at, ep.qp._get_comp_mask('RTS'))"
     for _ in range(2):
-        with pytest.raises(HostError, match=r"would not be protected .*no room.*SHIFTVERBS_REQUIRE is set") as caught:
+        with pytest.raises(
+            HostError, match=r"would not be protected .*no room.*SHIFTVERBS_REQUIRE is set"
+        ) as caught:
             a(go)
         assert caught.value.type == "ShiftError"
         assert a("ep.qp.query(e.IBV_QP_STATE)[0].qp_state == e.IBV_QPS_RTR == ep.qp.qp_state")
@@ -245,7 +247,9 @@ def test_at_the_very_deadline_it_is_one_of_both(network: Network, both: bool) ->
     for ms in (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 70, 100):
         for h in (a, b):
             deadline(h, ms if both or h is a else 60_000)
-            h("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.02)")
+            h(
+                "at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.none(0.02)"
+            )
         for h in (b, a):
             h("ep.connect(ep.peer); ep.recv(1)")
         checked = (a, b) if both else (a,)
@@ -271,6 +275,7 @@ def test_at_the_very_deadline_it_is_one_of_both(network: Network, both: bool) ->
     for h in (a, b):
         deadline(h, 60_000)
     connect_again(a, b)
+
 
 def test_a_qp_that_failed_by_itself_keeps_its_error(network: Network, faults: Any) -> None:
     """It was not polled when the deadline came."""
@@ -347,7 +352,9 @@ def test_a_memory_window_does_not_get_round_it(network: Network) -> None:
     a("window = mr.MW(ep.pd, e.IBV_MW_TYPE_1)")
     a("info = mr.MWBindInfo(ep.mr, ep.mr.buf, 64, e.IBV_ACCESS_REMOTE_WRITE)")
     bind = "ep.qp.bind_mw(window, mr.MWBind(info, e.IBV_SEND_SIGNALED, 5))"
-    with pytest.raises(HostError, match=r"would not be protected .*memory window.*SHIFTVERBS_REQUIRE is set") as caught:
+    with pytest.raises(
+        HostError, match=r"would not be protected .*memory window.*SHIFTVERBS_REQUIRE is set"
+    ) as caught:
         a(bind)
     assert caught.value.type == "ShiftError"
     a("ep.recv(1); ep.recv(2); ep.wait(\"'has not published' in s.why\", 20)")
@@ -436,7 +443,9 @@ def test_the_peer_connects_anew_amid_its_first_failover(network: Network, faults
     faults.down(f"{then}/soft0")
     x("ep.wait('ep.qp._shadow.connection.fence is not None', 40)")
     faults.switch_down("rail1")
-    y("at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.connect(ep.peer)")
+    y(
+        "at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET; ep.qp.modify(at, e.IBV_QP_STATE); ep.connect(ep.peer)"
+    )
     x("ep.wait(\"s.status == 'FAILED'\", 40)")
     assert x("ep.none()") == []
     faults.unhang(f"{first}/soft0")

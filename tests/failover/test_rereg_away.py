@@ -52,7 +52,9 @@ def test_memory_that_is_being_registered_anew_is_waited_for(network: Network, fa
         b.begin("m.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, None, 0, 0, ACCESS)")
     else:
         b.begin("try:\n    m.rereg(1 << 6)\nexcept PyverbsRDMAError:\n    pass")
-    wait_until(lambda: not a("ep.qp._shadow.connection.keys._theirs.knows(m[0], 1)"), what="a has heard of it")
+    wait_until(
+        lambda: not a("ep.qp._shadow.connection.keys._theirs.knows(m[0], 1)"), what="a has heard of it"
+    )
     a("write(ep, m, 'new', 2)")
     b.end()
     assert [w[:2] for w in a("ep.poll(1)")] == [[2, "SUCCESS"]], a("ep.shift()['why']")
@@ -64,7 +66,9 @@ def test_memory_that_was_closed_is_none(network: Network, faults: Any) -> None:
     """After a rereg, too, nothing of its key is left."""
     a, b = away_with_memory(network, faults)
     b("m.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, None, 0, 0, ACCESS); m.close()")
-    wait_until(lambda: not a("ep.qp._shadow.connection.keys._theirs.knows(m[0], 1)"), what="a has heard of it")
+    wait_until(
+        lambda: not a("ep.qp._shadow.connection.keys._theirs.knows(m[0], 1)"), what="a has heard of it"
+    )
     a("write(ep, m, 'wrong', 2)")
     assert [w[:2] for w in a("ep.poll(1)")] == [[2, "REM_ACCESS_ERR"]]
     assert "no memory region of rkey" in a("ep.shift()['why']")

@@ -133,7 +133,9 @@ def test_what_was_held_is_let_go_of(network: Network, faults: Any) -> None:
         assert b("m.read(5, 0).decode()").startswith(f"new{wr_id}"[:5])
     wait_until(lambda: b("not told().held"), what="all is settled")
     b("m = instead(m); ep.wait('True')")
-    wait_until(lambda: b("not told().held and not ep.qp._shadow.domain.backups[0].plugs.keys"), what="no key is kept")
+    wait_until(
+        lambda: b("not told().held and not ep.qp._shadow.domain.backups[0].plugs.keys"), what="no key is kept"
+    )
 
 
 def test_a_wr_that_nobody_signals_holds_up_nobody(network: Network, faults: Any) -> None:

@@ -109,7 +109,9 @@ def test_what_no_nic_takes_costs_nothing(network: Network, faults: Any, where: s
     more = {"SQE": "", "SQD_and_more": " | e.IBV_QP_TIMEOUT", "SQD_from_RTS": " | e.IBV_QP_CUR_STATE"}
     mask = "e.IBV_QP_STATE" + more[what]
     with pytest.raises(HostError):
-        a(f"at = qp.QPAttr(qp_state=e.IBV_QPS_{what[:3]}, cur_qp_state=e.IBV_QPS_RTS); ep.qp.modify(at, {mask})")
+        a(
+            f"at = qp.QPAttr(qp_state=e.IBV_QPS_{what[:3]}, cur_qp_state=e.IBV_QPS_RTS); ep.qp.modify(at, {mask})"
+        )
     for i in range(3):
         a(f"ep.post('SEND', length=4, wr_id={i})")
         assert [wc[:2] for wc in a("ep.poll(1, 5)")] == [[i, "SUCCESS"]], a("ep.shift()")

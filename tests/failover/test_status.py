@@ -142,7 +142,10 @@ def test_metrics_over_http(network: Network, faults: Any, run_dir: Path) -> None
     assert sample(a, "shiftverbs_etcd_up") == sample(a, "shiftverbs_broker_up") == 1
     go(faults, "away", a, b)
     assert sample(a, away) == 1 and sample(a, "shiftverbs_qps_away") == 1
-    assert sample(a, 'shiftverbs_nic_up{device="soft0"}') == 0 and sample(a, 'shiftverbs_nic_up{device="soft1"}') == 1
+    assert (
+        sample(a, 'shiftverbs_nic_up{device="soft0"}') == 0
+        and sample(a, 'shiftverbs_nic_up{device="soft1"}') == 1
+    )
     assert sample(a, "shiftverbs_switches_total") == 1
     assert 0 < sample(a, "shiftverbs_away_seconds_total") < sample(a, "shiftverbs_away_seconds_total")
     b.child.close()

@@ -128,8 +128,9 @@ def test_fork(network: Network, faults: Any) -> None:
     """A child of the application leaves everything alone; the parent goes on, protected."""
     a, b = network.protected()
     b("[ep.recv(i) for i in range(4)]")
-    assert a(
-        """
+    assert (
+        a(
+            """
 import os, gc
 pid = os.fork()
 if pid == 0:
@@ -139,7 +140,9 @@ if pid == 0:
     os._exit(7 if known else 8)
 os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
-    ) == 7
+        )
+        == 7
+    )
     assert a("import subprocess; subprocess.run(['true']).returncode") == 0
     a("ep.post('SEND', wr_id=1)")
     assert a("ep.poll(1)")[0][:2] == [1, "SUCCESS"]
@@ -154,8 +157,9 @@ os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 def test_fork_that_exits_as_a_program(network: Network) -> None:
     """The child runs exit handlers and finalisers; the parent's keys and connections stay."""
     a, b = network.protected()
-    assert a(
-        """
+    assert (
+        a(
+            """
 import os, sys
 pid = os.fork()
 if pid == 0:
@@ -163,7 +167,9 @@ if pid == 0:
     sys.exit(0)
 os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
-    ) == 0
+        )
+        == 0
+    )
     b("ep.recv(1)")
     a("ep.post('SEND', wr_id=1)")
     assert a("ep.poll(1)")[0][:2] == [1, "SUCCESS"]

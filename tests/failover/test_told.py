@@ -32,7 +32,9 @@ def test_one_handler_and_that_is_pyverbs_own(network: Network) -> None:
     ask = "import logging; names = 'level handlers filters'.split(); ep = Endpoint()\n"
     ask += "[str([getattr(logging.root, name) for name in names]), logging.lastResort is not None]"
     assert a(ask) == b(ask)
-    ours = "[name for name, it in logging.root.manager.loggerDict.items() if name.startswith('shiftverbs') and "
+    ours = (
+        "[name for name, it in logging.root.manager.loggerDict.items() if name.startswith('shiftverbs') and "
+    )
     assert a(ours + "isinstance(it, logging.Logger) and (it.handlers or it.level or not it.propagate)]") == []
 
 

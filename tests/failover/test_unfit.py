@@ -100,7 +100,9 @@ def test_a_pair_that_never_arms_tells_why(network: Network, faults: Any) -> None
         assert lines and len(lines) == len(set(lines)), lines
     # Away, and PROTECTED: the default NICs cannot stand in, for as long as they cannot.
     for h in (a, b):
-        wait_until(lambda h=h: "nothing can fail over to pair 0, on soft0: " in (h("ep.qp.shift.why") or ""), 20)
+        wait_until(
+            lambda h=h: "nothing can fail over to pair 0, on soft0: " in (h("ep.qp.shift.why") or ""), 20
+        )
         assert h("ep.qp.shift.status") == "PROTECTED"
     assert said(a, "leaving soft0 for soft1: ") == 1 and not said(a, "PORT_ERR on soft0")
     faults.up("a/soft0")
@@ -138,7 +140,12 @@ def test_a_pair_on_its_way_back_is_not_told_step_by_step() -> None:
     assert watch("its port is down", 0) == watch("its port is down", 2900) == [] and watchdog.lacking is None
     assert watch("its port is down", 3000) == ["its port is down"] and watch("its port is down", 9000) == []
     assert watchdog.lacking == "nothing can fail over to pair 0, on soft0: its port is down"
-    assert watch("it is being connected", 9500) == watch("it waits for the peer", 9540) == watch(None, 9580) == []
+    assert (
+        watch("it is being connected", 9500)
+        == watch("it waits for the peer", 9540)
+        == watch(None, 9580)
+        == []
+    )
     assert watchdog.lacking is None
     # Each step for itself lasts too short, all of them do not: the one that it is in by then is told.
     assert watch("it is being connected", 20000) == watch("it waits for the peer", 22000) == []

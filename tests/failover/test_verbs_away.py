@@ -304,7 +304,9 @@ def test_the_send_queue_cannot_be_drained_on_a_backup(network: Network, faults: 
 
 
 @pytest.mark.parametrize("cap", ["GLOB", "HCA"])
-def test_atomics_away_only_where_all_nics_are_atomic_to_each_other(network: Network, faults: Any, cap: str) -> None:
+def test_atomics_away_only_where_all_nics_are_atomic_to_each_other(
+    network: Network, faults: Any, cap: str
+) -> None:
     """b serves the number; each of its NICs says how far its atomics are atomic."""
     a, b = network.host("a"), network.host("b")
     for h in (a, b):

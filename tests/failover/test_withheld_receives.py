@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from harness import wait_until
 from hosts import HOME, Host, Network, go
 
 #: New memory, a receive into it, and a message that lets the peer send there.
@@ -26,7 +27,9 @@ def answers(a: Host, timeout_s: float = 20.0) -> list[Any]:
 
 
 @pytest.mark.parametrize("then", ["registered", "home"])
-def test_a_message_does_not_overtake_the_receive_it_tells_of(network: Network, faults: Any, then: str) -> None:
+def test_a_message_does_not_overtake_the_receive_it_tells_of(
+    network: Network, faults: Any, then: str
+) -> None:
     """The peer has no RNR retries. The memory is registered at last, or traffic goes home before it is."""
     a, b = network.protected(attrs="rnr=0")
     go(faults, "away", a, b)
@@ -75,15 +78,20 @@ def test_receives_are_withheld_on_both_sides(network: Network, faults: Any) -> N
 def test_the_path_fails_while_a_receive_is_withheld(network: Network, faults: Any) -> None:
     """Away on one backup, the next one has the memory: nothing is withheld there any more, and nothing lost."""
     a, b = network.protected("3", attrs="rnr=0")
-    for host in (a, b):  # both backups are armed and answer: else it is the second that traffic goes to
-        host("ep.wait('not s.why', 20)")
-    go(faults, "away", a, b)
+    faults.down("a/soft0")
+
+    def backups() -> set[str]:
+        """Where the traffic of both is: the first backup, unless it is late; the other one is the next then."""
+        return {shift[way] for shift in (a("ep.shift()"), b("ep.shift()")) for way in ("path", "recv_path")}
+
+    wait_until(lambda: len(backups()) == 1 and "soft0" not in backups(), what="both are away on one backup")
+    (backup,) = backups()
     a("ep.recv(7)")
-    faults.hang("b/soft1")
+    faults.hang(f"b/{backup}")
     b(CREDIT)
     assert answers(a, 0.5) == []
-    faults.down("a/soft1")
-    faults.unhang("b/soft1")
+    faults.down(f"a/{backup}")
+    faults.unhang(f"b/{backup}")
     assert answers(a) == [[7, "SUCCESS"], [2, "SUCCESS"]], a("ep.shift()")
     assert sorted(wc[:2] for wc in b("ep.poll(2)")) == [[1, "SUCCESS"], [5, "SUCCESS"]]
 

@@ -30,7 +30,9 @@ def every_resource_has_its_shadow(v: Verbs) -> None:
     first, second = v.pair(ctx, pd, cq)
     for thing in (channel, pd, cq, mr, first, second):
         held = settled(thing)
-        assert held.state(1) == "ready" and held.handle(1) and held.handle(1) != held.handle(0), held.reason(1)
+        assert held.state(1) == "ready" and held.handle(1) and held.handle(1) != held.handle(0), held.reason(
+            1
+        )
     held = mr._shadow
     assert (held.lkey, held.rkey, held.region) == (mr.lkey, mr.rkey, (mr.buf, 4096, mr.buf, 3))
     keymap = ctx._domain.keymap
@@ -54,7 +56,9 @@ def attributes_are_remembered(v: Verbs) -> None:
     qp.to_rts(attr)
     assert list(held.transitions) == ["INIT", "RTR", "RTS"]
     assert held.transitions["INIT"] == {"pkey_index": 0, "port_num": 1, "qp_access_flags": 3}
-    assert held.transitions["RTR"]["ah_attr"]["dgid"] == bytes.fromhex(ctx.query_gid(1, 0).gid.replace(":", ""))
+    assert held.transitions["RTR"]["ah_attr"]["dgid"] == bytes.fromhex(
+        ctx.query_gid(1, 0).gid.replace(":", "")
+    )
     assert held.transitions["RTR"]["ah_attr"]["is_global"] == 1
     rtr = {"dest_qp_num": 0x1234, "path_mtu": 3, "rq_psn": 7, "max_dest_rd_atomic": 2, "min_rnr_timer": 9}
     for name, value in rtr.items():
@@ -69,7 +73,9 @@ def attributes_are_remembered(v: Verbs) -> None:
     port, index, gid, mtu = held.route(0)
     assert (port, index, gid) == (1, 0, held.attrs["ah_attr"]["dgid"]) and mtu >= 3
     port, index, gid, _mtu = held.route(1)
-    assert port == 1 and gid != held.attrs["ah_attr"]["dgid"] and gid[:12] == held.attrs["ah_attr"]["dgid"][:12]
+    assert (
+        port == 1 and gid != held.attrs["ah_attr"]["dgid"] and gid[:12] == held.attrs["ah_attr"]["dgid"][:12]
+    )
     qp.modify(v.qp.QPAttr(qp_state=v.e.IBV_QPS_RESET), v.e.IBV_QP_STATE)
     assert held.attrs == {} and held.app_state == v.e.IBV_QPS_RESET == qp.qp_state
     qp.to_init(v.qp.QPAttr(port_num=1))
@@ -137,7 +143,9 @@ def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
     assert len(keymap) == 0
     moved = v.mr.MR(pd, 4096, 7, address=first)
     settled(moved)
-    parent = v.pd.ParentDomain(ctx, v.pd.ParentDomainInitAttr(pd=pd))  # has no shadow: no backup keeps the memory
+    parent = v.pd.ParentDomain(
+        ctx, v.pd.ParentDomainInitAttr(pd=pd)
+    )  # has no shadow: no backup keeps the memory
     moved.rereg(e.IBV_REREG_MR_CHANGE_PD, parent, 0, 0, 0)
     assert moved._shadow is None and len(keymap) == 0
     moved.close()
@@ -401,7 +409,10 @@ def a_channel_without_descriptors(v: Verbs) -> None:
     shiftverbs.mirroring.eligibility.new_channel_core = none_left
     ours = v.cq.CompChannel(ctx)
     shiftverbs.mirroring.eligibility.new_channel_core = make
-    for channel, why in ((ours, os.strerror(errno.EMFILE)), (pyverbs.cq.CompChannel(ctx), "not a shiftverbs")):
+    for channel, why in (
+        (ours, os.strerror(errno.EMFILE)),
+        (pyverbs.cq.CompChannel(ctx), "not a shiftverbs"),
+    ):
         cq = v.cq.CQ(ctx, 10, None, channel)
         qp = v.qp.QP(pd, v.rc(cq))
         assert cq._shadow is None and qp.shift.status == "UNPROTECTED" and why in qp.shift.why, qp.shift

@@ -471,7 +471,9 @@ def ends_of_its_own(v: Verbs) -> None:
     del parent
     gc.collect()
     assert ignored.pop().endswith("Twice.__del__: twice") and not ignored
-    assert not shiftverbs.mirroring.lifetime._waiting and not [one for one in gc.get_objects() if type(one) is Twice]
+    assert not shiftverbs.mirroring.lifetime._waiting and not [
+        one for one in gc.get_objects() if type(one) is Twice
+    ]
     pd.close()  # nothing is left on it
     pd = v.pd.PD(ctx)
     revived: list[Any] = []

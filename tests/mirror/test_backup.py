@@ -45,7 +45,9 @@ def test_a_device_that_cannot_be_opened_is_no_backup_and_has_none() -> None:
 
 
 def test_second_port_active() -> None:
-    ports = lookup(a=(Port(1, False, False), Port(2, True, True)), b=(Port(1, False, True), Port(2, True, True)))
+    ports = lookup(
+        a=(Port(1, False, False), Port(2, True, True)), b=(Port(1, False, True), Port(2, True, True))
+    )
     assert choose("a", ["a", "b"], {}, ports) == ["b"]
 
 
@@ -177,7 +179,9 @@ def test_a_nic_that_keeps_keys_from_others_is_closed_all_the_same(monkeypatch: p
     nic = Nic("a", Worker("a"), verbs)
     assert nic.wait_open(30)
     monkeypatch.setattr(verbs, "reg_mr", lambda *args: (key := next(given), key, key), raising=False)
-    monkeypatch.setattr(verbs, "dereg_mr", lambda handle: handle in left and left.remove(handle), raising=False)
+    monkeypatch.setattr(
+        verbs, "dereg_mr", lambda handle: handle in left and left.remove(handle), raising=False
+    )
     nic.worker.call(nic.plugs.plug, lambda rkey: rkey == 70).result()
     assert list(nic.plugs.keys) == [70] == left
     nic.close()
@@ -224,7 +228,13 @@ class Verbs:
         return {"phys_port_cnt": 2}
 
     def query_port(self, ctx: int, number: int) -> dict[str, int]:
-        return {"state": 4 if number == 2 else 1, "link_layer": 2, "gid_tbl_len": 6, "active_mtu": 3, "lid": 0}
+        return {
+            "state": 4 if number == 2 else 1,
+            "link_layer": 2,
+            "gid_tbl_len": 6,
+            "active_mtu": 3,
+            "lid": 0,
+        }
 
     def query_gid(self, ctx: int, port: int, index: int) -> bytes:
         table = {3: b"\xfe\x80" + bytes(13) + b"\x01", 5: V4 + bytes([10, 0, 0, ctx])}
@@ -304,5 +314,3 @@ def test_port_and_gid_of_a_nic() -> None:
     assert not nic.on_worker()
     assert nic.worker.call(nic.on_worker).result(30)
     nic.close()
-
-

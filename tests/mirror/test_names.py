@@ -164,9 +164,9 @@ def test_every_constant_has_both_spellings() -> None:
     """Flat as in release 44, in its enumeration's class as in 65; the same in each module, whichever are installed."""
     for pair in (("enums", "libibverbs_enums"), ("cm_enums", "librdmacm_enums")):
         modules = [importlib.import_module(f"shiftverbs.{name}") for name in pair]
-        assert {key for key in vars(modules[0]) if key.startswith(("IBV_", "ibv_", "_IBV_", "RDMA_", "rdma_"))} == {
-            key for key in vars(modules[1]) if key.startswith(("IBV_", "ibv_", "_IBV_", "RDMA_", "rdma_"))
-        }
+        assert {
+            key for key in vars(modules[0]) if key.startswith(("IBV_", "ibv_", "_IBV_", "RDMA_", "rdma_"))
+        } == {key for key in vars(modules[1]) if key.startswith(("IBV_", "ibv_", "_IBV_", "RDMA_", "rdma_"))}
         classes = [value for value in vars(modules[0]).values() if isinstance(value, enum.EnumMeta)]
         assert len(classes) >= 4
         for cls in classes:
@@ -184,7 +184,9 @@ def test_the_package_alone_is_enough() -> None:
         "print(shiftverbs.pd.PD.__module__)\n"
         "try:\n    shiftverbs.no_such\nexcept AttributeError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.splitlines() == [
         "shiftverbs.pd",
         "module 'shiftverbs' has no attribute 'no_such'",
@@ -219,7 +221,9 @@ def test_import_without_pyverbs_names_the_package() -> None:
         "u.find_spec = lambda name, *a: None if name == 'pyverbs' else real(name, *a)\n"
         "try:\n    import shiftverbs\nexcept ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert "python3-pyverbs" in done.stdout and "--system-site-packages" in done.stdout
 
 

@@ -318,7 +318,9 @@ def test_what_is_ready_is_taken_away_by_a_command_and_what_is_not_by_a_job(
     assert not domain.leftovers()
 
 
-def test_the_control_thread_is_woken_where_no_command_to_a_nic_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_thread_is_woken_where_no_command_to_a_nic_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
     domain = Domain(1)
     pd = ShadowPD(domain, 1)
@@ -440,7 +442,9 @@ def test_an_mr_is_closed_on_one_nics_thread_while_another_changes_it(monkeypatch
 class Held:
     """A backup NIC whose next keys are given; some of them no memory of the application's may have."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, given: list[int], held: set[int], changes: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, given: list[int], held: set[int], changes: bool = True
+    ) -> None:
         self.domain = Domain(1)
         self.nic = self.domain.backups[0]
         self.given, self.held = given, held
@@ -465,7 +469,9 @@ class Held:
 
         monkeypatch.setattr(self.nic.verbs, "reg_mr", reg_mr)
         monkeypatch.setattr(self.nic.verbs, "rereg_mr", rereg_mr)
-        self.domain.runtime.holds_key = lambda nic, of, rkey=None: (rkey or min(self.held, default=-1)) in self.held
+        self.domain.runtime.holds_key = lambda nic, of, rkey=None: (
+            (rkey or min(self.held, default=-1)) in self.held
+        )
 
     def mr(self, access: int = 7) -> ShadowMR:
         pd = ShadowPD(self.domain, 1)

@@ -74,7 +74,12 @@ def test_teardown_in_any_order(spawn: Spawn, shared_etcd: EtcdServer, job: str, 
     run(spawn, shared_etcd, job, "teardown_in_any_order", {"SEED": str(seed)})
 
 
-WITHOUT = ["garbage_in_cycles", "left_to_the_exit_in_cycles", "teardown_in_any_order", "waiting_does_not_hold_the_gil"]
+WITHOUT = [
+    "garbage_in_cycles",
+    "left_to_the_exit_in_cycles",
+    "teardown_in_any_order",
+    "waiting_does_not_hold_the_gil",
+]
 
 
 @pytest.mark.parametrize("name", WITHOUT)

@@ -134,7 +134,9 @@ def complaint(call: Any, keywords: str) -> str:
 def test_a_method_takes_its_arguments_by_name(path: str) -> None:
     holder = found(path.rpartition(".")[0])
     method = getattr(holder.__new__(holder), path.rpartition(".")[2])
-    assert re.search(rf"unexpected keyword argument '?{EXTRA}", complaint(method, (ONE_ARGUMENT | SEVERAL)[path]))
+    assert re.search(
+        rf"unexpected keyword argument '?{EXTRA}", complaint(method, (ONE_ARGUMENT | SEVERAL)[path])
+    )
 
 
 @pytest.mark.parametrize("path", LATER)
@@ -151,7 +153,9 @@ def test_what_later_releases_have_is_there_on_those(path: str) -> None:
 @pytest.mark.parametrize("package", ["shiftverbs", "pyverbs"])
 @pytest.mark.parametrize("path", CONSTRUCTORS)
 def test_a_constructor_takes_its_arguments_by_name(path: str, package: str) -> None:
-    assert re.search(rf"unexpected keyword argument '?{EXTRA}", complaint(found(path, package), CONSTRUCTORS[path]))
+    assert re.search(
+        rf"unexpected keyword argument '?{EXTRA}", complaint(found(path, package), CONSTRUCTORS[path])
+    )
 
 
 def test_every_constructor_is_here() -> None:

@@ -315,7 +315,9 @@ def case_a_bounded_recv_tells_what_it_left() -> None:
             until(lambda: bench.to_self(b"f"))
         got = 0
         while got < count:
-            assert bench.port.more or select.select([bench.port.fd], [], [], 30)[0], "neither told nor announced"
+            assert bench.port.more or select.select([bench.port.fd], [], [], 30)[0], (
+                "neither told nor announced"
+            )
             part = len(bench.port.recv(8))
             assert part < 8 + 16, "a batch too many at most"
             assert bench.port.more == (part >= 8)

@@ -473,7 +473,9 @@ def case_exit_with_a_hung_job_that_comes_back_too_late() -> None:
     globals()["kept"] = worker
 
     # Little is left of the modules by then: what is needed comes along.
-    def others_sleep(open_: Any = open, listdir: Any = os.listdir, us: str = str(threading.get_native_id())) -> bool:
+    def others_sleep(
+        open_: Any = open, listdir: Any = os.listdir, us: str = str(threading.get_native_id())
+    ) -> bool:
         return all(
             open_(f"/proc/self/task/{thread}/stat").read().rpartition(")")[2].split()[0] == "S"
             for thread in listdir("/proc/self/task")
@@ -482,7 +484,11 @@ def case_exit_with_a_hung_job_that_comes_back_too_late() -> None:
 
     class ReleaseLate:
         def __del__(
-            self, library: Any = library, sleep: Any = others_sleep, now: Any = time.monotonic, wait: Any = time.sleep
+            self,
+            library: Any = library,
+            sleep: Any = others_sleep,
+            now: Any = time.monotonic,
+            wait: Any = time.sleep,
         ) -> None:
             library.fake_hold(-1)
             deadline = now() + 20

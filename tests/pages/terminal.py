@@ -103,7 +103,9 @@ class Terminal:
             with self._changed:
                 while not (match := wanted.search(self.output, self._read_to)):
                     left = deadline - time.monotonic()
-                    assert left > 0, f"{self.name} showed no {line!r} in {timeout_s} s; it showed:\n{self.output}"
+                    assert left > 0, (
+                        f"{self.name} showed no {line!r} in {timeout_s} s; it showed:\n{self.output}"
+                    )
                     self._changed.wait(left)
                 ends.append(match.end())
         self._read_to = max(ends)

@@ -90,7 +90,9 @@ def test_page(page: Path, terminal: Callable[[str], Terminal]) -> None:
 
 
 def test_every_program_has_a_page_that_runs_it() -> None:
-    typed = "\n".join(line for page in PAGES for step in blocks(page) if step.kind == "sh" for line in step.lines)
+    typed = "\n".join(
+        line for page in PAGES for step in blocks(page) if step.kind == "sh" for line in step.lines
+    )
     shown = "\n".join(page.read_text() for page in PAGES)
     for program in (ROOT / "examples").glob("*.py"):
         name = f"examples/{program.name}"

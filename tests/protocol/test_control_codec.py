@@ -51,7 +51,9 @@ WANTS = st.builds(
     st.lists(U32, max_size=59).map(tuple),
     st.booleans(),
 )
-FOUND = st.builds(msg.FoundKey, U32, st.lists(st.tuples(st.sampled_from(msg.KeyState), U32), max_size=15).map(tuple))
+FOUND = st.builds(
+    msg.FoundKey, U32, st.lists(st.tuples(st.sampled_from(msg.KeyState), U32), max_size=15).map(tuple)
+)
 KEYS = st.builds(
     lambda versions, *rest: msg.Keys(max(versions), min(versions), *rest),
     st.tuples(U64, U64),
@@ -70,7 +72,11 @@ EXAMPLES = {
     "ping": Ping(17, False),
     "want_keys": msg.WantKeys(7, (5, 1 << 31), True, 6),
     "keys": msg.Keys(
-        9, 7, (3,), (msg.FoundKey(5, ((msg.KeyState.READY, 6), (msg.KeyState.NEVER, 0))), msg.FoundKey(8, ())), False
+        9,
+        7,
+        (3,),
+        (msg.FoundKey(5, ((msg.KeyState.READY, 6), (msg.KeyState.NEVER, 0))), msg.FoundKey(8, ())),
+        False,
     ),
 }
 

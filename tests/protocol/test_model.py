@@ -31,7 +31,10 @@ def test_states_are_those_of_the_table() -> None:
 def test_phases_and_steps_are_those_of_the_messages() -> None:
     # Without the question before an advisory fence, and without the application's own end; receives are posted at once.
     assert names("phase") == {phase.name for phase in Phase} - {"ASK", "REFUSE", "BYE", "POSTING"}
-    steps = {step.name for step in (*ArmStep, *MoveStep)} - {"RTU", "HELD"}  # RTU informs, nothing waits for it
+    steps = {step.name for step in (*ArmStep, *MoveStep)} - {
+        "RTU",
+        "HELD",
+    }  # RTU informs, nothing waits for it
     assert names("step") == {"SYNC"} | steps
 
 

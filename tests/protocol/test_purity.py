@@ -12,7 +12,10 @@ import pytest
 from harness import ROOT
 
 PACKAGE = ROOT / "shiftverbs"
-PURE = ("state_machine", *sorted(f"protocol.{path.stem}" for path in (PACKAGE / "protocol").glob("[a-z]*.py")))
+PURE = (
+    "state_machine",
+    *sorted(f"protocol.{path.stem}" for path in (PACKAGE / "protocol").glob("[a-z]*.py")),
+)
 #: All that the pure core may know of the world outside.
 ALLOWED = {"__future__", "collections", "dataclasses", "enum", "hashlib", "hmac", "random", "struct"}
 FORBIDDEN = (

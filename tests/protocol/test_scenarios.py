@@ -149,7 +149,8 @@ def test_where_wishes_cross_both_sides_follow_the_same_one() -> None:
 
     def both_away() -> bool:
         return all(
-            (s.protocol.preferred, s.protocol.send_pair, s.protocol.recv_pair) == (1, 1, 1) for s in (w.a, w.b)
+            (s.protocol.preferred, s.protocol.send_pair, s.protocol.recv_pair) == (1, 1, 1)
+            for s in (w.a, w.b)
         )
 
     assert w.run(until_ns=w.now + 200 * MS, condition=both_away), story(w)
@@ -299,7 +300,9 @@ def test_a_peer_that_talks_for_ever_without_progress_is_left() -> None:
     assert p.epoch == 2
 
 
-@pytest.mark.parametrize("deadline_ms, silent_ms, posting_ms", [(300, 200, 400), (150, 150, 400), (3000, 1000, 3000)])
+@pytest.mark.parametrize(
+    "deadline_ms, silent_ms, posting_ms", [(300, 200, 400), (150, 150, 400), (3000, 1000, 3000)]
+)
 def test_one_lost_message_does_not_end_an_attempt(deadline_ms: int, silent_ms: int, posting_ms: int) -> None:
     """With a short deadline a pair's share of it was as long as the pause between two messages."""
     for phase in (Phase.FENCED, Phase.POSTING):

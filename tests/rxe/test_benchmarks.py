@@ -26,8 +26,22 @@ def free_port() -> str:
 def run(program: str, env: dict[str, str], *options: str) -> tuple[str, str]:
     """Server on host a, client on host b. Returns their outputs."""
     port = free_port()
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{program}.py"), "-F", "-x", "1", "-p", port, *options]
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": {**os.environ, **env}}
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / f"{program}.py"),
+        "-F",
+        "-x",
+        "1",
+        "-p",
+        port,
+        *options,
+    ]
+    both = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "env": {**os.environ, **env},
+    }
     with subprocess.Popen([*command, "-d", "rxe_a0"], **both) as server:  # type: ignore[call-overload]
         assert server.stdout is not None
         said = ""

@@ -19,7 +19,9 @@ def test_a_qp_connected_by_rdma_cm_is_protected(etcd: str) -> None:
         "SHIFTVERBS_BACKUP": "rxe_a0=rxe_a1;rxe_b0=rxe_b1",
         "SHIFTVERBS_PEER_DEADLINE_MS": "8000",
     }
-    done = subprocess.run([sys.executable, str(PROGRAM)], env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=env, capture_output=True, text=True, timeout=240
+    )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     assert done.stdout.splitlines() == [

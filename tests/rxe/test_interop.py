@@ -44,7 +44,9 @@ class Ends:
 
     def pair(self, direction: str, kind: str = "RC", **attrs: Any) -> tuple[Proxy, Proxy]:
         """Two connected endpoints; the first belongs to the side that sends."""
-        sender, receiver = (self.soft, self.kernel) if direction == "soft to kernel" else (self.kernel, self.soft)
+        sender, receiver = (
+            (self.soft, self.kernel) if direction == "soft to kernel" else (self.kernel, self.soft)
+        )
         left, right = sender.endpoint(kind=kind), receiver.endpoint(kind=kind)
         if kind == "UD":
             left.ud_ready(), right.ud_ready()
@@ -74,7 +76,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
     ):
         sh(command)
     capture = Capture("v1", directory / "packets.pcap")
-    soft = HostProcess(directory, "a", "soft0@netdev:v0", log=directory, prefix=["ip", "netns", "exec", "soft"])
+    soft = HostProcess(
+        directory, "a", "soft0@netdev:v0", log=directory, prefix=["ip", "netns", "exec", "soft"]
+    )
     kernel = HostProcess(directory, "b", "soft0@127.0.0.9", log=directory)
     try:
         yield Ends(soft.open("soft0"), kernel.open("rxe_v1"), capture)
@@ -206,7 +210,9 @@ def test_lost_packet(ends: Ends, direction: str, operation: str, packet: str, nt
     finally:
         faults.undrop(rule)
     if operation.startswith("ATOMIC"):
-        assert int.from_bytes(bytes.fromhex(right.get(8)), "little") == (before + 5) % (1 << 64), "not exactly once"
+        assert int.from_bytes(bytes.fromhex(right.get(8)), "little") == (before + 5) % (1 << 64), (
+            "not exactly once"
+        )
     else:
         assert sink.matches(3, size)
     if operation == "SEND":

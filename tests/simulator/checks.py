@@ -170,7 +170,9 @@ def what_failed_is_told(net: Network, side: Side) -> None:
             raise Violation("what failed is told", f"{side.name}: {wr} never completed")
     receives = {wr_id for queue, wr_id, _ in side.app.wcs if queue == "recv"}
     if len(receives) < side.app.next_recv:
-        raise Violation("what failed is told", f"{side.name}: {side.app.next_recv} receives, of which {receives} ended")
+        raise Violation(
+            "what failed is told", f"{side.name}: {side.app.next_recv} receives, of which {receives} ended"
+        )
 
 
 def nothing_complete_fails(net: Network, side: Side) -> None:
@@ -281,7 +283,9 @@ def nothing_behind_a_flush(net: Network) -> None:
     """Once a side's WRs were flushed to its application, its memory takes nothing any more."""
     for t, host, k, _, wr, recv_id in net.executions:
         if recv_id is not None and t > net.ends.get(host, t):
-            raise Violation("memory given back", f"{wr} at {t} on pair {k} of {host}, flushed at {net.ends[host]}")
+            raise Violation(
+                "memory given back", f"{wr} at {t} on pair {k} of {host}, flushed at {net.ends[host]}"
+            )
 
 
 def nothing_after_the_fence(net: Network) -> None:
@@ -311,7 +315,9 @@ def moves_end(net: Network) -> None:
             done = [e[4] for e in net.executions if e[4].side == side.name and first < e[0] <= last]
             # As many as there is room for, and as many again while its directions use different NICs.
             if len(done) > 2 * side.journal.capacity + 2:
-                raise Violation("a MOVE ends", f"{side.name}: {len(done)} WRs executed while one waited for its fence")
+                raise Violation(
+                    "a MOVE ends", f"{side.name}: {len(done)} WRs executed while one waited for its fence"
+                )
 
 
 def fences_end(net: Network) -> None:

@@ -188,7 +188,9 @@ class Side:
         self.statuses: list[Status] = []
         self.trace: list[tuple[int, str, ev.Action]] = world.trace
         self.over: str | None = None
-        self.ending: str | None = None  # the error that comes first of what is left, when all pairs have stopped
+        self.ending: str | None = (
+            None  # the error that comes first of what is left, when all pairs have stopped
+        )
         self.default_works = False
         self.was_protected = False
         self.watch_head = (-1, 0)
@@ -432,14 +434,21 @@ class Side:
             return
         rx, acked, wired = self.journal.counters()
         lost = any(nic.dead for nic in self.nics)
-        unsafe, if_lost = self.journal.unsafe_reason(lost), self.journal.unsafe_reason(lost, receipts_lost=True)
+        unsafe, if_lost = (
+            self.journal.unsafe_reason(lost),
+            self.journal.unsafe_reason(lost, receipts_lost=True),
+        )
         unsafe = self.shown_before_protection() or unsafe
         self.feed(ev.FenceCompleted(work[0], rx, acked, wired, unsafe, lost, if_lost))
 
     def shown_before_protection(self) -> str | None:
         """The peer's ARM was through, ours was not, and the application has seen its QP fail: that was its end."""
         failed = self.journal.shown_error
-        return f"behind {failed}, which came before the QP was protected" if failed and not self.statuses else None
+        return (
+            f"behind {failed}, which came before the QP was protected"
+            if failed and not self.statuses
+            else None
+        )
 
     def fence_expired(self, work: list[Any]) -> None:
         if work is not self.fence:
@@ -731,7 +740,9 @@ class Network:
         self.faults: list[str] = []
         self.broken: str | None = None
         self.one_rail_is_well = False  # at every moment: whatever is posted can be carried
-        self.too_early: list[tuple[int, str, int]] = []  # messages that came while their receives were being posted
+        self.too_early: list[
+            tuple[int, str, int]
+        ] = []  # messages that came while their receives were being posted
         self.a = Side(self, "a", capacity, receives, plain)
         self.b = Side(self, "b", capacity, receives, plain)
         self.sides = (self.a, self.b)

@@ -157,7 +157,9 @@ class Journal:
         self.blocked = False
         self.crossed = 0  # sends below it were handed over when something last came over another NIC
         self.answered = 0  # crossed, as a full queue found it: these take no room
-        self.send_limit: int | None = None  # sends from this one on were posted behind a receive that is withheld
+        self.send_limit: int | None = (
+            None  # sends from this one on were posted behind a receive that is withheld
+        )
         self.look: Callable[[int], None] = lambda k: None  # takes what the CQs of pair k hold
 
     def rec(self, seq: int) -> Record:
@@ -621,7 +623,9 @@ class Journal:
         handed = list(enumerate(self.sends, self.head))[: self.wired - self.head]
         given = [rec for _, rec in handed if not rec.proven]
         # A message that was complete is sent again where its receipt is lost, and with it what is behind it.
-        again = [rec for seq, rec in handed if not rec.proven or (receipts_lost and self.is_behind_a_message(seq))]
+        again = [
+            rec for seq, rec in handed if not rec.proven or (receipts_lost and self.is_behind_a_message(seq))
+        ]
         if any(rec.wr.opcode == "FADD" for rec in again):
             return "an atomic is outstanding"
         return self.overwritten(again, self.owing(again, cqes_lost), receipts_lost) or self.behind_fence(
@@ -691,7 +695,9 @@ class Journal:
         first = end
         # What carries FENCE and was executed had waited for the responses of all READs before it.
         fence = max((seq for seq in range(self.head, end) if self.rec(seq).wr.fence), default=-1)
-        lost = next((seq for seq in range(self.head, self.shown_end) if self.is_lost(self.rec(seq), peer_rx)), end)
+        lost = next(
+            (seq for seq in range(self.head, self.shown_end) if self.is_lost(self.rec(seq), peer_rx)), end
+        )
         for seq in range(self.head, end):
             rec = self.rec(seq)
             if self.is_lost(rec, peer_rx):
@@ -767,7 +773,9 @@ class Journal:
         while self.head < end:
             rec = self.sends.popleft()
             self.head += 1
-            if (rec.proven or self.head <= self.shown_end) and not failed:  # no success behind an error: RC shows none
+            if (
+                rec.proven or self.head <= self.shown_end
+            ) and not failed:  # no success behind an error: RC shows none
                 if rec.wr.signaled:
                     self.deliver(("send", rec.wr, "SUCCESS"))
             else:

@@ -322,7 +322,9 @@ def let_a_message_overtake_a_receive() -> Iterator[None]:
 
 @mutation("an atomic that hardware has is never replayed")
 def replay_atomics() -> Iterator[None]:
-    with mock.patch.object(Journal, "unsafe_reason", lambda journal, cqes_lost=False, receipts_lost=False: None):
+    with mock.patch.object(
+        Journal, "unsafe_reason", lambda journal, cqes_lost=False, receipts_lost=False: None
+    ):
         yield
 
 

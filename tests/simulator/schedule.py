@@ -107,15 +107,19 @@ class Schedule:
             name, opcode = self.hole
             net.faults.append("hole")
             for k in range(self.pairs):
-                net.links[name, k].hole = (
-                    lambda p: isinstance(p, Packet) and p.ref is not None and (p.kind, p.opcode) == ("req", opcode)
+                net.links[name, k].hole = lambda p: (
+                    isinstance(p, Packet) and p.ref is not None and (p.kind, p.opcode) == ("req", opcode)
                 )
         return net
 
     @staticmethod
     def _share(read: Wr, before: list[Wr], rng: random.Random) -> None:
         """Have a READ land where one of the WRs before it has its bytes."""
-        free = [wr for wr in before if wr.opcode in ("SEND", "WRITE", "WRITE_IMM") and not (wr.inline or wr.shared)]
+        free = [
+            wr
+            for wr in before
+            if wr.opcode in ("SEND", "WRITE", "WRITE_IMM") and not (wr.inline or wr.shared)
+        ]
         if free:
             other = rng.choice(free)
             read.buf = other.buf

@@ -238,7 +238,9 @@ def a_program_that_posts_as_long_as_it_can_goes_home() -> Network:
     net.clock.run(30 * MS)
     on = lambda k: all(side.protocol.send_pair == side.protocol.recv_pair == k for side in net.sides)  # noqa: E731
     net.a.feed(ev.PreferPair(1))
-    assert net.clock.run(net.clock.now + 50 * MS, lambda: on(1) and not any(side.busy() for side in net.sides))
+    assert net.clock.run(
+        net.clock.now + 50 * MS, lambda: on(1) and not any(side.busy() for side in net.sides)
+    )
     net.a.health(0, False)
     net.b.feed(ev.PreferPair(0))
     net.clock.run(net.clock.now + 50 * MS)

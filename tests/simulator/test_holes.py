@@ -125,7 +125,9 @@ def test_each_side_loses_on_another_pair() -> None:
         for k, name in enumerate("ab"):
             hole(net, name, "WRITE", k)
             post(net, name, ["SEND", "WRITE"])
-            net.side(name).qps[1 - k].RETRIES = 60  # it has more patience than the other one's path has failures
+            net.side(name).qps[
+                1 - k
+            ].RETRIES = 60  # it has more patience than the other one's path has failures
         net.clock.run(net.clock.now + 4000 * MS)
         assert all(side.protocol.status is Status.FAILED for side in net.sides) or all(
             side.app.wcs and sends(net, side.name)[-1] == "SUCCESS" for side in net.sides

@@ -183,7 +183,9 @@ class Group:
                     break
             if time.monotonic() > deadline:
                 why = f"posted {lane.posted}, receives {lane.receives_posted}, flushed {lane.received_errors}"
-                lane.fault(f"does not drain: {lane.draining}, {lane.drained}, {lane.record()}, {why}; {lane.qp.shift}")
+                lane.fault(
+                    f"does not drain: {lane.draining}, {lane.drained}, {lane.record()}, {why}; {lane.qp.shift}"
+                )
                 break
             time.sleep(0.001)
         return self.reset(lane, 0)

@@ -57,7 +57,9 @@ def run(plan: Plan, scale: float = 1.0) -> tuple[int, str | None]:
 
 def main() -> int:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--round", type=int, default=None)
@@ -75,7 +77,9 @@ def main() -> int:
     while True:
         plan = plan_of(seed, number)
         if options.steps:
-            plan.steps = [(name, int(at)) for name, at in (item.split(":") for item in options.steps.split(","))]
+            plan.steps = [
+                (name, int(at)) for name, at in (item.split(":") for item in options.steps.split(","))
+            ]
         checked, story = run(plan)
         messages += checked
         shapes[plan.shape] += 1
@@ -90,7 +94,9 @@ def main() -> int:
             break
     seconds = time.monotonic() - began
     rounds = sum(shapes.values())
-    print(f"seed {seed}: {rounds} rounds, {sum(staged.values())} steps, {messages} messages checked in {seconds:.0f} s")
+    print(
+        f"seed {seed}: {rounds} rounds, {sum(staged.values())} steps, {messages} messages checked in {seconds:.0f} s"
+    )
     print("shapes:", ", ".join(f"{name} {count}" for name, count in sorted(shapes.items())))
     print("steps:", ", ".join(f"{name} {count}" for name, count in sorted(staged.items())))
     print(f"failed rounds: {failed or 'none'}")

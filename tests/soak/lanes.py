@@ -130,7 +130,9 @@ class Lane:
         self.context = context
         self.sizes = [size for size in SIZES if size <= INLINE or not shape.inline]
         self.landings = shape.receives + 1  # a message's WRITE is safe until its receive is posted again
-        areas = itertools.accumulate((shape.depth, shape.receives, self.landings, shape.depth, 1, SERVED), initial=0)
+        areas = itertools.accumulate(
+            (shape.depth, shape.receives, self.landings, shape.depth, 1, SERVED), initial=0
+        )
         self.outgoing, self.incoming, self.landing, self.reading, self.tried, self.served, total = (
             n * SIZE for n in areas
         )
@@ -274,8 +276,12 @@ class Lane:
             self._post(e.IBV_WR_RDMA_WRITE, contents, landing)
         elif op == "read_send":
             block = mixed(self.seed, self.number, number) % SERVED
-            self._post(e.IBV_WR_RDMA_READ, None, self.peer["address"] + self.served + block * SIZE, block=block)
-        code = {"write_imm": e.IBV_WR_RDMA_WRITE_WITH_IMM, "send_imm": e.IBV_WR_SEND_WITH_IMM}.get(op, e.IBV_WR_SEND)
+            self._post(
+                e.IBV_WR_RDMA_READ, None, self.peer["address"] + self.served + block * SIZE, block=block
+            )
+        code = {"write_imm": e.IBV_WR_RDMA_WRITE_WITH_IMM, "send_imm": e.IBV_WR_SEND_WITH_IMM}.get(
+            op, e.IBV_WR_SEND
+        )
         if self.broken is None and self._post(code, contents, landing if op == "write_imm" else 0, number):
             self.sent += 1
             return True
@@ -322,7 +328,9 @@ class Lane:
         e = self.verbs.e
         wr = self._send_wr(work.offset, work.length)
         wr.wr_id, wr.opcode, wr.imm_data = work.wr_id, work.opcode, work.imm
-        wr.send_flags = (e.IBV_SEND_SIGNALED if work.signaled else 0) | (e.IBV_SEND_INLINE if work.inline else 0)
+        wr.send_flags = (e.IBV_SEND_SIGNALED if work.signaled else 0) | (
+            e.IBV_SEND_INLINE if work.inline else 0
+        )
         if work.remote:
             wr.set_wr_rdma(self.peer["rkey"], work.remote)
         self.qp.post_send(wr)
@@ -348,7 +356,9 @@ class Lane:
             area = work.offset, work.length
             sge = self.sends.get(area)
             if sge is None:
-                sge = self.sends[area] = self.verbs.wr.SGE(self.mr.buf + work.offset, work.length, self.mr.lkey)
+                sge = self.sends[area] = self.verbs.wr.SGE(
+                    self.mr.buf + work.offset, work.length, self.mr.lkey
+                )
             qp.wr_set_sge(sge)
         qp.wr_complete()
 
@@ -438,9 +448,13 @@ class Lane:
             self.fault(f"message {number} behind a receive that was flushed")
         written = op == "write_imm"
         if wc.opcode != (e.IBV_WC_RECV_RDMA_WITH_IMM if written else e.IBV_WC_RECV) or wc.byte_len != size:
-            self.fault(f"message {number}, {op} of {size} bytes: WC with opcode {wc.opcode}, {wc.byte_len} bytes")
+            self.fault(
+                f"message {number}, {op} of {size} bytes: WC with opcode {wc.opcode}, {wc.byte_len} bytes"
+            )
         with_imm = op in ("send_imm", "write_imm")
-        if bool(wc.wc_flags & e.IBV_WC_WITH_IMM) != with_imm or (with_imm and wc.imm_data != number & 0xFFFFFFFF):
+        if bool(wc.wc_flags & e.IBV_WC_WITH_IMM) != with_imm or (
+            with_imm and wc.imm_data != number & 0xFFFFFFFF
+        ):
             self.fault(f"message {number}, {op}: flags {wc.wc_flags}, immediate data {wc.imm_data}")
         stream = self.stream(1 - self.role, number)
         wanted = self.pattern.message(stream)[:size]

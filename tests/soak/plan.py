@@ -69,15 +69,29 @@ def shape_of(name: str, rng: random.Random) -> tuple[list[dict[str, Any]], list[
         case "one_qp":
             return [group(rng, lanes=1, mode="spin")], []
         case "sixty_four_qps":
-            half = {"lanes": 32, "depth": 8, "receives": 4, "nap_s": 0.02, "mode": rng.choice(["spin", "descriptor"])}
+            half = {
+                "lanes": 32,
+                "depth": 8,
+                "receives": 4,
+                "nap_s": 0.02,
+                "mode": rng.choice(["spin", "descriptor"]),
+            }
             return [group(rng, **half, one_cq=True), group(rng, **half, one_cq=False)], []
         case "blocked":
-            return [group(rng, mode="blocked"), group(rng, mode="blocked", lanes=1), group(rng, mode="descriptor")], []
+            return [
+                group(rng, mode="blocked"),
+                group(rng, mode="blocked", lanes=1),
+                group(rng, mode="descriptor"),
+            ], []
         case "never_signal":
             never = {"signal_every": 0, "receives": 8}
             return [group(rng, mode="spin", **never), group(rng, mode="slow", **never), group(rng)], []
         case "slow":
-            return [group(rng, mode="slow"), group(rng, mode="slow", lanes=1, receives=1), group(rng, mode="spin")], []
+            return [
+                group(rng, mode="slow"),
+                group(rng, mode="slow", lanes=1, receives=1),
+                group(rng, mode="spin"),
+            ], []
         case "demo":
             return [group(rng, lanes=1)], ["write_imm", "send", "read"]
     return [group(rng) for _ in range(rng.choice([2, 3]))], rng.choice([[], ["write_imm"], ["read"]])

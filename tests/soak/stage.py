@@ -87,7 +87,9 @@ class Stage:
             os.environ["SOFTRNIC_DIR"] = self._before
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _spawn(self, *args: str, host: str | None = "a", softrnic: str | None = "1", env: Any = None) -> Child:
+    def _spawn(
+        self, *args: str, host: str | None = "a", softrnic: str | None = "1", env: Any = None
+    ) -> Child:
         child = Child(python_args(*args), child_env(self._directory, host, softrnic, env), f"host {host}")
         self._children.append(child)
         return child
@@ -131,7 +133,10 @@ class Stage:
             if status["faults"] or status["trouble"]:
                 raise SoakError(f"{status['faults']} {status['trouble']}")
             for demo in status["demos"]:
-                wrong = [demo[key] for key in ("lost_of_expected", "duplicated", "reordered", "corrupt", "wc_faults")]
+                wrong = [
+                    demo[key]
+                    for key in ("lost_of_expected", "duplicated", "reordered", "corrupt", "wc_faults")
+                ]
                 if any(wrong):
                     raise SoakError(f"demo traffic {demo['kind']}: {demo['first_fault']} {wrong}")
         return found
@@ -301,7 +306,9 @@ class Stage:
     def rights(self, without: str | None = None) -> int:
         """IBV_ACCESS_* flags of a lane's QP; without: "WRITE" or "READ", which the peer may not do then."""
         names = [name for name in ("WRITE", "READ") if name != without]
-        flags = "|".join(["app.verbs.e.IBV_ACCESS_LOCAL_WRITE", *(f"app.verbs.e.IBV_ACCESS_REMOTE_{n}" for n in names)])
+        flags = "|".join(
+            ["app.verbs.e.IBV_ACCESS_LOCAL_WRITE", *(f"app.verbs.e.IBV_ACCESS_REMOTE_{n}" for n in names)]
+        )
         return int(self.hosts["a"](f"int({flags})"))
 
     def try_right(self, owner: str, lanes: list[int], write: bool, allowed: bool) -> None:
@@ -371,7 +378,9 @@ class Stage:
                 self._step(name, seed)
             self._close()
         self._end()
-        self.say(f"  {self.messages} messages, {self.additions} additions, {self.additions_failed} met an error")
+        self.say(
+            f"  {self.messages} messages, {self.additions} additions, {self.additions_failed} met an error"
+        )
 
     def _baselines(self) -> None:
         """Whoever is new uses everything once, one QP of each kind; then it is measured."""
@@ -396,7 +405,9 @@ class Stage:
     def _open(self, groups: list[dict[str, Any]], demo: list[str]) -> None:
         self.over = None
         for role, name in enumerate("ab"):
-            self.hosts[name].begin(f"app = Application({role}, {self.plan.seed}, {groups!r}, {demo!r}); app.names()")
+            self.hosts[name].begin(
+                f"app = Application({role}, {self.plan.seed}, {groups!r}, {demo!r}); app.names()"
+            )
         names = [self.hosts[name].end(DEADLINE_S) for name in "ab"]
         for name, theirs in zip("ab", reversed(names), strict=True):
             self.hosts[name].begin(f"app.connect({theirs!r})")
@@ -436,7 +447,8 @@ class Stage:
 
         def agreed(a: dict[str, Any], b: dict[str, Any]) -> bool:
             return all(
-                (_gone(x) and (_gone(y) or passive)) or x[1:] == y[1:] == ("PROTECTED", "DEFAULT", "DEFAULT", 0)
+                (_gone(x) and (_gone(y) or passive))
+                or x[1:] == y[1:] == ("PROTECTED", "DEFAULT", "DEFAULT", 0)
                 for x, y, passive in zip(self._qps(a), self._qps(b), silent, strict=True)
             )
 
@@ -449,7 +461,9 @@ class Stage:
         for here, there, name in ((a, b, "a"), (b, a, "b")):
             for i, (x, y) in enumerate(zip(here["lanes"], there["lanes"], strict=True)):
                 if not y[RECEIVED] <= x[SENT] or y[RECEIVED] < x[CONFIRMED]:
-                    raise SoakError(f"lane {i} of {name}: sent, confirmed {x[:2]}, the peer received {y[RECEIVED]}")
+                    raise SoakError(
+                        f"lane {i} of {name}: sent, confirmed {x[:2]}, the peer received {y[RECEIVED]}"
+                    )
 
     def _survivor(self) -> None:
         """The peer was killed: every QP gets its errors, and its application can go on without them."""
@@ -505,7 +519,9 @@ class Stage:
         self.additions += a["done"]
         self.additions_failed += a["broken"] is not None
         if not a["done"] <= b["value"] <= a["done"] + (a["broken"] is not None):
-            raise SoakError(f"{a['done']} additions succeeded, then {a['broken']}; the number is {b['value']}")
+            raise SoakError(
+                f"{a['done']} additions succeeded, then {a['broken']}; the number is {b['value']}"
+            )
 
     def _measure(self) -> None:
         """Descriptors and threads are back where they began, memory where it was after the first connections."""

@@ -206,7 +206,9 @@ def loss(stage: Stage, rng: random.Random) -> None:
 def delay(stage: Stage, rng: random.Random) -> None:
     """Some packets are late, and are overtaken; some by more than a SWITCH takes."""
     share, late = rng.choice([0.05, 0.3]), rng.choice([0.001, 0.02, 0.2])
-    packets(stage, rng, lambda at: faults.delay(at, late, count=0, probability=share, seed=rng.getrandbits(32)))
+    packets(
+        stage, rng, lambda at: faults.delay(at, late, count=0, probability=share, seed=rng.getrandbits(32))
+    )
 
 
 @step(survives=True)
@@ -504,7 +506,9 @@ def right_withdrawn(stage: Stage, rng: random.Random) -> None:
         if at == before:
             stage.hosts[owner](f"app.modify({lanes}, 'IBV_QP_ACCESS_FLAGS', qp_access_flags={rights})")
         if at == back_after and given_back:
-            stage.hosts[owner](f"app.modify({lanes}, 'IBV_QP_ACCESS_FLAGS', qp_access_flags={stage.rights()})")
+            stage.hosts[owner](
+                f"app.modify({lanes}, 'IBV_QP_ACCESS_FLAGS', qp_access_flags={stage.rights()})"
+            )
         if moves[at : at + 1] == ("away",):
             faults.down(target)
             stage.wait_away()

@@ -22,7 +22,13 @@ GROUP = {
 }  # fmt: skip
 NEVER = {"signal_every": 0, "inline": True, "ops": list(SINGLE_OPS), "lanes": 1}
 FAULTS = ["port", "ack_lost_at_each_position", "loss", "broker_killed", "stopped", "home_fails_again"]
-LIVES = ["reset_and_connected", "failed_and_drained", "closed_under_traffic", "patience_changed", "right_withdrawn"]
+LIVES = [
+    "reset_and_connected",
+    "failed_and_drained",
+    "closed_under_traffic",
+    "patience_changed",
+    "right_withdrawn",
+]
 
 
 @pytest.mark.parametrize("story", [FAULTS, LIVES], ids=["faults", "lives"])
@@ -92,7 +98,14 @@ def arrives(lane: Lane, number: int, **more: Any) -> None:
     _, size = lane.plan(1, number)
     contents = lane.pattern.message(lane.stream(1, number))[:size]
     lane.mr.write(contents, size, lane.incoming + lane.received % lane.shape.receives * 1024)
-    wc = {"wr_id": lane.received | 4096, "status": 0, "opcode": 128, "byte_len": size, "wc_flags": 0, "imm_data": 0}
+    wc = {
+        "wr_id": lane.received | 4096,
+        "status": 0,
+        "opcode": 128,
+        "byte_len": size,
+        "wc_flags": 0,
+        "imm_data": 0,
+    }
     lane.take(SimpleNamespace(**{**wc, **more}))
 
 

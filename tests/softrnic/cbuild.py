@@ -33,7 +33,9 @@ def _compile(target: Path, arguments: Sequence[str], sanitizers: str) -> Path:
     return target
 
 
-def build(target: Path, test_source: str, sources: Sequence[str] | None, sanitizers: str = SANITIZERS) -> Path:
+def build(
+    target: Path, test_source: str, sources: Sequence[str] | None, sanitizers: str = SANITIZERS
+) -> Path:
     """Build one test program with sanitizers.
 
     :param target: where the program goes
@@ -61,6 +63,8 @@ def runtime_libraries() -> str:
     """The sanitizers' libraries, as LD_PRELOAD for a program that is not built with them."""
     found = []
     for name in ("libasan.so", "libubsan.so"):
-        done = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        )
         found.append(done.stdout.strip())
     return " ".join(found)

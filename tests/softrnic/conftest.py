@@ -45,7 +45,9 @@ def hosts(network: Path, tmp_path: Path, host_env: dict[str, str]) -> Iterator[C
 
 
 @pytest.fixture(params=["one process", "two processes"])
-def pair(request: pytest.FixtureRequest, hosts: Callable[..., HostProcess]) -> Callable[..., tuple[Proxy, Proxy]]:
+def pair(
+    request: pytest.FixtureRequest, hosts: Callable[..., HostProcess]
+) -> Callable[..., tuple[Proxy, Proxy]]:
     """Two connected RC endpoints on soft0: `pair(mtu=256)`; within one process, and of two hosts."""
 
     def make(endpoint: dict[str, Any] | None = None, **kw: Any) -> tuple[Proxy, Proxy]:

@@ -60,7 +60,14 @@ ATOMIC_OPS = ("ATOMIC_CMP_AND_SWP", "ATOMIC_FETCH_AND_ADD")
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
-LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+LIBC.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 # Never garbage: the collector clears an MR before it is closed, and pyverbs 44 then takes its memory for its own and
@@ -88,7 +95,13 @@ WC_OPCODE = {
 }
 QP_STATE = enum_names("IBV_QPS_")
 EVENT = enum_names("IBV_EVENT_")
-MTU = {256: e.IBV_MTU_256, 512: e.IBV_MTU_512, 1024: e.IBV_MTU_1024, 2048: e.IBV_MTU_2048, 4096: e.IBV_MTU_4096}
+MTU = {
+    256: e.IBV_MTU_256,
+    512: e.IBV_MTU_512,
+    1024: e.IBV_MTU_1024,
+    2048: e.IBV_MTU_2048,
+    4096: e.IBV_MTU_4096,
+}
 
 
 def flag_bits(names: str, prefix: str) -> int:
@@ -118,7 +131,11 @@ class Device:
 
     def gid_table(self) -> list[tuple[int, str, str]]:
         """Index, GID and type of each entry (ibv_query_gid_table)."""
-        kinds = {e.IBV_GID_TYPE_IB: "IB", e.IBV_GID_TYPE_ROCE_V1: "RoCE v1", e.IBV_GID_TYPE_ROCE_V2: "RoCE v2"}
+        kinds = {
+            e.IBV_GID_TYPE_IB: "IB",
+            e.IBV_GID_TYPE_ROCE_V1: "RoCE v1",
+            e.IBV_GID_TYPE_ROCE_V2: "RoCE v2",
+        }
         entries = self.ctx.query_gid_table(16)
         return [(entry.gid_index, entry.gid_str(), kinds[entry.gid_type]) for entry in entries]
 
@@ -150,7 +167,15 @@ class Device:
 
     def device_attr(self) -> dict[str, Any]:
         attr = self.ctx.query_device()
-        names = ("max_qp_wr", "max_sge", "max_cqe", "max_qp_rd_atom", "atomic_caps", "phys_port_cnt", "node_guid")
+        names = (
+            "max_qp_wr",
+            "max_sge",
+            "max_cqe",
+            "max_qp_rd_atom",
+            "atomic_caps",
+            "phys_port_cnt",
+            "node_guid",
+        )
         return {name: getattr(attr, name) for name in names}
 
     def event(self, timeout_s: float = 5.0) -> str | None:
@@ -334,7 +359,9 @@ class Endpoint:
             "max_inline_data": self.init_attr.cap.max_inline_data,
         }
 
-    def init(self, access: str = "local_write remote_write remote_read remote_atomic", qkey: int = 0x1234) -> None:
+    def init(
+        self, access: str = "local_write remote_write remote_read remote_atomic", qkey: int = 0x1234
+    ) -> None:
         attr = QPAttr(port_num=1)
         if self.kind == "UD":
             attr.qkey = qkey
@@ -400,8 +427,12 @@ class Endpoint:
 
     def query(self) -> dict[str, Any]:
         attr, init = self.qp.query((1 << 20) - 1)
-        names = "timeout retry_cnt rnr_retry min_rnr_timer max_rd_atomic max_dest_rd_atomic path_mtu dest_qp_num"
-        found = {name: getattr(attr, name) for name in (names + " rq_psn sq_psn qp_access_flags port_num").split()}
+        names = (
+            "timeout retry_cnt rnr_retry min_rnr_timer max_rd_atomic max_dest_rd_atomic path_mtu dest_qp_num"
+        )
+        found = {
+            name: getattr(attr, name) for name in (names + " rq_psn sq_psn qp_access_flags port_num").split()
+        }
         return {**found, "state": QP_STATE[attr.qp_state], "max_send_wr": init.cap.max_send_wr}
 
     # -- data path --
@@ -476,7 +507,9 @@ class Endpoint:
             keep.append(pieces)
             op = spec.get("op", "SEND")
             flags = flag_bits(spec.get("flags", "signaled"), "IBV_SEND_")
-            wr = SendWR(spec["wr_id"], opcode=getattr(e, f"IBV_WR_{op}"), num_sge=1, sg=pieces, send_flags=flags)
+            wr = SendWR(
+                spec["wr_id"], opcode=getattr(e, f"IBV_WR_{op}"), num_sge=1, sg=pieces, send_flags=flags
+            )
             if op in RDMA_OPS:
                 wr.set_wr_rdma(self.remote["rkey"], self.remote["addr"])
             if chain:
@@ -550,7 +583,9 @@ class Endpoint:
             self.cq.end_poll()
         return found
 
-    def answer(self, length: int, wr_id: int = 1, qkey: int = 0x1234, timeout_s: float = 20.0) -> dict[str, Any]:
+    def answer(
+        self, length: int, wr_id: int = 1, qkey: int = 0x1234, timeout_s: float = 20.0
+    ) -> dict[str, Any]:
         """Wait for a datagram at the start of the buffer and send its payload back to where it came from.
 
         The address handle is made of the completion and the 40 bytes (ibv_create_ah_from_wc); what those are.
@@ -561,7 +596,9 @@ class Endpoint:
             time.sleep(0.0002)
         header = self.mr.read(40, 0)
         ah = self.ah_from(found[0], header)
-        wr = SendWR(wr_id, num_sge=1, sg=[SGE(self.mr.buf + 40, length, self.mr.lkey)], send_flags=e.IBV_SEND_SIGNALED)
+        wr = SendWR(
+            wr_id, num_sge=1, sg=[SGE(self.mr.buf + 40, length, self.mr.lkey)], send_flags=e.IBV_SEND_SIGNALED
+        )
         wr.set_wr_ud(ah, found[0].src_qp, qkey)
         self.qp.post_send(wr)
         [sent] = self.poll(1, timeout_s)
@@ -604,7 +641,9 @@ class Endpoint:
         """Bind a window to a part of the buffer (length 0: unbind type 1); the new rkey."""
         return self.bind_part(self.mws[index], self.mr, offset, length, access, wr_id)
 
-    def bind_region(self, index: int, region: int, offset: int, length: int, access: str, wr_id: int = 1) -> int:
+    def bind_region(
+        self, index: int, region: int, offset: int, length: int, access: str, wr_id: int = 1
+    ) -> int:
         """The same to a part of a region of the device's reg() and reg_pages()."""
         return self.bind_part(self.mws[index], self.device.mrs[region], offset, length, access, wr_id)
 

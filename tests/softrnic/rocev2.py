@@ -101,7 +101,9 @@ class Packet:
         return body + icrc(body, src, dst)
 
 
-def icrc(body: bytes, src: tuple[str, int], dst: tuple[str, int], ip_id: int = 0, frag: int = 0x4000) -> bytes:
+def icrc(
+    body: bytes, src: tuple[str, int], dst: tuple[str, int], ip_id: int = 0, frag: int = 0x4000
+) -> bytes:
     """The four ICRC bytes for a UDP payload without them (IBA annex A17.3.3)."""
     udp_len = 8 + len(body) + 4
     ip = struct.pack("!BBHHHBBH", 0x45, 0xFF, 20 + udp_len, ip_id, frag, 0xFF, 17, 0xFFFF)
@@ -123,7 +125,14 @@ def parse(body: bytes) -> Packet:
     packet.reserved = word >> 24 & 0x3F
     offset = 12
     for header in OPCODES[opcode][1]:
-        form = {"deth": "!II", "reth": "!QII", "atomic": "!QIQQ", "aeth": "!I", "atomicack": "!Q", "imm": "!I"}[header]
+        form = {
+            "deth": "!II",
+            "reth": "!QII",
+            "atomic": "!QIQQ",
+            "aeth": "!I",
+            "atomicack": "!Q",
+            "imm": "!I",
+        }[header]
         values = struct.unpack_from(form, body, offset)
         offset += struct.calcsize(form)
         if header == "deth":

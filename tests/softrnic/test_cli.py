@@ -115,7 +115,11 @@ def test_whose_it_was_is_told(registry: Path, spawn: Spawn, capsys: pytest.Captu
         f"a/mlx5_1: cable pulled ({registry}; open in no process)",
     ]
     assert said("kill b/mlx5_0") == [f"b/mlx5_0: killed ({registry}; open in 1 process: {other.pid})"]
-    for name, words in {"up": "cable plugged in", "stall": "stands still", "unhang": "commands return"}.items():
+    for name, words in {
+        "up": "cable plugged in",
+        "stall": "stands still",
+        "unhang": "commands return",
+    }.items():
         assert said(f"{name} a/mlx5_1") == [f"a/mlx5_1: {words} ({registry}; open in no process)"]
     assert said("switch-down rail0") == [
         f"a/mlx5_0: the switch loses its packets ({registry}; open in 2 processes: {pids})",
@@ -171,7 +175,9 @@ def test_unknown_command_and_real_exit_status(spawn: Spawn) -> None:
 def test_env_is_for_a_shell(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--host", "b", "--preload"]) == 0
     lines = capsys.readouterr().out
-    shell = subprocess.run(["sh", "-c", f"{lines}\nenv"], capture_output=True, text=True, env={"PATH": "/bin"})
+    shell = subprocess.run(
+        ["sh", "-c", f"{lines}\nenv"], capture_output=True, text=True, env={"PATH": "/bin"}
+    )
     assert "SOFTRNIC=1\n" in shell.stdout and "SOFTRNIC_HOST=b\n" in shell.stdout
     assert f"SOFTRNIC_DIR={registry}\n" in shell.stdout
     assert f"LD_PRELOAD={softrnic.library_path()}" in shlex.split(lines)
@@ -202,7 +208,9 @@ LIST_DEVICES = "import pyverbs.device as d; print([x.name.decode() for x in d.ge
 def test_enable_before_pyverbs() -> None:
     done = run_python(f"from shiftverbs import softrnic; softrnic.enable('3'); {LIST_DEVICES}")
     assert done.stdout.strip().endswith("['soft0', 'soft1', 'soft2']"), done.stderr
-    done = run_python(f"from shiftverbs import softrnic; softrnic.enable(); softrnic.enable(); {LIST_DEVICES}")
+    done = run_python(
+        f"from shiftverbs import softrnic; softrnic.enable(); softrnic.enable(); {LIST_DEVICES}"
+    )
     assert done.stdout.strip().endswith("['soft0', 'soft1']"), done.stderr
     done = run_python(f"from shiftverbs import softrnic; softrnic.enable('mlx5_1;mlx5_0'); {LIST_DEVICES}")
     assert done.stdout.strip().endswith("['mlx5_1', 'mlx5_0']"), done.stderr

@@ -32,7 +32,9 @@ def test_every_operation(pair: Pair) -> None:
     )
     sent = left.poll_ex(7)
     assert statuses(sent) == [(i, "SUCCESS") for i in range(1, 8)]
-    assert [wc["opcode"] for wc in sent] == "SEND SEND RDMA_WRITE RDMA_WRITE RDMA_READ FETCH_ADD COMP_SWAP".split()
+    assert [
+        wc["opcode"] for wc in sent
+    ] == "SEND SEND RDMA_WRITE RDMA_WRITE RDMA_READ FETCH_ADD COMP_SWAP".split()
     assert [(wc["wr_id"], wc["byte_len"], wc["imm"], wc["opcode"]) for wc in right.poll_ex(3)] == [
         (10, 2000, None, "RECV"),
         (11, 3, 7, "RECV"),

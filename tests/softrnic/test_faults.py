@@ -207,7 +207,11 @@ def test_death_wakes_who_waits(hosts: Callable[..., Any]) -> None:
 # -- lost packets --
 def test_lost_request(pair: Pair) -> None:
     """A packet from the middle of a message is lost: sequence NAK, sent again, nothing wrong."""
-    for opcode, op in (("RC_SEND_MIDDLE", "SEND"), ("RC_WRITE_LAST", "RDMA_WRITE"), ("RC_SEND_FIRST", "SEND")):
+    for opcode, op in (
+        ("RC_SEND_MIDDLE", "SEND"),
+        ("RC_WRITE_LAST", "RDMA_WRITE"),
+        ("RC_SEND_FIRST", "SEND"),
+    ):
         left, right = pair(mtu=256, timeout=15, retry_cnt=7)
         rule = faults.drop("a/soft0", direction="tx", opcode=opcode)
         left.pattern(1, 3000)

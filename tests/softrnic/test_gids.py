@@ -52,7 +52,10 @@ def test_table(hosts: Callable[..., Any]) -> None:
 
 def test_null_devices_have_no_ipv4_address(hosts: Callable[..., Any]) -> None:
     table = hosts("a", "null").open("soft0").gid_table()
-    assert [(address(gid).is_link_local, kind) for _, gid, kind in table] == [(True, "RoCE v1"), (True, "RoCE v2")]
+    assert [(address(gid).is_link_local, kind) for _, gid, kind in table] == [
+        (True, "RoCE v1"),
+        (True, "RoCE v2"),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["RC", "UC"])

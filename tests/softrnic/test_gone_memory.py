@@ -324,4 +324,7 @@ def check_copies(ends: Ends) -> None:
     assert ends.left.get(3) == "aa" * 3 and ends.far.peek(ends.theirs["addr"] + 5003, 8) == "aa" * 8
     ends.left.send("ATOMIC_FETCH_AND_ADD", 4, 8, compare_add=1, **ends.remote(PAGE + 1024))
     assert statuses(ends.left.poll()) == [(4, "SUCCESS")]
-    assert ends.left.get(8) == "aa" * 8 and ends.far.peek(ends.theirs["addr"] + PAGE + 1024, 8) == "ab" + "aa" * 7
+    assert (
+        ends.left.get(8) == "aa" * 8
+        and ends.far.peek(ends.theirs["addr"] + PAGE + 1024, 8) == "ab" + "aa" * 7
+    )

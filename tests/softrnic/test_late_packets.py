@@ -22,11 +22,17 @@ def number(endpoint: Proxy) -> int:
 @pytest.mark.parametrize("direction", ["tx", "rx"])
 def test_delay(two: Pair, direction: str) -> None:
     left, _right = two(**PATIENT)
-    rule = faults.delay("a/soft0" if direction == "tx" else "b/soft0", 0.3, direction=direction, opcode="write")
+    rule = faults.delay(
+        "a/soft0" if direction == "tx" else "b/soft0", 0.3, direction=direction, opcode="write"
+    )
     start = left.send("RDMA_WRITE", 1, 100)
     assert statuses(found := left.poll(1, 10)) == [(1, "SUCCESS")]
     assert found[0]["at"] - start >= 0.3
-    assert (faults.rule(rule).fired, faults.rule(rule).action, faults.rule(rule).delay_us) == (1, "delay", 300_000)
+    assert (faults.rule(rule).fired, faults.rule(rule).action, faults.rule(rule).delay_us) == (
+        1,
+        "delay",
+        300_000,
+    )
     start = left.send("RDMA_WRITE", 2, 100)
     assert statuses(found := left.poll(1, 10)) == [(2, "SUCCESS")]
     assert found[0]["at"] - start < 0.3, "only one packet was asked for"

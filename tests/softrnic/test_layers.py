@@ -56,7 +56,8 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         all_symbols = list(pool.map(lambda path: symbols(path, folder), sorted(SOURCES.rglob("*.c"))))
     home = {symbol: name for name, defined, _ in all_symbols for symbol in defined}
     return {
-        name: {home[symbol] for symbol in wanted if symbol in home} - {name} for name, _, wanted in all_symbols
+        name: {home[symbol] for symbol in wanted if symbol in home} - {name}
+        for name, _, wanted in all_symbols
     }
 
 

@@ -63,7 +63,9 @@ def test_cable_between_namespaces(hosts: Callable[..., Any], spaces: tuple[Names
     assert near.event() == "PORT_ACTIVE" and near.port()["state"] == "ACTIVE"
 
 
-def test_each_process_needs_an_address(hosts: Callable[..., Any], spaces: tuple[Namespace, Namespace]) -> None:
+def test_each_process_needs_an_address(
+    hosts: Callable[..., Any], spaces: tuple[Namespace, Namespace]
+) -> None:
     one, _ = spaces
     first = hosts("a", "soft0@netdev:v0", prefix=one.prefix).open("soft0")
     second = hosts("a", "soft0@netdev:v0", prefix=one.prefix)

@@ -13,7 +13,9 @@ from shiftverbs.softrnic import library_path
 
 
 def start(spawn: Spawn, program: str, *args: str, host: str = "a") -> Child:
-    return spawn(*args, program=program, host=host, env={"LD_PRELOAD": str(library_path())}, name=f"{program} {host}")
+    return spawn(
+        *args, program=program, host=host, env={"LD_PRELOAD": str(library_path())}, name=f"{program} {host}"
+    )
 
 
 def test_devices(spawn: Spawn) -> None:

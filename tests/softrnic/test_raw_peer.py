@@ -108,7 +108,9 @@ def test_any_identification(peer: Callable[..., RawPeer]) -> None:
     p = peer()
     for offset, ip_id in enumerate([0, 1, 0x8000, 0xFFFF, 0x1234]):
         p.endpoint.recv(offset, 100)
-        body = Packet(SEND_ONLY, dest_qpn=p.qpn, psn=(PSN + offset) % (1 << 24), payload=b"x" * 20, ack_req=True)
+        body = Packet(
+            SEND_ONLY, dest_qpn=p.qpn, psn=(PSN + offset) % (1 << 24), payload=b"x" * 20, ack_req=True
+        )
         data = body.datagram(p.address, p.to)[:-4]
         p.send_raw(data + icrc(data, p.address, p.to, ip_id=ip_id))
         p.expect_ack(offset, offset + 1)
@@ -151,9 +153,13 @@ def test_one_acknowledgement_for_many(peer: Callable[..., RawPeer]) -> None:
         p.send_raw(answer.datagram(p.address, p.to))
     assert p.endpoint.poll(1, 0.05) == []
     for offset, done in ((2, [1, 2, 3]), (2, []), (4, [4, 5])):
-        answer = Packet(ACK, dest_qpn=p.qpn, psn=(p.their_psn + offset) % (1 << 24), syndrome=ACK_OK, msn=offset + 1)
+        answer = Packet(
+            ACK, dest_qpn=p.qpn, psn=(p.their_psn + offset) % (1 << 24), syndrome=ACK_OK, msn=offset + 1
+        )
         p.send_raw(answer.datagram(p.address, p.to))
-        assert statuses(p.endpoint.poll(len(done) or 1, 5 if done else 0.05)) == [(i, "SUCCESS") for i in done]
+        assert statuses(p.endpoint.poll(len(done) or 1, 5 if done else 0.05)) == [
+            (i, "SUCCESS") for i in done
+        ]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,9 @@ def test_read_response_that_does_not_fit(peer: Callable[..., RawPeer]) -> None:
         if first["wr_id"] == 1:
             assert first["status"] in ("BAD_RESP_ERR", "LOC_LEN_ERR")
         else:
-            good = Packet(RESP_ONLY, dest_qpn=p.qpn, psn=asked.psn, syndrome=ACK_OK, msn=1, payload=b"8 bytes!")
+            good = Packet(
+                RESP_ONLY, dest_qpn=p.qpn, psn=asked.psn, syndrome=ACK_OK, msn=1, payload=b"8 bytes!"
+            )
             p.send_raw(good.datagram(p.address, p.to))
             assert statuses(p.endpoint.poll()) == [(1, "SUCCESS")]
 
@@ -356,7 +364,9 @@ def test_random_packets(peer: Callable[..., RawPeer]) -> None:
                 opcode,
                 dest_qpn=p.qpn,
                 psn=(base + rng.choice([-1, 0, 0, 0, 1, 2, 3, 7, 1000])) % (1 << 24),
-                payload=rng.randbytes(rng.choice([0, 1, 4, 88, MTU, MTU + 1, 4096])) if OPCODES[opcode][2] else b"",
+                payload=rng.randbytes(rng.choice([0, 1, 4, 88, MTU, MTU + 1, 4096]))
+                if OPCODES[opcode][2]
+                else b"",
                 ack_req=rng.random() < 0.5,
                 va=rng.choice([p.va, p.va + 65_000, 0, rng.getrandbits(64)]),
                 rkey=rng.choice([p.rkey, p.rkey, rng.getrandbits(32)]),
@@ -368,7 +378,9 @@ def test_random_packets(peer: Callable[..., RawPeer]) -> None:
         p.endpoint.poll(100, 0.02)
         assert p.endpoint.state() in ("RTS", "ERR"), life
         p.endpoint.modify("RESET")
-        p.endpoint.connect({"gid": device.gid(), "qpn": p.qpn, "psn": p.their_psn, "addr": p.va, "rkey": p.rkey})
+        p.endpoint.connect(
+            {"gid": device.gid(), "qpn": p.qpn, "psn": p.their_psn, "addr": p.va, "rkey": p.rkey}
+        )
         # Connected with itself now: everything still works.
         p.endpoint.poll(100, 0.02)
         p.endpoint.recv(7, 100)

@@ -279,7 +279,9 @@ def test_rule_details(start: Callable[..., Port]) -> None:
     one.ask("claim soft0"), two.ask("claim soft0")
     # Messages are counted by their last packets.
     rule = faults.drop("a/soft0", opcode="write", per_message=True, nth=2)
-    answers = [one.ask("filter soft0 tx", opcode) for opcode in (WRITE_FIRST, WRITE_LAST, WRITE_FIRST, WRITE_LAST)]
+    answers = [
+        one.ask("filter soft0 tx", opcode) for opcode in (WRITE_FIRST, WRITE_LAST, WRITE_FIRST, WRITE_LAST)
+    ]
     assert answers == ["pass", "pass", "pass", "drop"]
     faults.undrop(rule)
     # The acknowledgement of the 3rd message, whichever packet carries it; MSN wraps at 2^24.
@@ -293,7 +295,11 @@ def test_rule_details(start: Callable[..., Port]) -> None:
     faults.clear(rules_only=True)
     faults.drop("a/soft0", peer="b", count=0)
     peers = ("127.32.1.1", "127.32.2.1", "127.32.9.1")
-    assert [one.ask("filter soft0 rx", SEND_ONLY, 0, 0, 1, peer) for peer in peers] == ["pass", "drop", "pass"]
+    assert [one.ask("filter soft0 rx", SEND_ONLY, 0, 0, 1, peer) for peer in peers] == [
+        "pass",
+        "drop",
+        "pass",
+    ]
     assert two.ask("filter soft0 rx", SEND_ONLY, 0, 0, 1, "127.32.2.1") == "pass", "b's packets are not a's"
     one.end(), two.end()
 
@@ -467,11 +473,20 @@ def test_long_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port_pr
         ("mlx5_0", "host a devices mlx5_0:loopback"),
         ("roce;", "host a devices roce:loopback"),
         ("mlx5_1;mlx5_0;", "host a devices mlx5_1:loopback mlx5_0:loopback"),
-        ("mlx5_0@null;eth-0.1@127.0.0.5;soft2", "host a devices mlx5_0:null eth-0.1:address/127.0.0.5 soft2:loopback"),
+        (
+            "mlx5_0@null;eth-0.1@127.0.0.5;soft2",
+            "host a devices mlx5_0:null eth-0.1:address/127.0.0.5 soft2:loopback",
+        ),
         (LONG_NAME + ";m", f"host a devices {LONG_NAME}:loopback m:loopback"),
         (";".join(MANY_NAMES), "host a devices " + " ".join(f"{name}:loopback" for name in MANY_NAMES)),
-        (LONG_NAME + "n;m", f"error SOFTRNIC={LONG_NAME}n;m: '{LONG_NAME}n' is no device name: it is longer than 63"),
-        ("a/b;c", "error SOFTRNIC=a/b;c: 'a/b' is no device name: it has a character that is white space, '/'"),
+        (
+            LONG_NAME + "n;m",
+            f"error SOFTRNIC={LONG_NAME}n;m: '{LONG_NAME}n' is no device name: it is longer than 63",
+        ),
+        (
+            "a/b;c",
+            "error SOFTRNIC=a/b;c: 'a/b' is no device name: it has a character that is white space, '/'",
+        ),
         ("a;b\x7f", "error SOFTRNIC=a;b\x7f: 'b\x7f' is no device name: it has a character"),
         ("mlx5_0;mlx5_é", "error SOFTRNIC=mlx5_0;mlx5_é: 'mlx5_é' is no device name: it has a character"),
         (".;..", "error SOFTRNIC=.;..: '.' is no device name: it is a directory's"),
@@ -480,9 +495,15 @@ def test_long_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port_pr
         ("mlx5_0;null", "error SOFTRNIC=mlx5_0;null: 'null' is no device name"),
         (";", "error SOFTRNIC=;: '' is no device name"),
         ("mlx5_0;mlx5_1;mlx5_0", "error SOFTRNIC=mlx5_0;mlx5_1;mlx5_0: device mlx5_0 is described twice"),
-        ("soft1;mlx5_1", "error SOFTRNIC=soft1;mlx5_1: soft1 and mlx5_1 are both on rail1: soft<N> is on rail<N>"),
+        (
+            "soft1;mlx5_1",
+            "error SOFTRNIC=soft1;mlx5_1: soft1 and mlx5_1 are both on rail1: soft<N> is on rail<N>",
+        ),
         ("m;" * 15 + "m", f"error SOFTRNIC={'m;' * 15}m: device m is described twice"),
-        (";".join("abcdefghijklmnopq"), "error SOFTRNIC=a;b;c;d;e;f;g;h;i;j;k;l;m;n;o;p;q: more than 16 devices"),
+        (
+            ";".join("abcdefghijklmnopq"),
+            "error SOFTRNIC=a;b;c;d;e;f;g;h;i;j;k;l;m;n;o;p;q: more than 16 devices",
+        ),
         ("soft0;soft0", "error SOFTRNIC=soft0;soft0: device soft0 is described twice"),
         ("soft0;;soft1", "error SOFTRNIC=soft0;;soft1: '' is no device name"),
         ("soft0@netdev:", "error SOFTRNIC=soft0@netdev:: device soft0: '' is no name of a network interface"),
@@ -513,7 +534,9 @@ def test_names_of_devices(start: Callable[..., Port]) -> None:
     assert one.ask("state mlx5_1").startswith("link down") and two.ask("state soft1").startswith("link up")
     rule = faults.drop("a/mlx5_0", then="down", then_target="b/soft1")
     assert (faults.rule(rule).target, faults.rule(rule).then_target) == ("a/mlx5_0", "b/soft1")
-    with pytest.raises(faults.FaultError, match="host 'a' has no device 'soft1'; there are: a/mlx5_0, a/mlx5_1, b/"):
+    with pytest.raises(
+        faults.FaultError, match="host 'a' has no device 'soft1'; there are: a/mlx5_0, a/mlx5_1, b/"
+    ):
         faults.down("a/soft1")
     one.end()
 
@@ -546,7 +569,9 @@ def test_host_names(start: Callable[..., Port]) -> None:
 def test_wrong_configuration_offers_no_devices(port_program: Path, registry: Path, spawn: Spawn) -> None:
     child = spawn(program=str(port_program), softrnic="many")
     assert child.wait() == 3
-    assert child.output.startswith("softrnic: SOFTRNIC=many: expected") and child.output.count("softrnic:") == 1
+    assert (
+        child.output.startswith("softrnic: SOFTRNIC=many: expected") and child.output.count("softrnic:") == 1
+    )
     child = spawn(program=str(port_program), softrnic="1", env={"SOFTRNIC_KEYS": "old"})
     assert child.wait() == 3
     assert child.output.startswith("softrnic: SOFTRNIC_KEYS=old: expected reuse")

@@ -54,7 +54,11 @@ REPEATED = {
     test_standstill: "stall_and_go_on stalled_nic_does_not_even_flush kill_ends_the_waiting",
 }
 globals().update(
-    {f"test_{name}": getattr(module, f"test_{name}") for module, names in REPEATED.items() for name in names.split()}
+    {
+        f"test_{name}": getattr(module, f"test_{name}")
+        for module, names in REPEATED.items()
+        for name in names.split()
+    }
 )
 peer, ends, shared, index = test_raw_peer.peer, test_ud.ends, test_srq.shared, test_gids.index
 
@@ -103,4 +107,6 @@ def test_nothing_is_written_after_the_end(sanitizers: str, tmp_path: Path, softr
     done = subprocess.run([str(program), "3"], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
     counts = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", done.stdout)}
-    assert all(counts[name] >= 5 for name in ("err", "reset", "destroy", "deregister")) and counts["busy"] >= 10, counts
+    assert (
+        all(counts[name] >= 5 for name in ("err", "reset", "destroy", "deregister")) and counts["busy"] >= 10
+    ), counts

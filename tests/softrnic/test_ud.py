@@ -36,7 +36,11 @@ def test_datagram(ends: tuple[Proxy, Proxy]) -> None:
         left.send("SEND", 7, size, to=right.info())
         assert statuses(left.poll()) == [(7, "SUCCESS")]
         [received] = right.poll()
-        assert (received["status"], received["opcode"], received["byte_len"]) == ("SUCCESS", "RECV", size + 40)
+        assert (received["status"], received["opcode"], received["byte_len"]) == (
+            "SUCCESS",
+            "RECV",
+            size + 40,
+        )
         assert received["grh"] and received["src_qp"] == left.info()["qpn"]
         assert right.matches(seed, size, 40)
         header = bytes.fromhex(right.get(40))

@@ -74,7 +74,10 @@ def test_against_independent_encoder(wire_program: Path) -> None:
     for opcode in OPCODES:
         for _ in range(15):
             packet = random_packet(rng, opcode)
-            src = (f"127.{rng.randrange(256)}.{rng.randrange(256)}.{rng.randrange(256)}", rng.randrange(1, 65536))
+            src = (
+                f"127.{rng.randrange(256)}.{rng.randrange(256)}.{rng.randrange(256)}",
+                rng.randrange(1, 65536),
+            )
             dst = (f"10.1.2.{rng.randrange(256)}", UDP_PORT)
             flags = (
                 packet.solicited

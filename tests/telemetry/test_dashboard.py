@@ -43,12 +43,15 @@ def scraped() -> Any:
     registry.register(metrics.Collector(runtime))  # type: ignore[arg-type]
     with observe.register_prometheus(registry):
         observe.publish(
-            observe.Fallback(qp_num=1, device="soft0", epoch=1, target="soft1", durations={"fallback_ms": 1.0})
+            observe.Fallback(
+                qp_num=1, device="soft0", epoch=1, target="soft1", durations={"fallback_ms": 1.0}
+            )
         )
         assert observe.flush()
-        yield {
-            sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples
-        }, registry
+        yield (
+            {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples},
+            registry,
+        )
 
 
 def expressions() -> list[str]:
@@ -65,7 +68,9 @@ def test_every_metric_and_label_in_an_expression_exists(scraped: Any) -> None:
         named = re.findall(r"shiftverbs_\w+", expression)
         assert named and set(named) <= set(samples), expression
         labels = set().union(*(samples[name] for name in named)) | {"instance"}
-        used = {word.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for word in group.split(",")}
+        used = {
+            word.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for word in group.split(",")
+        }
         used |= set(re.findall(r"[{,](\w+)=~?\"", expression))
         assert used <= labels, expression
 

@@ -187,7 +187,15 @@ def test_eighty_columns_are_enough_whatever_there_is_to_show(rates: Any) -> None
     answers = reader.Answers([process([qp(1), failed])], [(5, "it does not answer")])
     text = drawn(answers, rates)
     assert all(len(line) <= 80 for line in text.splitlines()), text
-    for word in ("4711", "123456", "gave up 2", "0xffffff", "FAILED", "pid 5: it does not answer", "3.0 s ago"):
+    for word in (
+        "4711",
+        "123456",
+        "gave up 2",
+        "0xffffff",
+        "FAILED",
+        "pid 5: it does not answer",
+        "3.0 s ago",
+    ):
         assert word in text
 
 

@@ -94,9 +94,12 @@ def _boot(kernel: Path, job: str, out: Path, limit_s: float) -> Result:
         *share("out", out),
     ]  # fmt: skip
     started = time.monotonic()
-    with (out / "console.log").open("wb") as console, subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT
-    ) as guest:
+    with (
+        (out / "console.log").open("wb") as console,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT
+        ) as guest,
+    ):
         try:
             guest.wait(max(0.0, limit_s))
         except subprocess.TimeoutExpired:

@@ -47,14 +47,20 @@ GROUPS = [
     pytest_group("failover", "tests/rxe/test_failover.py -k 'survives or infinite'", 420),
     Group("demo", "$PYTHON -m shiftverbs demo --device rxe --quick --plain --json /out/demo.json", 420),
     pytest_group("adversity", "tests/rxe/test_failover.py -k 'not survives and not infinite'", 600, rails=3),
-    pytest_group("conformance", "tests/rxe/test_conformance.py tests/rxe/test_doctor.py tests/rxe/test_cmid.py", 420),
+    pytest_group(
+        "conformance", "tests/rxe/test_conformance.py tests/rxe/test_doctor.py tests/rxe/test_cmid.py", 420
+    ),
     pytest_group("benchmarks", "tests/rxe/test_benchmarks.py", 300),
     pytest_group("interop", "tests/rxe/test_interop.py", 240, rails=0),
 ]
 SOAK = [
     pytest_group("soak", "tests/rxe/test_failover.py", 3600, rails=3, env="RXE_SOAK=1"),
     Group("demo", "$PYTHON -m shiftverbs demo --device rxe --plain --json /out/demo.json", 1800),
-    Group("bench", "$PYTHON -m benchmarks --quick --device rxe_a0 --only network --no-figures --output /out", 3600),
+    Group(
+        "bench",
+        "$PYTHON -m benchmarks --quick --device rxe_a0 --only network --no-figures --output /out",
+        3600,
+    ),
 ]
 
 
@@ -88,11 +94,15 @@ def verdict(group: Group, result: guest.Result, scale: float) -> tuple[str, str]
 
 def main() -> int:
     """Run the groups named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--soak", action="store_true", help="the full cross product, an hour and more")
     parser.add_argument("--scale", type=float, default=float(os.environ.get("RXE_TIME_SCALE", "1")),
                         help="factor on all time limits, for a busy machine (RXE_TIME_SCALE)")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="guests at a time, a core each")
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="guests at a time, a core each"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "rxe", help="where logs go")
     parser.add_argument("group", nargs="*", help="only these")
     options = parser.parse_args()
@@ -105,7 +115,9 @@ def main() -> int:
         kernel = guest.prepare()
     except guest.Unavailable:
         print("*" * 100)
-        print("*** test-rxe SKIPPED: nothing was tested on the kernel's soft-RoCE: no guest can be had (see above).")
+        print(
+            "*** test-rxe SKIPPED: nothing was tested on the kernel's soft-RoCE: no guest can be had (see above)."
+        )
         print("*" * 100)
         return 0
     version = (kernel / "ready").read_text().strip()
@@ -117,7 +129,9 @@ def main() -> int:
         return group, guest.run(kernel, job(group), options.out / group.name, group.limit_s * options.scale)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = [pool.submit(run, group) for group in groups if not options.group or group.name in options.group]
+        runs = [
+            pool.submit(run, group) for group in groups if not options.group or group.name in options.group
+        ]
         for done in as_completed(runs):
             group, result = done.result()
             status, line = verdict(group, result, options.scale)

@@ -104,7 +104,10 @@ class Endpoint:
             except self.verbs.error.PyverbsError:
                 break
             groups = gid.split(":")
-            if groups[:6] == ["0000"] * 5 + ["ffff"] and self.context.query_gid_type(1, index) == GID_TYPE_ROCE_V2:
+            if (
+                groups[:6] == ["0000"] * 5 + ["ffff"]
+                and self.context.query_gid_type(1, index) == GID_TYPE_ROCE_V2
+            ):
                 return index, gid
             if fallback is None and set(gid) - set("0:"):
                 fallback = (index, gid)

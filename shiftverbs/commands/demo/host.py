@@ -220,7 +220,12 @@ class HostPair:
             host.report = {}
         waits = [
             host.ask(
-                "open", traffic=traffic, device=device(host.name), role=role, seed=seed, attrs=dict(attrs or {})
+                "open",
+                traffic=traffic,
+                device=device(host.name),
+                role=role,
+                seed=seed,
+                attrs=dict(attrs or {}),
             )
             for role, host in enumerate(self.both)
         ]

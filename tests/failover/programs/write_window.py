@@ -32,7 +32,9 @@ class Side:
         access = e.ibv_access_flags.IBV_ACCESS_LOCAL_WRITE | e.ibv_access_flags.IBV_ACCESS_REMOTE_WRITE
         self.mr = mr.MR(self.pd, WINDOW * SIZE + 8, access)
         cap = qp.QPCap(max_send_wr=WINDOW, max_recv_wr=WINDOW)
-        init = qp.QPInitAttr(qp_type=ibv_qp_type.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq, cap=cap, sq_sig_all=0)
+        init = qp.QPInitAttr(
+            qp_type=ibv_qp_type.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq, cap=cap, sq_sig_all=0
+        )
         attr = qp.QPAttr(port_num=1)
         attr.qp_access_flags = access
         self.qp = qp.QP(self.pd, init, attr)

@@ -50,7 +50,9 @@ class End:
     def send(self, text: str) -> None:
         self.mr.write(text.ljust(LENGTH), LENGTH)
         sge = SGE(self.mr.buf, LENGTH, self.mr.lkey)
-        self.qp.post_send(SendWR(2, num_sge=1, sg=[sge], opcode=e.IBV_WR_SEND, send_flags=e.IBV_SEND_SIGNALED))
+        self.qp.post_send(
+            SendWR(2, num_sge=1, sg=[sge], opcode=e.IBV_WR_SEND, send_flags=e.IBV_SEND_SIGNALED)
+        )
 
     def completion(self) -> Any:
         deadline = time.monotonic() + PATIENCE_S
