@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shiftverbs import _nic
 from shiftverbs.failover.host import ProtectedQp
 from shiftverbs.native.ibv import AccessFlag, AtomicCap
 from shiftverbs.process.waiting import in_slices
@@ -25,6 +24,7 @@ from shiftverbs.protocol import events as ev
 from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, ERR, INIT, LIVE, RTS
 
 if TYPE_CHECKING:
+    from shiftverbs._nic import ModifySteps
     from shiftverbs.failover.pairing import Pairing
     from shiftverbs.failover.timeline import Timeline
 
@@ -89,7 +89,12 @@ class _Told:
         self.answers: dict[int, int | None] = {}
         self.given: dict[int, Given] = {}
 
-    def tell(self, k: int, given: Given, steps: _nic.ModifySteps) -> None:
+    def steps(self, k: int) -> ModifySteps:
+        """An empty list of transitions for pair k's QP."""
+        made: ModifySteps = self.connection.nic(k).verbs.ModifySteps()
+        return made
+
+    def tell(self, k: int, given: Given, steps: ModifySteps) -> None:
         """Under the driver's lock: queue steps for pair k's QP, whose last command was `given`."""
         c = self.connection
         pointer = c.shadow.handle(k)
@@ -145,7 +150,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: 
         if not k or given is None or given.state != RTS:
             return 0
         changes = on_pair(connection, k, changes)
-        told.tell(k, given, _nic.ModifySteps().add(**changes))
+        told.tell(k, given, told.steps(k).add(**changes))
     told.wait(timeout_s)
     with connection.driver.locked():
         if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
@@ -200,11 +205,11 @@ def _follow(told: _Told, k: int, given: Given, wanted: dict[str, Any]) -> None:
         return  # the next command takes them along, and no peer is served meanwhile
     if given.state == RTS:
         given.attrs.update(changes)
-        told.tell(k, given, _nic.ModifySteps().add(**changes))
+        told.tell(k, given, told.steps(k).add(**changes))
     elif given.attrs.get("qp_access_flags", 0) & ~wanted.get("qp_access_flags", 0):
         # Nothing can be changed in RTR. ARM begins again.
         given.state = ERR
-        told.tell(k, given, _nic.ModifySteps().add(state=ERR))
+        told.tell(k, given, told.steps(k).add(state=ERR))
 
 
 def _connect_anew(connection: ChangedQp, wanted: dict[str, Any]) -> bool:
@@ -245,5 +250,7 @@ def _out_of_use(connection: ChangedQp, k: int, why: str) -> None:
         logger.warning("QP %#x: %s: that pair is connected anew", connection.shadow.qp_num, why)
     connection.given[k].state = ERR
     if not connection.nic(k).dead:
-        connection.driver.command(connection, k, _nic.ModifySteps().add(state=ERR), lambda err, step: None)
+        connection.driver.command(
+            connection, k, connection.nic(k).verbs.ModifySteps().add(state=ERR), lambda err, step: None
+        )
     connection.driver.safely(connection, connection.feed, ev.PathFailed(k, why))

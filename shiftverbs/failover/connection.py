@@ -262,7 +262,7 @@ class Connection:
             self.driver.protocol_config,
             locals_,
             initiator,
-            random.Random(os.urandom(8)),
+            random.Random(self.driver.machine.random_bits(64)),
             self.driver.now_ns(),
         )
         self.keys.open(mine, theirs)

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import collections
 import logging
-import secrets
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shiftverbs import _nic
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.protocol import codec
@@ -23,6 +20,7 @@ from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import SECRET_BYTES, Seals
 
 if TYPE_CHECKING:
+    from shiftverbs.failover.machine import Machine
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.control")
@@ -102,7 +100,7 @@ class ControlChannel:
     """All control ports and paths of this process.
 
     post: runs a callable under the driver's lock, from any thread. watch/unwatch: add or remove a descriptor the
-    control thread waits for.
+    control thread waits for. machine: the clock, and chance.
     """
 
     def __init__(
@@ -112,7 +110,9 @@ class ControlChannel:
         unwatch: Callable[[int], None],
         ping_interval_ns: int,
         ping_dead_after: int,
+        machine: Machine,
     ) -> None:
+        self._machine = machine
         self._post = post
         self._watch = watch
         self._unwatch = unwatch
@@ -143,7 +143,11 @@ class ControlChannel:
 
     def secret(self, nic: Nic) -> bytes:
         """The secret of our control port on `nic`: for the exchanger, and nobody else."""
-        return self._secrets.setdefault(nic.name, secrets.token_bytes(SECRET_BYTES))
+        secret = self._secrets.get(nic.name)
+        if secret is None:
+            made = self._machine.random_bits(8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
+            secret = self._secrets.setdefault(nic.name, made)
+        return secret
 
     def port_error(self, nic: Nic) -> str | None:
         """Why `nic` has no control port, or None."""
@@ -161,7 +165,7 @@ class ControlChannel:
 
         def make() -> None:
             try:
-                port = _nic.ControlPort(nic.ctx, nic.port, nic.gid_index, SEND_DEPTH)
+                port = nic.verbs.ControlPort(nic.ctx, nic.port, nic.gid_index, SEND_DEPTH)
                 port.rearm()
             except OSError as error:
                 reason = f"{nic.name}: no control port: {error}"
@@ -202,7 +206,7 @@ class ControlChannel:
         self._reviving.discard(nic_name)
         if reason is not None:
             text = "%s: the QP of the control port cannot be brought out of ERR: %s"
-            self._seldom.info(time.monotonic_ns(), text, nic_name, reason)
+            self._seldom.info(self._machine.now_ns(), text, nic_name, reason)
 
     # ---- paths ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +215,7 @@ class ControlChannel:
         path = self.paths.get((nic.name, endpoint))
         if path is None:
             link = self._link(nic, endpoint)
-            ping = PingState(self._ping_interval_ns, self._ping_dead_after, secrets.randbits(62))
+            ping = PingState(self._ping_interval_ns, self._ping_dead_after, self._machine.random_bits(62))
             path = Path(nic, endpoint, link, ping)
             self.paths[path.key] = path
             # The collector may have closed all other paths of this link meanwhile, and taken it away with them.

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs import _nic
 from shiftverbs.failover.host import ProtectedQp
 from shiftverbs.native.ibv import QpState
 from shiftverbs.shadows.nic import GONE
@@ -77,7 +76,10 @@ class Fence:
                 self._erred(k, errno.EIO, 0)
             else:
                 c.driver.command(
-                    c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k)
+                    c,
+                    k,
+                    c.nic(k).verbs.ModifySteps().add(state=QpState.ERR),
+                    functools.partial(self._erred, k),
                 )
         self._check()
 
@@ -87,7 +89,10 @@ class Fence:
         for k in sorted(self._commanded):
             if not c.nic(k).dead and not c.nic(k).worker.pending(c.shadow.handle(k)):
                 c.driver.command(
-                    c, k, _nic.ModifySteps().add(state=QpState.ERR), functools.partial(self._erred, k)
+                    c,
+                    k,
+                    c.nic(k).verbs.ModifySteps().add(state=QpState.ERR),
+                    functools.partial(self._erred, k),
                 )
 
     def _over(self) -> bool:
@@ -135,7 +140,9 @@ class Fence:
             return
         self._kicked_ns[k] = c.driver.now_ns()
         c.driver.schedule(c, self.due_ns)
-        c.driver.command(c, k, _nic.ModifySteps().add(state=QpState.ERR), lambda err, step: self._kicked(k))
+        c.driver.command(
+            c, k, c.nic(k).verbs.ModifySteps().add(state=QpState.ERR), lambda err, step: self._kicked(k)
+        )
 
     def _kicked(self, k: int) -> None:
         """The NIC has brought pair k to ERR once more: markers that it would not take before, it takes now."""

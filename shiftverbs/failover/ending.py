@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs import _nic
 from shiftverbs.failover.cq_polling import Carrier
 from shiftverbs.failover.drain import Fence, FencedQp
 from shiftverbs.native.ibv import QpState, WcStatus
@@ -107,7 +106,7 @@ class Ending:
             # Nothing of the application's is there; but what it posts later must fail.
             self._default_works = True
             c.rebuild.call_off(0)
-            c.driver.command(c, 0, _nic.ModifySteps().add(state=QpState.ERR), self._default_is_err)
+            c.driver.command(c, 0, c.nic(0).verbs.ModifySteps().add(state=QpState.ERR), self._default_is_err)
         c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung)
         c.fence.begin()
         c.wake_up()
@@ -210,7 +209,7 @@ class Ending:
         for k in stopping:
             c.drain(k)
             if not c.nic(k).dead:
-                steps = _nic.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
+                steps = c.nic(k).verbs.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
                 c.driver.command(c, k, steps, _nothing)
         return stopping
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shiftverbs.failover.control_channel import ControlChannel, Path
     from shiftverbs.failover.cq_polling import Looks
     from shiftverbs.failover.directory import Directory
+    from shiftverbs.failover.machine import Machine
     from shiftverbs.failover.memory_keys import KeyBook
     from shiftverbs.failover.totals import Totals
     from shiftverbs.process.log_lines import Announcements
@@ -105,6 +106,10 @@ class Host(Protocol):
         """The deadlines and intervals of every PairProtocol."""
 
     @property
+    def machine(self) -> Machine:
+        """What all this stands on."""
+
+    @property
     def instance(self) -> str:
         """This process's id, 16 hex digits."""
 
@@ -144,7 +149,8 @@ class Host(Protocol):
     def totals(self) -> Totals:
         """Counts that outlive QPs."""
 
-    def now_ns(self) -> int:
+    @property
+    def now_ns(self) -> Callable[[], int]:
         """The clock: CLOCK_MONOTONIC in nanoseconds."""
 
     def wc_name(self, status: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -154,7 +153,7 @@ class Pairing:
         peer = Route(gid_text(dgid) if dgid is not None else None, ah.get("dlid", 0), attrs["dest_qp_num"])
         self._peer_route = peer
         control, shadows = self._reached_at(usable)
-        self.life = self.life or secrets.randbits(64) or 1
+        self.life = self.life or self.driver.machine.random_bits(64) or 1
         self._mine = QpRecord(
             job=job,
             instance=self.driver.instance,

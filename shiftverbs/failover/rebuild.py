@@ -10,14 +10,16 @@ import collections
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shiftverbs import _nic
 from shiftverbs.failover.changes import ChangedQp, Given, on_pair
 from shiftverbs.native.ibv import MigState, QpState
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
 from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, INIT, LIVE, RTR, RTS
+
+if TYPE_CHECKING:
+    from shiftverbs._nic import ModifySteps
 
 # What the application has not given yet, because its QP only receives so far.
 _NOT_GIVEN = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
@@ -87,7 +89,7 @@ class Rebuild:
             c.later(ev.PairReset(k, arm, error=error.strerror or str(error)))
             return
         rights = on_pair(c, k, {"qp_access_flags": attrs.get("qp_access_flags", 0)})
-        steps = _nic.ModifySteps()
+        steps = c.nic(k).verbs.ModifySteps()
         steps.add(state=QpState.RESET)
         steps.add(
             state=QpState.INIT,
@@ -130,7 +132,7 @@ class Rebuild:
         except OSError as error:
             c.later(ev.PairConnected(k, action.arm, action.stage, str(error)))
             return
-        steps = _nic.ModifySteps()
+        steps = c.nic(k).verbs.ModifySteps()
         if action.stage is not Stage.RTS:
             remote = action.remote
             app_ah = attrs.get("ah_attr") or {}
@@ -197,7 +199,7 @@ class Rebuild:
         return attrs
 
     @staticmethod
-    def _alternate_path(steps: _nic.ModifySteps, attrs: dict[str, Any]) -> None:
+    def _alternate_path(steps: ModifySteps, attrs: dict[str, Any]) -> None:
         """The application's alternate path lies on its own NIC: that QP gets it back, if the NIC has it still."""
         if "alt_ah_attr" in attrs:
             steps.add(**{name: attrs[name] for name in ALTERNATE if name != "path_mig_state"})

@@ -132,7 +132,7 @@ class Watchdog:
             else:
                 c.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
                 return
-        age_ns = c.core.oldest_post_ns
+        age_ns = c.core.oldest_post_age(now_ns)
         self._aging = bool(sends and age_ns > AGE_NS // 4)
         if sends and age_ns > AGE_NS and c.paths[p.send_pair].ping.alive is False:
             reason = f"no completion on {c.device(p.send_pair)} and no answer to pings"

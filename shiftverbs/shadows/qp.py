@@ -12,7 +12,6 @@ import os
 import weakref
 from typing import Any
 
-from shiftverbs import _nic
 from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol.events import Status
@@ -57,7 +56,6 @@ class ShadowQP(Shadow):
     """
 
     kind = "QP"
-    _query_state = staticmethod(_nic.query_qp_state)
 
     def __init__(
         self,
@@ -241,7 +239,7 @@ class ShadowQP(Shadow):
         if not ask:
             return False
         try:
-            return bool(self._query_state(self.handle(k)) == ERR)
+            return bool(self.domain.nic.verbs.query_qp_state(self.handle(k)) == ERR)
         except OSError:
             return True
 
@@ -291,7 +289,7 @@ class ShadowQP(Shadow):
         if self._pid != os.getpid() or connection is None or connection.status is not Status.PROTECTED:
             return
         try:
-            if self._query_state(self.default) not in (SQE, ERR):
+            if self.domain.nic.verbs.query_qp_state(self.default) not in (SQE, ERR):
                 return
         except OSError as error:
             if error.errno not in GONE:

@@ -466,7 +466,7 @@ class DataPath(RuleBasedStateMachine):
         qp = side.world.qp
         before = (qp.outstanding, qp.unwired, qp.counters(), self.cq.buffered)
         assert qp.unsafe_reason() is None and qp.missing_keys(1) == (set(), set())
-        _ = (qp.oldest_post_ns, qp.first_error(0), qp.fence_state(0), qp.seen_rkeys, qp.stale, qp.posted)
+        _ = (qp.oldest_post_age(1), qp.first_error(0), qp.fence_state(0), qp.seen_rkeys, qp.stale, qp.posted)
         assert (qp.outstanding, qp.unwired, qp.counters(), self.cq.buffered) == before
 
     def finish(self, side: Side) -> None:

@@ -15,13 +15,12 @@ from shiftverbs import _core, _nic
 from shiftverbs.config import Config
 from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.machine import ThisMachine
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    time = SimpleNamespace(now=10**9)
-    monkeypatch.setattr(Driver, "now_ns", staticmethod(lambda: time.now))
-    return time
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=10**9)
 
 
 @pytest.fixture
@@ -41,7 +40,9 @@ def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) ->
         wake_within=lambda ns: None,
     )
     exchanger = MemoryExchanger(MemoryStore())
-    made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic])
+    machine = ThisMachine()
+    machine.now_ns = lambda: clock.now  # type: ignore[assignment]
+    made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic], machine)
     made.run()
     yield made
     exchanger.close()

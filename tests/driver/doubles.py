@@ -11,6 +11,7 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
+from shiftverbs import _nic
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.failover.control_channel import ControlChannel
 from shiftverbs.failover.driver import Driver
@@ -53,7 +54,7 @@ class Worker:
 def make_nic(name: str = "nic0") -> Any:
     return SimpleNamespace(
         name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(),
-        look_again=lambda then: None,
+        look_again=lambda then: None, verbs=_nic,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shiftverbs import _nic
 from shiftverbs.failover import changes
 from shiftverbs.failover.host import Route
 from shiftverbs.failover.rebuild import Rebuild
@@ -61,7 +62,9 @@ class Rebuilt:
         self.told: list[Any] = []
         self.driver = SimpleNamespace(command=lambda c, k, steps, done: self.commands.append((steps, done)))
         self._nic = SimpleNamespace(
-            uses_grh=True, limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap}
+            uses_grh=True,
+            limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap},
+            verbs=_nic,
         )
 
     def route(self, k: int) -> Route:

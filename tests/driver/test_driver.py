@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from driver.doubles import Connection, Queue, Shadow, add, as_the_collector
 
-from shiftverbs import _core, _nic
+from shiftverbs import _nic
 from shiftverbs.failover.admission import TURN_COUNT, TURN_NS, UNDER_WAY
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.cq_polling import LOOK_NS, LOOK_SHARE
@@ -220,7 +220,7 @@ def test_a_long_hurry_does_not_keep_the_keys_of_memory_away(
     """Where a thousand QPs switch one after the other, some may wait for a key of the peer's memory."""
     began = clock.now
     looked: list[int] = []
-    monkeypatch.setattr(_nic, "readable", lambda fd: True)
+    monkeypatch.setattr(driver.machine, "readable", lambda fd: True)
     driver.exchanger.poll_events = lambda: looked.append(clock.now - began) or []  # type: ignore[method-assign]
     for _ in range(30):
         driver.hurry(clock.now)
@@ -298,7 +298,7 @@ def test_lost_events_make_it_look_at_every_qp(
 ) -> None:
     both = [add(driver, Connection(nic)) for _ in range(2)]
     lost = [True]
-    monkeypatch.setattr(_core, "events_overflowed", lambda: lost.pop() if lost else False)
+    monkeypatch.setattr(driver.machine, "events_overflowed", lambda: lost.pop() if lost else False)
     driver.run()
     driver.run()
     assert all(each.told.count("look_again") == 1 for each in both)

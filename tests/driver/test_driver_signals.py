@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from driver.doubles import Connection, Shadow, add
 
-from shiftverbs import _core, _nic
 from shiftverbs.exchanger.interface import Found
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_PERIOD_NS, Driver
@@ -74,7 +73,7 @@ def test_what_an_interrupted_run_took_is_found_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(_core, "take_events", taken)
+        patched.setattr(driver.machine, "take_events", taken)
         driver.run()
     assert "look_again" not in one.told
     driver.run()
@@ -279,7 +278,7 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
     heard: list[Any] = []
     later, told = driver.later, [Found("a", {}), Found("b", {})]
     nic.worker.finished = [(heard.append, number, 0, 0) for number in range(3)]
-    monkeypatch.setattr(_nic, "readable", lambda fd: bool(told))
+    monkeypatch.setattr(driver.machine, "readable", lambda fd: bool(told))
     monkeypatch.setattr(driver.exchanger, "poll_events", lambda: [told.pop(0) for _ in told[:]])
     for key in ("a", "b"):
         driver.directory._wanted[key] = [functools.partial(lambda key, value: heard.append(key), key)]

@@ -424,22 +424,19 @@ cdef class QPCore:
         """Cumulative two-sided counters (rx, acked, wired): received over all pairs; sends completed; handed over."""
         return self.q.rx, self.q.acked_ts, self.q.wired_ts
 
-    @property
-    def oldest_post_ns(self) -> int:
-        """For how long the oldest send WR at the hardware is known to wait, in ns; 0 where none is.
+    def oldest_post_age(self, int64_t now_ns) -> int:
+        """For how long the oldest send WR at the hardware is known to wait at now_ns, in ns; 0 where none is.
 
-        The data path does not read the clock: age counts from the first look at this property that found the same
-        WR in front. So it is right to within the time between two looks, never too large.
+        The data path does not read the clock: age counts from the first look here that found the same WR in front. So
+        it is right to within the time between two looks, never too large.
         """
-        cdef int64_t now
         if self.q.wired <= self.q.head:
             self.q.watch_ns = 0
             return 0
-        now = now_ns()
         if self.q.watch_ns == 0 or self.q.watch_seq != self.q.head:
             self.q.watch_seq = self.q.head
-            self.q.watch_ns = now
-        return max(now - self.q.watch_ns, 1)
+            self.q.watch_ns = now_ns
+        return max(now_ns - self.q.watch_ns, 1)
 
     def first_error(self, int k):
         """The error that came first on pair k since its last reset, (status, vendor_err); one that says why goes
