@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Run many schedules: `python tests/virtual/campaign.py FIRST LAST [JOBS]`, on so many processes (default 1).
+
+Each seed from FIRST up to and without LAST is one schedule. The last line is the summary: how many, how fast, how they
+ended, which seeds failed. Exit status 1 if any did.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from virtual.checks import over  # noqa: E402
+from virtual.schedule import Schedule  # noqa: E402  (found through the lines above)
+
+CHUNK = 250
+PROGRESS_S = 60
+
+
+def chunk(first: int, last: int) -> tuple[dict[str, int], dict[int, str], float]:
+    """Run some seeds; returns how they ended, what failed and how, and the CPU seconds."""
+    started = time.process_time()
+    ends: collections.Counter[str] = collections.Counter()
+    failed: dict[int, str] = {}
+    for seed in range(first, last):
+        try:
+            net = Schedule(seed).run()
+        except Exception as error:
+            failed[seed] = f"{type(error).__name__}: {str(error)[:400]}"
+        else:
+            ends["both protected" if all(over(app) is None for app in net.apps) else "ended"] += 1
+    return dict(ends), failed, time.process_time() - started
+
+
+def main() -> int:
+    first, last = int(sys.argv[1]), int(sys.argv[2])
+    jobs = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    started = shown = time.monotonic()
+    ends: collections.Counter[str] = collections.Counter()
+    failed: list[int] = []
+    cpu_s = 0.0
+    starts = range(first, last, CHUNK)
+    with ProcessPoolExecutor(jobs) as pool:
+        for some_ends, some_failed, some_s in pool.map(
+            chunk, starts, (min(start + CHUNK, last) for start in starts)
+        ):
+            ends.update(some_ends)
+            cpu_s += some_s
+            for seed, what in some_failed.items():
+                failed.append(seed)
+                print(f"seed {seed}: {what}", flush=True)
+            if time.monotonic() - shown > PROGRESS_S:
+                shown = time.monotonic()
+                print(f"{ends.total() + len(failed)} schedules, {len(failed)} failed", flush=True)
+    wall_s = time.monotonic() - started
+    print(
+        f"seeds {first} to {last - 1}: {last - first} schedules in {wall_s:.0f} s on {jobs} processes,"
+        f" {(last - first) / max(cpu_s, 1e-9):.0f} per CPU second, {dict(ends)}, failed: {failed or 'none'}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One run from one seed: what two applications post, what breaks and when, and how it must end."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+from virtual import checks
+from virtual.application import ATOMIC_CELLS, Application, Wr
+from virtual.checks import Violation, ended, over, was_protected
+from virtual.clock import MS, US
+from virtual.host import ALL_RIGHTS
+from virtual.network import Network
+from virtual.rnic import Link, Packet
+
+from shiftverbs.native.ibv import AccessFlag
+
+#: What can break; what stands here twice happens twice as often.
+KINDS = (
+    "port port port wall wall both_walls drop_answer drop_answer hold_and_kill loss delay duplicate echo echo stall"
+    " slow hung failing migrate migrate kill qp_fatal close etcd freeze datagrams datagrams slow_memory refusing"
+).split()
+HEAL_AFTER_NS = 400 * MS
+END_NS = 90_000 * MS
+
+
+class Schedule:
+    """What a seed stands for.
+
+    One seed in six has READs land where something was sent from; one has one-sided work on two cells, with fences and
+    hardly a completion; one registers its memory anew now and then.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        rng = self.rng = random.Random(seed)
+        self.pairs = rng.choices([1, 2, 3], [3, 77, 20])[0]
+        self.qps = rng.choices([1, 2, 3], [80, 15, 5])[0]
+        self.capacity = rng.choice([4, 8, 16, 32])
+        self.receives = rng.choice([1, 3, 8, 16])
+        self.count = rng.randrange(10, 50) // (1 if self.qps == 1 else 2)
+        self.span_ns = rng.choice([200 * US, 1 * MS, 5 * MS, 30 * MS])
+        self.signaled = rng.choice([0.0, 0.2, 0.5, 1.0])
+        self.poll_ns = [rng.choice([1 * US, 20 * US, 500 * US, 5 * MS]) for _ in "ab"]
+        self.atomics = rng.random() < 0.15
+        opcodes = ["SEND", "WRITE", "WRITE_IMM", "READ"] + ["FADD"] * self.atomics
+        self.opcodes = rng.choice(
+            [opcodes, opcodes, ["SEND"], ["WRITE", "WRITE", "WRITE_IMM"], ["READ", "SEND"]]
+        )
+        self.fences = rng.choice([0.0, 0.0, 0.2])
+        self.inline = rng.choice([0.0, 0.5])
+        self.reuse = 0.5 if seed % 6 == 2 else 0.0
+        self.cells = 2 if seed % 6 == 5 else 8
+        if self.cells == 2:
+            self.opcodes, self.fences, self.signaled = ["READ", "WRITE", "WRITE", "WRITE_IMM"], 0.2, 0.05
+        self.renewals = rng.randrange(1, 5) if seed % 6 == 4 else 0
+        self.rights_change = rng.random() < 0.1
+        self.delay_ns = rng.choice([2 * US, 10 * US, 100 * US])
+        self.start_ns = rng.choice([0, 1 * MS, 30 * MS, 30 * MS, 30 * MS])
+        self.faults = [self._fault(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))]
+        # In every tenth, memory is registered late on the backups.
+        self.registering_ns = [
+            rng.choice([1, 30, 700, 1800]) * MS if seed % 10 == 3 else 50 * US for _ in "ab"
+        ]
+        # Now and then every rail loses one operation of one side, and nothing else, for good.
+        self.hole = (rng.choice("ab"), rng.choice(self.opcodes)) if seed % 31 == 7 else None
+        # An application that leaves closes its QP, or moves it to ERR and takes what is left: half of them each.
+        self.into_err = rng.random() < 0.5
+        self.late_ns = rng.choice([(200 * US, 2 * MS), (200 * US, 2 * MS), (5 * MS, 60 * MS)])
+        self.net: Network
+
+    def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
+        """(when, what, whose, which NIC, for how long)."""
+        what = rng.choice(KINDS)
+        if what in ("kill", "close", "hung", "failing") and rng.random() < 0.6:
+            what = "port"
+        k = 0 if rng.random() < 0.6 else rng.randrange(self.pairs)
+        when = rng.randrange(1, max(2, int(self.span_ns * 1.2)))
+        if rng.random() < 0.4:
+            when += rng.choice([1, 5, 20, 100]) * MS * rng.randrange(1, 3)
+        lasts = rng.choice([50 * US, 1 * MS, 5 * MS, 20 * MS, 60 * MS, 200 * MS])
+        return when, what, rng.choice("ab"), k, lasts
+
+    # ---- the run
+
+    def build(self, plain: bool = False) -> Network:
+        """Hosts with their plans; faults on the clock."""
+        net = self.net = Network(self.seed, self.pairs, self.capacity, self.receives, plain, self.qps)
+        rng = random.Random(self.seed + 1)
+        again = random.Random(self.seed + 3)
+        clock = net.clock
+        for link in net.links.values():
+            link.delay_ns = self.delay_ns
+        for host, registering_ns in zip(net.hosts, self.registering_ns, strict=True):
+            if not plain:
+                host.exchanger.late_ns = self.late_ns
+            for nic in host.hardware[1:]:
+                nic.registering_ns = registering_ns
+        for n, app in enumerate(net.apps):
+            app.poll_ns = self.poll_ns[n % 2]
+            for index in range(self.count):
+                opcode = rng.choice(self.opcodes)
+                cell = rng.choice(ATOMIC_CELLS) if opcode == "FADD" else rng.randrange(8) % self.cells
+                signaled = rng.random() < self.signaled or index == self.count - 1
+                inline = opcode != "READ" and opcode != "FADD" and rng.random() < self.inline
+                data = index + 1 if opcode != "READ" else 0
+                wr = Wr(app.name, index, opcode, cell, data, signaled, rng.random() < self.fences, inline)
+                app.plan.append(wr)
+                if opcode == "READ" and again.random() < self.reuse:
+                    self._share(wr, list(app.plan)[-4:-1], again)
+                clock.later(self.start_ns + rng.randrange(self.span_ns), app.due)
+            for _ in range(self.renewals):
+                clock.later(
+                    self.start_ns + rng.randrange(2 * self.span_ns), app.renew_window, rng.random() < 0.7
+                )
+        if self.rights_change:
+            app = net.apps[rng.randrange(2)]
+            spare = 0 if self.atomics else int(AccessFlag.REMOTE_ATOMIC)
+            clock.later(
+                self.start_ns + rng.randrange(2 * self.span_ns), app.change_rights, ALL_RIGHTS & ~spare
+            )
+        for when, what, name, k, lasts in self.faults:
+            clock.later(self.start_ns + when, self._begin, what, name, k, lasts)
+        clock.later(self.start_ns + self.span_ns + HEAL_AFTER_NS, self._heal)
+        if self.hole is not None:
+            name, opcode = self.hole
+            net.faults.append("hole")
+            for k in range(self.pairs):
+                net.links[name, k].hole = lambda p: (
+                    isinstance(p, Packet) and bool(p.ref) and (p.kind, p.opcode) == ("req", opcode)
+                )
+        return net
+
+    @staticmethod
+    def _share(read: Wr, before: list[Wr], rng: random.Random) -> None:
+        """Have a READ land where one of the WRs before it has its bytes."""
+        free = [
+            wr
+            for wr in before
+            if wr.opcode in ("SEND", "WRITE", "WRITE_IMM") and not (wr.inline or wr.shared)
+        ]
+        if free:
+            other = rng.choice(free)
+            read.slot = other.slot
+            read.shared = other.shared = True
+
+    def _begin(self, what: str, name: str, k: int, lasts: int) -> None:
+        net = self.net
+        later = net.clock.later
+        host = net.host(name)
+        app = net.app(name)
+        nic = net.nics[name][k]
+        link = net.links[name, k]
+        match what:
+            case "port":
+                event_ns = random.Random(self.seed ^ lasts ^ k).choice([None, 10 * US, 2 * MS])
+                net.port(name, k, False, event_ns)
+                later(lasts, net.port, name, k, True, event_ns)
+            case "wall":
+                net.wall(name, k, True)
+                later(lasts, net.wall, name, k, False)
+            case "both_walls":
+                for end in "ab":
+                    net.wall(end, k, True)
+                    later(lasts, net.wall, end, k, False)
+            case "drop_answer":
+                # The answer to one of the next messages is lost, then the path dies.
+                link.drops.append(lambda p: isinstance(p, Packet) and p.kind in ("ack", "resp"))
+                later(lasts // 50, net.wall, name, k, True)
+                later(lasts * 2, net.wall, name, k, False)
+            case "hold_and_kill":
+                net.hold_cqes(name, k, True)
+                later(lasts // 20, net.kill, name, k)
+            case "kill":
+                net.kill(name, k)
+            case "loss":
+                link.loss = 0.2
+                later(lasts, setattr, link, "loss", 0.0)
+            case "datagrams":
+                link.datagram_loss = 0.5
+                later(lasts, setattr, link, "datagram_loss", 0.0)
+            case "delay":
+                # A switch holds packets back, some for longer than a SWITCH takes; later ones overtake them.
+                link.delay_ns, link.jitter_ns = self.delay_ns * 2, min(lasts, 20 * MS)
+                later(lasts, self._undelay, link)
+            case "duplicate":
+                link.duplicate, link.jitter_ns = 0.3, 200 * US
+                later(lasts, setattr, link, "duplicate", 0.0)
+                later(lasts, self._undelay, link)
+            case "echo":
+                # Packets that wait in a loop of switches come once more, long after their sender gave up.
+                for end in "ab":
+                    net.links[end, k].echo_ns = max(1, lasts)
+                    later(lasts * 2, setattr, net.links[end, k], "echo_ns", 0)
+            case "stall":
+                net.stall(name, k, True)
+                later(lasts, net.stall, name, k, False)
+            case "slow":
+                nic.command_ns = 5 * MS
+                later(lasts * 4, setattr, nic, "command_ns", 30 * US)
+            case "slow_memory":
+                nic.registering_ns = min(lasts, 60 * MS)
+                later(lasts * 4, setattr, nic, "registering_ns", 50 * US)
+            case "hung":
+                nic.hung = True
+                later(lasts * 4, nic.unhang)
+            case "failing":
+                nic.failing = True
+                later(lasts, setattr, nic, "failing", False)
+            case "refusing":
+                nic.refusing = 2
+            case "freeze":
+                host.frozen_until_ns = net.clock.now + lasts
+            case "etcd":
+                if not net.plain:
+                    host.exchanger.go_away(lose_lease=lasts > 10 * MS)
+                    later(lasts, host.exchanger.come_back)
+            case "migrate":
+                app.endpoint.prefer(k)
+                later(lasts, app.endpoint.prefer, 0)
+            case "qp_fatal":
+                net.qp_fatal(name, k)
+            case "close":
+                if self.into_err:
+                    app.err()
+                else:
+                    app.close()
+        net.faults.append(what)
+
+    def _undelay(self, link: Link) -> None:
+        link.delay_ns, link.jitter_ns = self.delay_ns, 0
+
+    def _heal(self) -> None:
+        net = self.net
+        for (name, k), link in net.links.items():
+            link.loss = link.duplicate = link.datagram_loss = 0.0
+            link.echo_ns = 0
+            self._undelay(link)
+            link.drops.clear()
+            nic = net.nics[name][k]
+            nic.failing = False
+            nic.refusing = 0
+            nic.command_ns = 30 * US
+            nic.unhang()
+            if nic.stalled:
+                net.stall(name, k, False)
+            if nic.holds_cqes and not nic.dead:
+                net.hold_cqes(name, k, False)
+            if not net.ports[name, k]:
+                net.port(name, k, True, 10 * US)
+            net.wall(name, k, False)
+        for host in net.hosts:
+            if not net.plain:
+                host.exchanger.come_back()
+        for app in net.apps:
+            app.endpoint.prefer(0)
+
+    def finished(self) -> bool:
+        """The applications have posted everything, it is all executed, and traffic is where it belongs."""
+        net = self.net
+        home = not any(net.nics[name][0].dead for name in "ab")
+        for app in net.apps:
+            if ended(app) or ended(app.peer):
+                continue
+            if not quiet(app) or not (net.plain or settled(app, home)):
+                return False
+        return True
+
+    def run(self) -> Network:
+        """Build, run to the end, judge. Raises Violation."""
+        net = self.build()
+        try:
+            self._run(net)
+        finally:
+            net.end()
+        if any(a.failed for a in net.apps) and not any(a.left for a in net.apps):
+            self.not_worse_than_plain(net)
+        return net
+
+    def _run(self, net: Network) -> None:
+        clock = net.clock
+        started = clock.now
+        clock.run(started + self.start_ns + self.span_ns + HEAL_AFTER_NS + 2 * MS)
+        if not clock.run(clock.now + END_NS, self.finished):
+            raise Violation(
+                "every run ends", f"not at rest after {END_NS // MS} ms: {[state(a) for a in net.apps]}"
+            )
+        self.judge_end(net)
+        checks.check(net)
+
+    def judge_end(self, net: Network) -> None:
+        """Errors on both sides or on none; whoever does not know yet learns it when it needs its peer."""
+        clock = net.clock
+        clock.run(clock.now + 20 * MS)
+        concerned = [app for app in net.apps if ended(app) or ended(app.peer)]
+        if not concerned:
+            return
+        clock.run(clock.now + 400 * MS)
+        for app in concerned:
+            if not ended(app) and not net.plain:
+                self._needs_its_peer(app)
+        dead = any(nic.dead for nics in net.nics.values() for nic in nics)
+        clock.run(clock.now + (15_000 if dead else 2_000) * MS, lambda: all(ended(app) for app in concerned))
+        for app in concerned:
+            if not ended(app) and was_protected(net, app):  # one that never was is a plain QP
+                raise Violation(
+                    "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
+                )
+        given_back = clock.run(clock.now + 5_000 * MS, lambda: not any(waits(app) for app in concerned))
+        clock.run(clock.now + 20 * MS)
+        if not given_back:
+            told = [state(app) for app in concerned if waits(app)]
+            raise Violation("every posted WR ends", f"errors wait, and nothing hangs any more: {told}")
+
+    @staticmethod
+    def _needs_its_peer(app: Application) -> None:
+        """It sends once more: nobody answers, or its peer's process does."""
+        wr = Wr(app.name, len(app.posted), "SEND", 0, len(app.posted) + 1, True, False, False)
+        app.plan.append(wr)
+        app.due()
+
+    DETERMINISTIC = frozenset({"port", "wall", "both_walls", "slow", "kill", "qp_fatal", "stall"})
+
+    def not_worse_than_plain(self, net: Network) -> None:
+        """Where failover ended in errors, plain verbs must have too."""
+        if any(what not in self.DETERMINISTIC or k for _, what, _, k, _ in self.faults) or self.renewals:
+            return  # chance would differ between the two runs, or the backup's failures count as well
+        if self.rights_change:
+            return
+        why = [over(app) for app in net.apps]
+        plain = copy.copy(self)
+        bare = plain.build(plain=True)
+        try:
+            bare.clock.run(bare.clock.now + plain.start_ns + plain.span_ns + HEAL_AFTER_NS + 2 * MS)
+            bare.clock.run(bare.clock.now + END_NS, plain.finished)
+        finally:
+            bare.end()
+        if not any(app.failed for app in bare.apps):
+            raise Violation("never worse than plain verbs", f"plain verbs survive this schedule; here: {why}")
+
+
+def quiet(app: Application) -> bool:
+    """Everything is posted, executed and seen."""
+    core = app.endpoint.core
+    return (
+        not app.plan
+        and not app.endpoint.blocked
+        and not core.unwired[0]
+        and not core.completion_due
+        and not app.endpoint.cq.buffered
+        and not app.poll_due
+        and not any((qp.unacked or qp.unsent) and not qp.nic.dead for qp in app.endpoint.qps)
+    )
+
+
+def settled(app: Application, home: bool) -> bool:
+    """Whether it is protected, or will never be, and its traffic is where it belongs."""
+    p = app.endpoint.protocol
+    if p is None:
+        return app.net.pairs == 1
+    if p.busy or p.over:
+        return bool(p.over)
+    if home:
+        return (p.send_state.value, p.recv_state.value) == ("DEFAULT", "DEFAULT")
+    return bool(p.send_pair == p.recv_pair)
+
+
+def waits(app: Application) -> bool:
+    """Whether errors are still to be given."""
+    connection = app.endpoint.connection
+    return (
+        connection is not None
+        and not app.closed
+        and (connection.ending.under_way and any(app.endpoint.core.outstanding))
+    )
+
+
+def state(app: Application) -> str:
+    """For a failure's text."""
+    p, core = app.endpoint.protocol, app.endpoint.core
+    machine = (
+        f"{p.send_state.value}/{p.recv_state.value} {p.send_pair}/{p.recv_pair} over={p.over}"
+        if p
+        else "unpaired"
+    )
+    why = app.endpoint.connection.why if app.endpoint.connection else None
+    return (
+        f"{app.name}: {machine} {app.endpoint.status} why={why!r} posted={len(app.posted)} plan={len(app.plan)} "
+        f"outstanding={core.outstanding} unwired={core.unwired} open={core.send_is_open, core.recv_is_open} "
+        f"failed={app.failed} left={app.left} blocked={app.endpoint.blocked}"
+    )
