@@ -128,7 +128,7 @@ class ControlChannel:
         # The seals of links that are gone, for when they are made again: what was said before is not new then.
         self._kept_seals: collections.OrderedDict[tuple[str, int], Seals] = collections.OrderedDict()
         self._first_number = 1  # greater than that of any datagram under seals that were forgotten
-        self._dirty: set[Path] = set()
+        self._dirty: dict[Path, None] = {}  # in order
         self._seldom = Seldom(logger)
         self.more = False  # whether datagrams were left in a port
         # Datagrams that were dropped: no datagram of this release; of another release; not from whom they say; taken
@@ -313,18 +313,18 @@ class ControlChannel:
         """Queue one entry; it leaves with the next `flush`, together with others for the same peer."""
         if path.ready:
             path.outbox.append(entry)
-            self._dirty.add(path)
+            self._dirty[path] = None
             if len(path.outbox) >= BATCH_ENTRIES:
                 self.flush_path(path)  # the peer may begin
 
     def flush(self) -> None:
         """Hand everything queued to the NICs."""
         while self._dirty:
-            self.flush_path(self._dirty.pop())
+            self.flush_path(next(iter(self._dirty)))
 
     def flush_path(self, path: Path) -> None:
         """Hand what is queued for one path to its NIC."""
-        self._dirty.discard(path)
+        self._dirty.pop(path, None)
         entries, path.outbox = path.outbox, []
         port = self._ports.get(path.nic.name)
         if not entries or port is None or not path.ready:

@@ -18,7 +18,6 @@ from typing import Any
 
 from shiftverbs import _core
 from shiftverbs.config import Config, ConfigError
-from shiftverbs.exchanger.interface import new_instance_id
 from shiftverbs.failover import changes, memory_keys
 from shiftverbs.failover.connection import Connection
 from shiftverbs.failover.driver import Driver
@@ -74,7 +73,7 @@ class Runtime:
         self.machine = machine
         self.config = config
         self.pid = os.getpid()
-        self.instance = new_instance_id()
+        self.instance = f"{machine.random_bits(64):016x}"
         self.waiter = machine.waiter()
         self.nics = Nics(self._make_worker, machine.verbs)
         exchanger = machine.exchanger(config)

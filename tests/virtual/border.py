@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a simulated process stands on: its Machine, its raw verbs, its NICs' threads, its control ports, in virtual time.
+"""What a simulated process stands on: Machine, raw verbs, NICs' threads, control ports, in virtual time.
 
 The production code of failover and shadows gets these and nothing of the machine that the test runs on. What it asks
 the standard library for by itself (how late it is, which thread this is, a wait) `World` answers while it is entered.
@@ -74,7 +74,7 @@ class Context:
 
 
 class Verbs:
-    """`_nic` as one process has it: raw verbs on its NICs. Handles of QPs, CQs and contexts are provider.c's pointers."""
+    """`_nic` as one process has it: raw verbs on its NICs. QPs, CQs and contexts are provider.c's pointers."""
 
     ModifySteps = ModifySteps
 
@@ -532,8 +532,8 @@ class Store:
 class VirtualExchanger(Exchanger):
     """The exchanger of one process: each request and each piece of news is late by as much as chance says.
 
-    away: etcd cannot be reached; what it was asked meanwhile is done afterwards. With `lose_lease`, what it had published
-    is gone meanwhile.
+    away: etcd cannot be reached; what it was asked meanwhile is done afterwards. With `lose_lease`, what it had
+    published is gone meanwhile.
     """
 
     def __init__(self, host: Host) -> None:

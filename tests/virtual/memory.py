@@ -21,7 +21,7 @@ class Memory:
         return self.base + word * WORD
 
     def read(self, address: int) -> int:
-        """What a NIC reads there. The data path's own copy of inline bytes lies elsewhere, and is not asked for here."""
+        """What a NIC reads there."""
         at = address - self.base
         if not 0 <= at < self.bytes:
             return int(ctypes.c_uint64.from_address(address).value)

@@ -147,7 +147,7 @@ class Network:
     # ---- what happens, noted for the checkers -----------------------------------------------------------------------
 
     def note(self, qp: HwQp, what: str, ref: int, address: int, extra: Any) -> None:
-        """A NIC has touched memory. ref: of the WR; address: where; extra: the receive's address, or what was written."""
+        """A NIC has touched memory. ref: of the WR; address: where; extra: the receive's address, or what was read."""
         name = qp.nic.host
         if what == "executed":
             if ref:
