@@ -9,7 +9,7 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from virtual.clock import MS, SECOND, US
-from virtual.host import ALL_RIGHTS, Endpoint, OwnMr
+from virtual.host import ALL_RIGHTS, Cq, Endpoint, OwnMr
 from virtual.memory import WORD
 from virtual.rnic import ERR
 from virtual.rnic import WC_RECV_RDMA as WITH_IMM
@@ -68,14 +68,17 @@ class Wr:
 class Application:
     """One program with one QP. receives: how many it keeps posted."""
 
-    def __init__(self, endpoint: Endpoint, first_word: int) -> None:
+    def __init__(self, endpoint: Endpoint, cq: Cq, first_word: int) -> None:
         self.endpoint = endpoint
+        self.device = endpoint.device
+        self.cq = cq
+        cq.apps[endpoint.number] = self
         self.host = endpoint.host
         self.net = endpoint.net
         self.clock = endpoint.net.clock
-        self.memory = endpoint.host.memory
+        self.memory = endpoint.device.memory
         self.peer: Application
-        self.name = f"{self.host.name}{endpoint.number or ''}"
+        self.name = f"{self.device.name}{endpoint.number or ''}"
         self.poll_ns = 5 * US
         self.plan: deque[Wr] = deque()
         self.posted: list[Wr] = []
@@ -103,8 +106,8 @@ class Application:
         endpoint.look = self.look
         endpoint.begin = self.start
         # Cells begin at offset 0 for whoever comes with an rkey: one that means other memory hits that.
-        self.window = OwnMr(self.host, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
-        self.buffers = OwnMr(self.host, self.memory.address(self._sends), MOST_SENDS + MOST_RECEIVES, 1)
+        self.window = OwnMr(self.device, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
+        self.buffers = OwnMr(self.device, self.memory.address(self._sends), MOST_SENDS + MOST_RECEIVES, 1)
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
@@ -136,11 +139,11 @@ class Application:
             for n in range(CELLS):
                 self.memory.words[new + n] = self.memory.words[self._cells + n]
                 self.memory.words[self._cells + n] = 0
-            self.net.forbid(self.host.name, self._cells, CELLS)
+            self.net.forbid(self.device.name, self._cells, CELLS)
             self._cells = new
-            self.net.allow(self.host.name, new, CELLS)
+            self.net.allow(self.device.name, new, CELLS)
         if not nic.dead and not nic.failing:
-            self.window = OwnMr(self.host, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
+            self.window = OwnMr(self.device, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
             self.renewing = False
 
     def uses_window(self) -> bool:
@@ -165,7 +168,8 @@ class Application:
             return
         number = self.next_recv
         address = self.memory.address(self._recvs + number)
-        wr = RecvWR(wr_id=RECV_ID + number, num_sge=1, sg=[SGE(address, WORD, self.buffers.lkey)])
+        wr_id = RECV_ID | self.endpoint.number << 20 | number
+        wr = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(address, WORD, self.buffers.lkey)])
         try:
             self.endpoint.core.post_recv(wr)
         except PyverbsRDMAError:  # its NIC is gone, and it is not protected yet: it tries later
@@ -257,39 +261,42 @@ class Application:
 
     def look(self) -> None:
         """Something may be there for the next poll."""
-        if not self.poll_due and not self.closed:
+        if not self.poll_due and not (self.closed and all(app.closed for app in self.cq.apps.values())):
             self.poll_due = True
             self.clock.later(self.poll_ns, self.poll)
 
     def poll(self) -> None:
         """Poll to empty, and use what came."""
         self.poll_due = False
-        if self.closed:
-            return
         if self.endpoint.blocked or self.host.frozen_until_ns > self.clock.now:
             self.poll_due = True
             self.clock.later(200 * US, self.poll)
             return
         with self.host:
-            while not self.closed:
+            while True:
                 try:
                     _, wcs = self.endpoint.cq.poll(16)
                 except PyverbsRDMAError:
                     break
                 for wc in wcs:
-                    self._take(wc.wr_id, wc.status, wc.imm_data if wc.opcode == WITH_IMM else 0)
+                    number = wc.wr_id >> 20 & 0xFF if wc.wr_id >= RECV_ID else wc.wr_id >> 16
+                    self.cq.apps[number]._take(
+                        wc.wr_id, wc.status, wc.imm_data if wc.opcode == WITH_IMM else 0
+                    )
                 if len(wcs) < 16:
                     break
 
     def _take(self, wr_id: int, status: int, imm: int) -> None:
+        if self.closed:
+            return
         if status != OK and self.ends is None:
             self.ends = self.clock.now
         if wr_id >= RECV_ID:
-            number = wr_id - RECV_ID
+            number = wr_id & 0xFFFFF
             self.wcs.append(("recv", number, status))
             if status == OK:
                 self.received.append((number, imm or self.memory.words[self._recvs + number]))
-                self.net.forbid(self.host.name, self._recvs + number, 1)
+                self.net.forbid(self.device.name, self._recvs + number, 1)
                 self.post_recv()
             else:
                 self.failed = True

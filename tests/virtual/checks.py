@@ -204,7 +204,7 @@ def what_failed_is_told(net: Network, app: Application) -> None:
     As with plain verbs, a NIC that dies may take along those of what is posted behind the end.
     """
     default = app.endpoint.hardware.nic
-    if app.closed or (app.host.name, 0) in net.took_along or (default.dead and not was_protected(net, app)):
+    if app.closed or (app.device.name, 0) in net.took_along or (default.dead and not was_protected(net, app)):
         return
     qp = app.endpoint.qp(app.endpoint.core.send_pair) or app.endpoint.hardware
     if not (app.failed or (ended(app) and qp.state == ERR and not qp.nic.dead)):
@@ -224,11 +224,13 @@ def what_failed_is_told(net: Network, app: Application) -> None:
 def nothing_complete_fails(net: Network, app: Application) -> None:
     """As with plain verbs: what a NIC completed has no error, signaled or not. (A NIC may die before it tells.)"""
     if {"kill", "hold_and_kill", "stall", "hung"} & set(net.faults) or any(
-        nic.dead for nic in app.host.hardware
+        nic.dead for nic in app.device.hardware
     ):
         return
     first = next((wr for queue, wr, status in app.wcs if queue == "send" and status != OK), None)
-    if first is not None and any(first.ref in qp.completed for qp in net.qps if qp.nic.host == app.host.name):
+    if first is not None and any(
+        first.ref in qp.completed for qp in net.qps if qp.nic.host == app.device.name
+    ):
         raise Violation("no error for what is complete", f"{app.name}: {first}")
 
 
@@ -271,7 +273,9 @@ def everything_executed(app: Application, executions: list[Any]) -> None:
 def nothing_acknowledged_is_lost(net: Network, app: Application, peer: Application) -> None:
     """A success says that the peer gets it, however its QP ends; where its NIC lost it, both were told of errors."""
     sure = [wr for queue, wr, status in app.wcs if queue == "send" and status == OK]
-    if not sure or (ended(app) and ended(peer) and any(lost[0] == peer.host.name for lost in net.lost_cqes)):
+    if not sure or (
+        ended(app) and ended(peer) and any(lost[0] == peer.device.name for lost in net.lost_cqes)
+    ):
         return
     if ended(peer) and not was_protected(net, app):
         return  # not protected yet, a plain QP: as with plain verbs, the one whose NIC died hears of it

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from virtual.network import Network
 
 ALL_RIGHTS = 15
-SEND_CQE = 256
 # The control thread waits so long for the application to do its work (runtime.GRACE_US).
 GRACE_NS = 300 * US
 
@@ -52,14 +51,57 @@ MASKS = {
 }
 
 
-class Host:
-    """One process. name: "a" or "b"; plain: without failover, as with pyverbs."""
+class Device:
+    """A NIC that a program has opened, with a PD. name: "a" or "b", of the host that its rails go to.
 
-    def __init__(self, net: Network, name: str, hardware: list[Nic], memory: Memory, plain: bool) -> None:
-        self.net = net
+    hardware: it, and those that back it up; memory: the program's for what goes there.
+    """
+
+    def __init__(self, host: Host, name: str, hardware: list[Nic], memory: Memory) -> None:
+        self.host = host
         self.name = name
         self.hardware = hardware
         self.memory = memory
+        verbs = host.verbs
+        device = hardware[0].name
+        if host.plain:
+            self.keymap = _core.KeyMap(None)
+        else:
+            runtime = host.runtime
+            nic, backups = runtime.nics.for_device(device, {device: [other.name for other in hardware[1:]]})
+            self.domain = Domain(runtime, nic, backups, None)  # type: ignore[arg-type]
+            self.keymap = self.domain.keymap
+            for each in (nic, *backups):
+                runtime.driver.nic_events.watch_nic(each)
+        self.ctx = verbs.open_device(device)
+        self.pd = verbs.alloc_pd(self.ctx)
+        if not host.plain:
+            self.shadow_pd = ShadowPD(self.domain, self.pd)
+
+
+class Cq:
+    """A CQ of the application's. apps: those whose QPs complete there, by the number of their QP."""
+
+    def __init__(self, device: Device, depth: int) -> None:
+        self.device = device
+        self.apps: dict[int, Any] = {}
+        with device.host:
+            self.pointer, _ = device.host.verbs.create_cq(device.ctx, depth)
+            self.core = _core.CQCore(self.pointer, None)
+            self.shadow: Any = None
+            if not device.host.plain:
+                self.shadow = ShadowCQ(device.domain, self.pointer, self.core, depth, None, 0)
+
+
+class Host:
+    """One process. devices: what it opens, by name, with the NICs and the memory of each.
+
+    plain: without failover, as with pyverbs.
+    """
+
+    def __init__(self, net: Network, devices: dict[str, tuple[list[Nic], Memory]], plain: bool) -> None:
+        self.net = net
+        self.hardware = [nic for nics, _ in devices.values() for nic in nics]
         self.plain = plain
         self.attention = 0
         self.events: list[Any] = []
@@ -77,26 +119,12 @@ class Host:
         self._before: list[Host | None] = []
         self.verbs = Verbs(self)
         self.booting = True
-        if not plain:
-            self._boot()
-        else:
-            self.ctx = self.verbs.open_device("soft0")
-            self.pd = self.verbs.alloc_pd(self.ctx)
-            self.keymap = _core.KeyMap(None)
-        self.booting = False
-
-    def _boot(self) -> None:
         with self:
-            self.machine = VirtualMachine(self)
-            runtime = self.runtime = Runtime(Config(), self.machine)
-            nic, backups = runtime.nics.for_device("soft0", {})
-            self.domain = Domain(runtime, nic, backups, None)  # type: ignore[arg-type]
-            self.keymap = self.domain.keymap
-            for each in (nic, *backups):
-                runtime.driver.nic_events.watch_nic(each)
-            self.ctx = self.verbs.open_device("soft0")
-            self.pd = self.verbs.alloc_pd(self.ctx)
-            self.shadow_pd = ShadowPD(self.domain, self.pd)
+            if not plain:
+                self.machine = VirtualMachine(self)
+                self.runtime = Runtime(Config(), self.machine)
+            self.devices = {name: Device(self, name, *has) for name, has in devices.items()}
+        self.booting = False
 
     def nic(self, name: str) -> Nic:
         """The hardware of that name."""
@@ -212,16 +240,18 @@ class Host:
 class OwnMr:
     """An MR of the application's."""
 
-    def __init__(self, host: Host, address: int, words: int, access: int, iova: int | None = None) -> None:
-        self.host = host
+    def __init__(
+        self, device: Device, address: int, words: int, access: int, iova: int | None = None
+    ) -> None:
+        host = self.host = device.host
         self.words = words
         iova = address if iova is None else iova
         self.region = (address, words * WORD, iova, access)
         with host:
-            self.handle, self.lkey, self.rkey = host.verbs.reg_mr(host.pd, *self.region)
+            self.handle, self.lkey, self.rkey = host.verbs.reg_mr(device.pd, *self.region)
             self.shadow = None
             if not host.plain:
-                self.shadow = ShadowMR(host.shadow_pd, self.handle, self.region, self.lkey, self.rkey)
+                self.shadow = ShadowMR(device.shadow_pd, self.handle, self.region, self.lkey, self.rkey)
                 host.runtime.await_peers(self.shadow)
         self.closed = False
 
@@ -239,16 +269,17 @@ class OwnMr:
 class Endpoint:
     """A QP of the application's, with its CQ.
 
-    capacity, receives: WRs. pointer: its address, as pyverbs' objects have it.
+    number: which one of its device's it is; capacity, receives: WRs. pointer: its address, as pyverbs' objects have it.
     """
 
-    def __init__(self, host: Host, capacity: int, receives: int) -> None:
-        self.host = host
+    def __init__(self, device: Device, number: int, capacity: int, receives: int, cq: Cq) -> None:
+        self.device = device
+        host = self.host = device.host
         self.net = host.net
         self.capacity, self.receives = capacity, receives
         self.blocked = False  # its thread is in a verb
         self.closed = False
-        self.number = len(host.endpoints)
+        self.number = number
         self.look: Callable[[], None] = lambda: None
         self.begin: Callable[[], None] = lambda: None
         self.statuses: list[Status] = []
@@ -256,21 +287,18 @@ class Endpoint:
         cap = (capacity, receives, 1, 1, 64)
         padded = (capacity + HEADROOM_SEND_WR, receives + HEADROOM_RECV_WR, 1, 1, 64)
         with host:
-            depth = sum(padded[:2])
-            self.cq_pointer, _ = verbs.create_cq(host.ctx, depth)
-            self.cq = _core.CQCore(self.cq_pointer, None)
-            self.pointer, self.qp_num, _ = verbs.create_qp(host.pd, self.cq_pointer, self.cq_pointer, padded)
+            self.cq = cq.core
+            self.pointer, self.qp_num, _ = verbs.create_qp(device.pd, cq.pointer, cq.pointer, padded)
             self.hardware: HwQp = verbs.qps[self.pointer]
             self.hardware.app = True
-            self.core = _core.QPCore(self.cq, self.cq, self.pointer, self.qp_num, *cap, False, host.keymap)
+            self.core = _core.QPCore(self.cq, self.cq, self.pointer, self.qp_num, *cap, False, device.keymap)
             self.shadow: Any = None
             if not host.plain:
-                self.shadow_cq = ShadowCQ(host.domain, self.cq_pointer, self.cq, depth, None, 0)
                 self.shadow = ShadowQP(
-                    self, host.shadow_pd, self.shadow_cq, self.shadow_cq, self.core, self.qp_num, cap, 0
+                    self, device.shadow_pd, cq.shadow, cq.shadow, self.core, self.qp_num, cap, 0
                 )
-                for cq, entries in self.shadow.entries.items():
-                    cq.reserve(entries)
+                for each, entries in self.shadow.entries.items():
+                    each.reserve(entries)
                 self.shadow.start()
         host.endpoints.append(self)
 
@@ -301,7 +329,7 @@ class Endpoint:
     @property
     def qps(self) -> list[HwQp]:
         """All of them that there are."""
-        found = [self.qp(k) for k in range(len(self.host.hardware))]
+        found = [self.qp(k) for k in range(len(self.device.hardware))]
         return [qp for qp in found if qp is not None]
 
     # ---- verbs ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from virtual.application import WORDS, Application, Wr
 from virtual.border import Store, World
 from virtual.clock import MS, Clock
-from virtual.host import Endpoint, Host
+from virtual.host import Cq, Endpoint, Host
 from virtual.memory import WORD, Memory
 from virtual.provider import Posts
 from virtual.rnic import RTS, HwCq, HwQp, Link, Nic
@@ -28,7 +28,10 @@ STEADY_NS = 50 * MS
 
 
 class Network:
-    """Two hosts with `pairs` NICs each, and `qps` QPs between them. plain: the same without failover."""
+    """Two hosts with `pairs` NICs each, and `qps` QPs between them.
+
+    plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,8 @@ class Network:
         receives: int = 16,
         plain: bool = False,
         qps: int = 1,
+        one_cq: bool = False,
+        one_process: bool = False,
     ) -> None:
         self._world = World.entered()
         self._world.__enter__()
@@ -80,12 +85,23 @@ class Network:
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
-        self.a = Host(self, "a", self.nics["a"], self.memories["a"], plain)
-        self.b = Host(self, "b", self.nics["b"], self.memories["b"], plain)
-        self.hosts = (self.a, self.b)
+        devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
+        if one_process:
+            self.a = self.b = Host(self, devices, plain)
+        else:
+            self.a, self.b = (Host(self, {name: devices[name]}, plain) for name in "ab")
+        self.hosts = (self.a,) if one_process else (self.a, self.b)
         self.apps: list[Application] = []
+        depth = (capacity + receives + 4) * (qps if one_cq else 1)
+        cqs: dict[str, Cq] = {}
         for number in range(qps):
-            pair = [Application(Endpoint(host, capacity, receives), number * WORDS) for host in self.hosts]
+            pair = []
+            for name in "ab":
+                device = self.host(name).devices[name]
+                cq = cqs.get(name) if one_cq else None
+                cq = cqs[name] = cq or Cq(device, depth)
+                endpoint = Endpoint(device, number, capacity, receives, cq)
+                pair.append(Application(endpoint, cq, number * WORDS))
             pair[0].peer, pair[1].peer = pair[1], pair[0]
             self.apps += pair
         for app in self.apps:
@@ -111,7 +127,7 @@ class Network:
         return sum(1 for t, which in self.pairings if which == name and t <= t_ns)
 
     def apps_of(self, name: str) -> list[Application]:
-        return [app for app in self.apps if app.host.name == name]
+        return [app for app in self.apps if app.device.name == name]
 
     def run_inline(self) -> None:
         """Post and poll have seen the attention flag: the driver of the process that runs."""
@@ -183,7 +199,7 @@ class Network:
     def closed(self, endpoint: Endpoint) -> None:
         """A QP was closed: its receives' memory is the application's."""
         base = endpoint.number * WORDS
-        self.forbid(endpoint.host.name, base, WORDS)
+        self.forbid(endpoint.device.name, base, WORDS)
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 
@@ -280,7 +296,7 @@ _execute, _fenced, _paired = Connection.execute, Connection._fenced, Connection.
 
 def _name(connection: Connection) -> str:
     endpoint = connection.shadow.qp
-    return f"{endpoint.host.name}{endpoint.number or ''}"
+    return f"{endpoint.device.name}{endpoint.number or ''}"
 
 
 def _traced(connection: Connection, actions: list[ev.Action]) -> None:

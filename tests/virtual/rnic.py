@@ -158,7 +158,7 @@ class Nic:
         self.clock = clock
         self.host = host
         self.k = k
-        self.name = f"soft{k}"
+        self.name = f"{host}{k}"
         self.out = out
         self.memory = memory
         self.peer: Nic

@@ -37,6 +37,7 @@ class Schedule:
         rng = self.rng = random.Random(seed)
         self.pairs = rng.choices([1, 2, 3], [3, 77, 20])[0]
         self.qps = rng.choices([1, 2, 3], [80, 15, 5])[0]
+        self.one_cq, self.one_process = rng.random() < 0.5, rng.random() < 0.1
         self.capacity = rng.choice([4, 8, 16, 32])
         self.receives = rng.choice([1, 3, 8, 16])
         self.count = rng.randrange(10, 50) // (1 if self.qps == 1 else 2)
@@ -86,16 +87,26 @@ class Schedule:
 
     def build(self, plain: bool = False) -> Network:
         """Hosts with their plans; faults on the clock."""
-        net = self.net = Network(self.seed, self.pairs, self.capacity, self.receives, plain, self.qps)
+        net = self.net = Network(
+            self.seed,
+            self.pairs,
+            self.capacity,
+            self.receives,
+            plain,
+            self.qps,
+            one_cq=self.one_cq,
+            one_process=self.one_process,
+        )
         rng = random.Random(self.seed + 1)
         again = random.Random(self.seed + 3)
         clock = net.clock
         for link in net.links.values():
             link.delay_ns = self.delay_ns
-        for host, registering_ns in zip(net.hosts, self.registering_ns, strict=True):
+        for host in net.hosts:
             if not plain:
                 host.exchanger.late_ns = self.late_ns
-            for nic in host.hardware[1:]:
+        for nics, registering_ns in zip(net.nics.values(), self.registering_ns, strict=True):
+            for nic in nics[1:]:
                 nic.registering_ns = registering_ns
         for n, app in enumerate(net.apps):
             app.poll_ns = self.poll_ns[n % 2]
