@@ -314,7 +314,8 @@ class Schedule:
         dead = any(nic.dead for nics in net.nics.values() for nic in nics)
         clock.run(clock.now + (15_000 if dead else 2_000) * MS, lambda: all(ended(app) for app in concerned))
         for app in concerned:
-            if not ended(app) and was_protected(net, app):  # one that never was is a plain QP
+            # One that never was protected is a plain QP; and one whose NIC died before that may be protected by now.
+            if not ended(app) and ended(app.peer) and was_protected(net, app):
                 raise Violation(
                     "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
                 )
