@@ -5,8 +5,8 @@ That is build/mutants/tree, to be put in front of PYTHONPATH: the package as it 
 of the bugs is on until one is chosen: by `_core.set_mutant(NAME)` (None: none) or, before `_core` is imported, by
 SHIFTVERBS_MUTANT=NAME. `_core.mutants()` are their names.
 
-Each edit of a source becomes `NEW if is_mutant(n) else OLD`, or the same in lines, in a copy of it. Edits may lie within
-one another, or be of the same text. Built once for the same sources; `make build` comes first.
+Each edit of a source becomes `NEW if is_mutant(n) else OLD`, or the same in lines, in a copy of it. Edits may lie
+within one another, or be of the same text. Built once for the same sources; `make build` comes first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simulator.mutants import MUTANTS, Edit  # noqa: E402  (found through the line above)
+from simulator.mutants import MUTANTS, Edit
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "shiftverbs"
@@ -216,7 +216,9 @@ def link_the_rest() -> None:
         path.name: path
         for path in PACKAGE.iterdir()
         if path.name != "__pycache__"
-        and (path.suffix == ".py" or path.is_dir() or (path.suffix == ".so" and path.name != f"_core{SUFFIX}"))
+        and (
+            path.suffix == ".py" or path.is_dir() or (path.suffix == ".so" and path.name != f"_core{SUFFIX}")
+        )
     }
     if f"_nic{SUFFIX}" not in wanted:
         raise FileNotFoundError("the package is not built: make build")
@@ -236,7 +238,15 @@ def compile_core(texts: dict[str, str]) -> None:
         path = copy / "shiftverbs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    cython = [sys.executable, "-m", "cython", "-3", "--module-name", "shiftverbs._core", "shiftverbs/_core.pyx"]
+    cython = [
+        sys.executable,
+        "-m",
+        "cython",
+        "-3",
+        "--module-name",
+        "shiftverbs._core",
+        "shiftverbs/_core.pyx",
+    ]
     subprocess.run([*cython, "-o", "_core.c"], cwd=copy, check=True)
     built = copy / f"_core{SUFFIX}"
     gcc = ["gcc", "-std=gnu11", "-O1", "-g1", "-fPIC", "-shared", "-w", f"-I{sysconfig.get_path('include')}"]
