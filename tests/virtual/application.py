@@ -318,7 +318,10 @@ class Application:
                 self.net.forbid(self.device.name, self._recvs + number, 1)
                 self.post_recv()
                 if self.answers:
-                    self.clock.later(0, self.due)
+                    self.backlog += 1
+                    if not self.retry_due:
+                        self.retry_due = True
+                        self.clock.later(1, self._again)
             else:
                 self.failed = True
             return

@@ -21,9 +21,10 @@ from shiftverbs.native.ibv import AccessFlag
 KINDS = (
     "port port port wall wall both_walls drop_answer drop_answer hold_and_kill loss delay duplicate echo echo stall"
     " slow hung failing migrate migrate kill qp_fatal close etcd freeze datagrams datagrams slow_memory refusing"
-    " refuse_post gone"
+    " refuse_post gone drop_and_kill drop_and_kill"
 ).split()
-HEAL_AFTER_NS = 400 * MS
+#: What is still broken is mended then, after the last that begins by itself.
+HEAL_FIRST_NS, HEAL_LAST_NS = 60 * MS, 400 * MS
 END_NS = 90_000 * MS
 
 
@@ -58,10 +59,21 @@ class Schedule:
         if self.cells == 2:
             self.opcodes, self.fences, self.signaled = ["READ", "WRITE", "WRITE", "WRITE_IMM"], 0.2, 0.05
         self.renewals = rng.randrange(1, 5) if seed % 6 == 4 else 0
+        if seed % 6 == 1:
+            # More than there is room for, while traffic moves.
+            self.capacity, self.span_ns = rng.choice([1, 2, 4]), rng.choice([200 * US, 1 * MS])
         self.rights_change = rng.random() < 0.1
         self.delay_ns = rng.choice([2 * US, 10 * US, 100 * US])
         self.start_ns = rng.choice([0, 1 * MS, 30 * MS, 30 * MS, 30 * MS])
         self.faults = [self._fault(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))]
+        if seed % 6 == 1:
+            self.faults[0] = (
+                rng.randrange(self.span_ns),
+                "migrate",
+                rng.choice("ab"),
+                self.pairs - 1,
+                rng.choice([1, 5]) * MS,
+            )
         # In every tenth, memory is registered late on the backups.
         self.registering_ns = [
             rng.choice([1, 30, 700, 1800]) * MS if seed % 10 == 3 else 50 * US for _ in "ab"
@@ -77,6 +89,8 @@ class Schedule:
             self.receives = max(self.receives, 2 * self.capacity)
         self.bad = rng.randrange(self.count) if seed % 25 == 9 else None
         self.late_ns = rng.choice([(200 * US, 2 * MS), (200 * US, 2 * MS), (5 * MS, 60 * MS)])
+        ends = [when + 2 * lasts + 30 * MS for when, _, _, _, lasts in self.faults]
+        self.heal_ns = self.span_ns + min(HEAL_LAST_NS, max(HEAL_FIRST_NS, *ends))
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -128,7 +142,7 @@ class Schedule:
                 app.plan.append(wr)
                 if opcode == "READ" and again.random() < self.reuse:
                     self._share(wr, list(app.plan)[-4:-1], again)
-                if index == self.bad and n == self.seed // 25 % 2:
+                if index == self.bad and n == self.seed // 25 % 2 and not wr.shared:
                     wr.opcode, wr.bad = "WRITE", True
                     app.own_error = "it named memory that is not there"
                 if not self.answers or (n % 2 == 0 and index < self.capacity):
@@ -147,7 +161,7 @@ class Schedule:
             )
         for when, what, name, k, lasts in self.faults:
             clock.later(self.start_ns + when, self._begin, what, name, k, lasts)
-        clock.later(self.start_ns + self.span_ns + HEAL_AFTER_NS, self._heal)
+        clock.later(self.start_ns + self.heal_ns, self._heal)
         if self.hole is not None:
             name, opcode = self.hole
             net.faults.append("hole")
@@ -194,6 +208,11 @@ class Schedule:
                 link.drops.append(lambda p: isinstance(p, Packet) and p.kind in ("ack", "resp"))
                 later(lasts // 50, net.wall, name, k, True)
                 later(lasts * 2, net.wall, name, k, False)
+            case "drop_and_kill":
+                # Executed, and its NIC dies before it heard so.
+                other = net.links["b" if name == "a" else "a", k]
+                other.drops += [lambda p: isinstance(p, Packet) and p.kind == "ack"] * 3
+                later(lasts // 50, net.kill, name, k)
             case "hold_and_kill":
                 net.hold_cqes(name, k, True)
                 later(lasts // 20, net.kill, name, k)
@@ -312,7 +331,7 @@ class Schedule:
     def _run(self, net: Network) -> None:
         clock = net.clock
         started = clock.now
-        clock.run(started + self.start_ns + self.span_ns + HEAL_AFTER_NS + 2 * MS)
+        clock.run(started + self.start_ns + self.heal_ns + 2 * MS)
         if not clock.run(clock.now + END_NS, self.finished):
             raise Violation(
                 "every run ends", f"not at rest after {END_NS // MS} ms: {[state(a) for a in net.apps]}"
@@ -364,7 +383,7 @@ class Schedule:
         plain = copy.copy(self)
         bare = plain.build(plain=True)
         try:
-            bare.clock.run(bare.clock.now + plain.start_ns + plain.span_ns + HEAL_AFTER_NS + 2 * MS)
+            bare.clock.run(bare.clock.now + plain.start_ns + plain.heal_ns + 2 * MS)
             bare.clock.run(bare.clock.now + END_NS, plain.finished)
         finally:
             bare.end()
@@ -376,7 +395,7 @@ def quiet(app: Application) -> bool:
     """Everything is posted, executed and seen."""
     core = app.endpoint.core
     return (
-        not app.plan
+        (not app.plan or (app.answers and app.backlog <= 0))
         and not app.endpoint.blocked
         and not core.unwired[0]
         and not core.completion_due
