@@ -10,6 +10,7 @@ paper, section 4.3; the diagram in docs/protocol.md is generated from the tables
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 
 
 class SendState(enum.Enum):
@@ -160,16 +161,21 @@ def step_recv(state: RecvState, given: RecvInput) -> tuple[RecvState, tuple[Step
         raise IllegalTransition(f"receive machine: {given.value} in state {state.value}") from None
 
 
+def diagram(title: str, first: str, cells: Iterable[tuple[str, str, str, Sequence[str]]]) -> str:
+    """Return one table as a Mermaid state diagram. cells: (state, input, next state, steps in order)."""
+    lines = [f"%% {title}", "stateDiagram-v2", f"    [*] --> {first}"]
+    for state, given, target, steps in cells:
+        lines.append(f"    {state} --> {target}: {given}{' / ' if steps else ''}{', '.join(steps)}")
+    return "\n".join(lines) + "\n"
+
+
 def mermaid() -> str:
     """Return both tables as Mermaid state diagrams (the text in docs/protocol.md)."""
-    lines = []
-    for title, table in (("send", SEND_TABLE), ("receive", RECV_TABLE)):
-        lines += [f"%% {title} machine", "stateDiagram-v2", "    [*] --> DEFAULT"]
-        for (state, given), (target, steps) in table.items():
-            what = given.value + (" / " + ", ".join(s.value for s in steps) if steps else "")
-            lines.append(f"    {state.value} --> {target.value}: {what}")
-        lines.append("")
-    return "\n".join(lines)
+    send = [(s.value, i.value, t.value, [w.value for w in ws]) for (s, i), (t, ws) in SEND_TABLE.items()]
+    recv = [(s.value, i.value, t.value, [w.value for w in ws]) for (s, i), (t, ws) in RECV_TABLE.items()]
+    return (
+        diagram("send machine", "DEFAULT", send) + "\n" + diagram("receive machine", "DEFAULT", recv) + "\n"
+    )
 
 
 if __name__ == "__main__":

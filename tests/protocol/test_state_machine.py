@@ -145,13 +145,13 @@ def test_an_illegal_input_leaves_the_protocol_as_it_was(state: SendState) -> Non
     locals_ = [LocalPair(b"g" * 16, 0, 10 + k, 3) for k in range(2)]
     protocol = PairProtocol(ProtocolConfig(), locals_, True, random.Random(0), 0)
     protocol.start(0)
-    protocol.send_state = state
+    protocol.state.send_state = state
     for given in SendInput:
         if (state.value, given.value) in EXPECTED_SEND:
             continue
         with pytest.raises(IllegalTransition):
-            protocol._send_input(given, 1)
-        assert (protocol.send_state, protocol.send_pair, protocol._out) == (state, 0, [])
+            protocol.directions.send(given, 1)
+        assert (protocol.send_state, protocol.send_pair, protocol.state.take()) == (state, 0, [])
 
 
 def test_the_diagram_has_every_cell() -> None:
