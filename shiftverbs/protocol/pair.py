@@ -28,6 +28,7 @@ from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.directions import Directions
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.events import Action, Event, Status
+from shiftverbs.protocol.invariants import Invariants
 from shiftverbs.protocol.messages import Arm, Message, Move, Phase, Prefer, Sync
 from shiftverbs.protocol.move import MoveProcedure
 from shiftverbs.protocol.state import MS, Counts, LocalPair, Pair, PairState, ProtocolConfig
@@ -65,6 +66,7 @@ class PairProtocol:
         self.move = MoveProcedure(state, self.directions, self.arm)
         self.ending = Ending(state, self.directions, self.arm, self.move)
         self.switch = SwitchProcedure(state, self.directions, self.arm, self.move, self.ending)
+        self._invariants = Invariants(state, self.switch, self.move, self.ending)
 
     # ---- events and time in, actions out ----------------------------------------------------------------------------
 
@@ -188,7 +190,11 @@ class PairProtocol:
         return self.move.prefer.target
 
     def invariants(self) -> None:
-        """Check what always holds between two events. Raises AssertionError, naming what does not."""
+        """Check what always holds between two events (invariants.py). Raises AssertionError, naming what does not.
+
+        Done by itself after each event where `config.invariants` says so.
+        """
+        self._invariants.check()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -201,6 +207,8 @@ class PairProtocol:
             self.arm.pursue()
             if self.move.pursue():
                 self.arm.set_timers()
+        if s.config.invariants:
+            self.invariants()
         return s.take()
 
     def _on_event(self, event: Event) -> None:

@@ -254,6 +254,7 @@ class SwitchProcedure:
         """From here on there is no way back: gates closed, ARM and MOVE cancelled, every used pair fenced."""
         s = self._state
         s.epoch = switch.epoch
+        switch.before = None
         switch.heard_ns = s.now_ns
         s.counts.switches += 1
         self.tried.add(switch.target)

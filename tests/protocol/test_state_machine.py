@@ -143,7 +143,7 @@ def test_nothing_opens_before_the_trim() -> None:
 @pytest.mark.parametrize("state", list(SendState), ids=lambda state: state.value)
 def test_an_illegal_input_leaves_the_protocol_as_it_was(state: SendState) -> None:
     locals_ = [LocalPair(b"g" * 16, 0, 10 + k, 3) for k in range(2)]
-    protocol = PairProtocol(ProtocolConfig(), locals_, True, random.Random(0), 0)
+    protocol = PairProtocol(ProtocolConfig(invariants=True), locals_, True, random.Random(0), 0)
     protocol.start(0)
     protocol.state.send_state = state
     for given in SendInput:
