@@ -69,7 +69,7 @@ class ArmProcedure:
         p = s.pairs[k]
         p.requester = requester
         p.arm = arm
-        p.armed = p.clean = False
+        p.works = p.clean = False
         p.sent_ok = p.received_ok = False
         p.resend_step_ns = 0
         if requester:
@@ -84,7 +84,7 @@ class ArmProcedure:
         s = self._state
         p = s.pairs[k]
         p.trouble = why or p.trouble
-        p.armed = p.clean = False
+        p.works = p.clean = False
         self._step(k, ArmInput.FAILED)
         if backoff:
             s.counts.arm_failures += 1
@@ -97,7 +97,7 @@ class ArmProcedure:
     def disarm(self, k: int) -> None:
         """Pair k, which carries nothing, is broken."""
         p = self._state.pairs[k]
-        if p.state is not ArmState.IDLE or p.armed:
+        if p.state is not ArmState.IDLE or p.works:
             self.fail(k)
 
     def call_off(self) -> None:
@@ -148,7 +148,7 @@ class ArmProcedure:
     def _mark_clean(self, k: int) -> None:
         s = self._state
         p = s.pairs[k]
-        p.armed = p.clean = True
+        p.works = p.clean = True
         p.backoff_ns = 0
         p.trouble = None
         s.counts.arms += 1
@@ -173,7 +173,7 @@ class ArmProcedure:
                 if p.requester and p.state is ArmState.WAIT_PEER and m.arm == p.arm:
                     p.remote = m.address
                     self._step(k, ArmInput.REPLIED)
-                elif p.requester and p.armed and m.arm == p.arm:
+                elif p.requester and p.works and m.arm == p.arm:
                     self._say(ArmStep.RTU, k)
             case ArmStep.RTU:
                 if not p.requester and m.arm == p.arm:
@@ -195,7 +195,7 @@ class ArmProcedure:
             if p.state in (ArmState.WAIT_PEER, ArmState.PROBING):
                 self._say(ArmStep.REP, k)
             return
-        if m.arm == p.arm and not p.requester and p.armed:
+        if m.arm == p.arm and not p.requester and p.works:
             return  # a late copy: both dummies went through already
         if m.arm <= p.arm or s.carries(k) or p.dead:
             s.say(Arm(ArmStep.REJ, s.epoch, k, max(p.arm, m.arm), p.local, wanted=m.arm), k)

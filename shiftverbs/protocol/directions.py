@@ -34,7 +34,7 @@ class Directions:
                     s.do(ev.Trim(peer_rx))
                 case Step.OPEN_SEND | Step.REOPEN_SEND:
                     self._open(pair)
-                case Step.BEGIN_FENCE:
+                case Step.BEGIN_FENCE_WR:
                     s.do(ev.BeginFence())
                 case Step.CANCEL_MOVE:
                     s.do(ev.CancelMove(pair))

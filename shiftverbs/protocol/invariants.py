@@ -105,7 +105,7 @@ class Invariants:
             _fact(p.used, "a pair that carries traffic is used", k)
             _fact(not p.clean, "a pair that carries traffic is not clean", k)
             _fact(not p.fenced, "a pair that carries traffic is not fenced", k)
-            _fact(p.armed, "a pair that carries traffic is armed", k)
+            _fact(p.works, "a pair that carries traffic works", k)
             _fact(not p.dead, "a pair that carries traffic is not dead", k)
             _fact(p.state is ArmState.IDLE, "ARM leaves a pair alone that carries traffic", k)
         _fact(not s.pairs[s.recv_pair].stale, "receives are where none were left behind")
@@ -122,7 +122,7 @@ class Invariants:
             target = s.pairs[out.target]
             _fact(not s.switching, "a SWITCH, or the question before it, calls a MOVE of ours off")
             _fact(out.target != s.send_pair, "a MOVE leads to another pair")
-            _fact(target.armed, "a MOVE leads to an armed pair", out.target)
+            _fact(target.works, "a MOVE leads to a pair that works", out.target)
             _fact(not target.dead, "a MOVE leads to no dead NIC", out.target)
             _fact(target.state is ArmState.IDLE, "ARM leaves a MOVE's target alone", out.target)
             told = s.send_state is SendState.WAIT_DRAINED
@@ -161,8 +161,8 @@ class Invariants:
             _fact(switch.ask > 0, "a question has a number")
             _fact(switch.final is None and switch.peer is None, "nothing is known behind a question")
             _fact(switch.resetting is None and not switch.connecting, "a question gives no command")
-        else:
-            _fact(switch.phase is not Phase.ASK, "a question that is over is forgotten")
+        elif not s.over:  # else it may have ended with a question
+            _fact(switch.phase is not Phase.ASK, "a question that is dropped is forgotten")
             _fact(switch.epoch == s.epoch, "the epoch is that of the last SWITCH")
             place = (switch.epoch, switch.target)
             _fact(place >= self._fenced, "(epoch, target) of a SWITCH only grows")
@@ -202,7 +202,7 @@ class Invariants:
             _fact(switch.reset_arm == target.arm, "receives are posted in the life agreed on", switch.target)
             _fact(switch.command_ns is None, "the target awaits no command when it takes receives")
             _fact(target.used and not target.clean, "a target that takes receives is used", switch.target)
-            _fact(target.armed and not target.fenced, "a target that takes receives is armed", switch.target)
+            _fact(target.works and not target.fenced, "a target that takes receives works", switch.target)
         else:
             _fact(s.recv_state is RecvState.FALLBACK, "a SWITCH holds receives back until its target is fit")
         for k, p in enumerate(s.pairs):
@@ -213,10 +213,10 @@ class Invariants:
         """What is known of one pair."""
         s = self._state
         _fact(p.arm >= 0 and 0 <= p.local.psn <= PSN_MASK, "lives count from 0, PSNs have 24 bits", k)
-        _fact(not p.clean or p.armed, "clean is armed", k)
+        _fact(not p.clean or p.works, "what is clean works", k)
         _fact(not p.clean or not p.used, "clean is not used", k)
         _fact(not p.fenced or p.used, "only what was used is fenced", k)
-        _fact(not p.fenced or not p.armed, "what is fenced is not armed", k)
+        _fact(not p.fenced or not p.works, "what is fenced does not work", k)
         _fact(not p.stale or p.used, "stale receives are of a pair that was used", k)
         _fact(not p.stale or s.over or k != s.recv_pair, "stale pairs carry no receives", k)
         _fact(not p.dead or not p.clean, "a dead NIC has no clean pair", k)
@@ -228,7 +228,7 @@ class Invariants:
         s = self._state
         _fact(not s.over and not self._switch.fencing(), "a SWITCH that fences, or the end, calls ARM off", k)
         _fact(not s.carries(k), "ARM leaves alone what carries traffic, or is about to", k)
-        _fact(not p.armed, "what is being armed is not armed yet", k)
+        _fact(not p.works, "what is being armed does not work yet", k)
         _fact(not p.dead, "no dead NIC is armed", k)
         _fact(not s.initiator or p.requester or p.remote is not None, "a responder knows its requester", k)
         if p.state is ArmState.RESETTING:

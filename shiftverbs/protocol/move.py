@@ -57,7 +57,7 @@ class MoveProcedure:
             s.send_pair != target
             and s.move_out is None
             and not self._directions.pausing
-            and (p.clean or (p.armed and target == s.recv_pair))
+            and (p.clean or (p.works and target == s.recv_pair))
             and p.alive is not False
             and not p.dead
             and s.send_state in (SendState.DEFAULT, SendState.FALLBACK)
@@ -71,7 +71,7 @@ class MoveProcedure:
         """
         s = self._state
         m = s.move_out
-        impossible = m is not None and m.tx is None and not s.pairs[m.target].armed
+        impossible = m is not None and m.tx is None and not s.pairs[m.target].works
         if impossible:
             self.cancel()
         target = self._destination()
@@ -102,7 +102,7 @@ class MoveProcedure:
         s = self._state
         if s.move_out is not None and s.send_state is SendState.WAIT_SIGNALED:
             s.timers.stop(Timer.FENCE_WRITE)
-            self._directions.send(SendInput.FENCE_POSTED, s.send_pair)
+            self._directions.send(SendInput.FENCE_WR_POSTED, s.send_pair)
 
     def on_fence_done(self, tx: int) -> None:
         """The fence WR is complete: now the peer is told. tx: two-sided messages sent before it."""
@@ -111,7 +111,7 @@ class MoveProcedure:
         if m is not None and s.send_state is SendState.WAIT_DRAINED and m.tx is None:
             m.tx = tx
             s.timers.set(Timer.MOVE_ANSWER, s.now_ns + s.config.move_timeout_ns)
-            if Step.SEND_MOVE in self._directions.send(SendInput.FENCE_DONE, s.send_pair):
+            if Step.SEND_MOVE in self._directions.send(SendInput.FENCE_WR_DONE, s.send_pair):
                 self.say()
 
     def say(self) -> None:
@@ -200,7 +200,7 @@ class MoveProcedure:
 
     def _can_receive(self, m: Move) -> bool:
         p = self._state.pairs[m.target]
-        return p.arm == m.arm and p.armed and not p.dead and not p.stale
+        return p.arm == m.arm and p.works and not p.dead and not p.stale
 
     def on_rx_reached(self) -> None:
         """All that was sent before the peer's fence WR was received."""

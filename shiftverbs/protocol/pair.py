@@ -176,7 +176,7 @@ class PairProtocol:
 
     @property
     def all_fit(self) -> bool:
-        """True when every usable pair carries work or is armed and clean."""
+        """True when every usable pair carries work or is clean."""
         here = (self.state.send_pair, self.state.recv_pair)
         return all(p.dead or p.clean or k in here for k, p in enumerate(self.state.pairs))
 
@@ -274,7 +274,7 @@ class PairProtocol:
         p = self.state.pairs[k]
         p.dead = True
         p.alive = False
-        p.armed = p.clean = False
+        p.works = p.clean = False
         self.switch.path_failed(ev.PathFailed(k, "DEVICE_FATAL"))
 
     def _on_message(self, message: Message, unsafe: str | None) -> None:

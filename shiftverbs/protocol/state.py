@@ -68,10 +68,10 @@ class Pair:
 
     local: PairAddress
     arm: int = 0
-    armed: bool = False  # connected at `arm`, and shown to work
-    clean: bool = False  # armed and nothing posted since
-    used: bool = False  # carries or carried work since the last reset: must be fenced
-    fenced: bool = False
+    works: bool = False  # connected at `arm`, and shown to work by ARM, or about to be by a SWITCH
+    clean: bool = False  # it works, and nothing was posted since
+    used: bool = False  # carries or carried work since the last reset: a SWITCH must fence it
+    fenced: bool = False  # a SWITCH has: its QP is in ERR and its queues are empty
     stale: bool = False  # a MOVE left receives behind here: nothing may be sent to them
     dead: bool = False
     alive: bool | None = None
@@ -192,7 +192,7 @@ class PairState:
         self.pairs = [Pair(PairAddress(p.gid, p.lid, p.qpn, 0, p.mtu)) for p in locals_]
         for p in self.pairs:
             p.retry_ns = now_ns if initiator else now_ns + config.arm_timeout_ns
-        self.pairs[0].armed = True
+        self.pairs[0].works = True
         self.pairs[0].used = True
         self.send_state = SendState.DEFAULT
         self.recv_state = RecvState.DEFAULT
@@ -273,4 +273,4 @@ class PairState:
             event.gid or old.gid, old.lid, old.qpn, self._new_psn(old.psn), event.mtu or old.mtu
         )
         p.arm = arm
-        p.used = p.fenced = p.armed = p.clean = p.stale = False
+        p.used = p.fenced = p.works = p.clean = p.stale = False

@@ -141,7 +141,7 @@ class SwitchProcedure:
         if target and (s.switch_state in (SwitchState.POSTING, SwitchState.READY) or p.dead):
             self._next_attempt(event.reason)
             return
-        p.armed = p.clean = False
+        p.works = p.clean = False
         if target:  # late news of a life that this SWITCH ends anyway, or of an idle pair: it must be reset
             self._advance()
 
@@ -287,7 +287,7 @@ class SwitchProcedure:
         p = self._state.pairs[switch.target]
         # clean lasts until something is posted; what makes the target fit from now on is this SWITCH itself
         switch.reset_arm = p.arm
-        p.armed = True
+        p.works = True
         home = switch.target == 0
         self._directions.receive(RecvInput.READY_HOME if home else RecvInput.READY_AWAY, switch.target)
 
@@ -370,7 +370,7 @@ class SwitchProcedure:
         for p in s.pairs:
             if p.used:
                 p.fenced = True
-                p.armed = p.clean = False
+                p.works = p.clean = False
         switch.final = event
         switch.heard_ns = s.now_ns
         if event.unsafe is not None:

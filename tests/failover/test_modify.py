@@ -183,7 +183,7 @@ def test_a_backup_that_does_not_follow_is_out_of_use(network: Network, faults: A
     faults.hang("b/soft1")
     took_s = b(f"began = time.monotonic(); {FLAGS.format(LOCAL)}; time.monotonic() - began")
     assert took_s < 5, took_s
-    assert b("ep.qp._shadow.connection.protocol.pairs[1].armed") is False
+    assert b("ep.qp._shadow.connection.protocol.pairs[1].works") is False
     # Nobody waits for it again and again.
     more = FLAGS.format(f"{LOCAL} | e.IBV_ACCESS_REMOTE_READ")
     took_s = b(f"began = time.monotonic(); {more}; time.monotonic() - began")

@@ -538,6 +538,6 @@ def test_a_completion_of_the_life_before_proves_nothing_of_the_new_one() -> None
     (connect,) = [a for a in p.handle(ev.MessageReceived(rep), now) if isinstance(a, ev.ConnectPair)]
     p.handle(ev.PairConnected(1, connect.arm, connect.stage), now)
     p.handle(ev.ArmCompletion(1, receive=False, ok=True), now)
-    assert not p.pairs[1].armed
+    assert not p.pairs[1].works
     p.handle(ev.ArmCompletion(1, receive=True, ok=True), now)
-    assert p.pairs[1].armed
+    assert p.pairs[1].works
