@@ -98,6 +98,8 @@ class Config:
     metrics: tuple[str, int, int] | None = None
     # SHIFTVERBS_RUN_DIR: of the sockets that `shiftverbs status` asks; None means telemetry's default.
     run_dir: str | None = None
+    # SHIFTVERBS_INVARIANTS: for tests of ours.
+    invariants: bool = False
 
     # internal: exchanger
     lease_ttl_s: int = 10
@@ -425,5 +427,12 @@ VARIABLES: dict[str, Variable] = {
         "a directory",
         "Where processes have the sockets that `shiftverbs status` asks, and the shared broker its. Not set: "
         "`$XDG_RUNTIME_DIR/shiftverbs` if there is such a directory, else `$TMPDIR/shiftverbs-UID`.",
+    ),
+    "SHIFTVERBS_INVARIANTS": Variable(
+        "invariants",
+        _boolean,
+        "`1` or `0`",
+        "1: for tests of shiftverbs itself: after each event of a QP's failover, what must always hold of it is looked "
+        "at. Where it does not, that QP loses its protection, and the log says what.",
     ),
 }

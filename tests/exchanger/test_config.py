@@ -222,6 +222,13 @@ def test_run_dir(tmp_path: Path) -> None:
     assert read(RUN_DIR="/" + "x" * 200).run_dir == "/" + "x" * 200
 
 
+def test_invariants() -> None:
+    assert not read().invariants and not read(INVARIANTS="0").invariants
+    assert read(INVARIANTS="1").invariants
+    with pytest.raises(ConfigError, match=r"SHIFTVERBS_INVARIANTS=.*must be 1 or 0"):
+        read(INVARIANTS="maybe")
+
+
 def test_unknown_variables_are_named_with_the_nearest_known(caplog: pytest.LogCaptureFixture) -> None:
     environ = {"SHIFTVERBS_BAKCUP": "x", "SHIFTVERBS_ZZZ": "1", "SHIFTVERB_JOB": "other", "HOME": "/"}
     with caplog.at_level(logging.WARNING, "shiftverbs.config"):

@@ -7,6 +7,7 @@ drains completion queues, and tells the protocol what happened. It decides nothi
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from shiftverbs.protocol.pair import LocalPair, PairProtocol, ProtocolConfig
 CELLS = 12  # memory of each side: the last four are for atomics
 ATOMIC_CELLS = range(8, 12)
 GONE_NS = 1_000_000_000
+#: Whether the protocol's invariants are looked at after each event: SHIFTVERBS_INVARIANTS=0 for a campaign's speed.
+INVARIANTS = os.environ.get("SHIFTVERBS_INVARIANTS", "1") != "0"
 STEADY_NS = 50 * MS
 
 
@@ -746,7 +749,7 @@ class Network:
         self.a = Side(self, "a", capacity, receives, plain)
         self.b = Side(self, "b", capacity, receives, plain)
         self.sides = (self.a, self.b)
-        config = ProtocolConfig()
+        config = ProtocolConfig(invariants=INVARIANTS)
         for side in self.sides:
             locals_ = [LocalPair(side.name.encode() * 16, 0, 100 + k, 3) for k in range(pairs)]
             rng = random.Random(self.clock.rng.getrandbits(64))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bugs to put in on purpose: each must be found by the checkers, or they prove nothing.
 
-A mutation is a context manager that patches the protocol, the journal's model or the driver's model, for as long as it
-is open. `MUTATIONS` maps a name to (what it breaks, the patch).
+These patch the journal's model or the driver's; those of the protocol itself, and what a mutation is, are in
+protocol_mutations.py.
 """
 
 from __future__ import annotations
@@ -15,24 +15,12 @@ from unittest import mock
 
 from simulator.hosts import Side
 from simulator.journal import Journal, PairState
+from simulator.protocol_mutations import MUTATIONS, mutation
 from simulator.rnic import TWO_SIDED
 
 from shiftverbs.protocol import events as ev
-from shiftverbs.protocol.messages import Move, Phase, Sync
-from shiftverbs.protocol.pair import PairProtocol
 
-Patch = Callable[[], contextlib.AbstractContextManager[None]]
-MUTATIONS: dict[str, tuple[str, Patch]] = {}
-
-
-def mutation(what: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
-    """Register a mutation; `what` says which duty it drops."""
-
-    def register(generator: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-        MUTATIONS[generator.__name__] = (what, contextlib.contextmanager(generator))
-        return generator
-
-    return register
+__all__ = ["MUTATIONS"]
 
 
 @contextlib.contextmanager
@@ -105,28 +93,6 @@ def prove_a_read_by_the_counter() -> Iterator[None]:
         yield
 
 
-@mutation("withheld WRs wait for the fence's completion")
-def release_before_the_drain() -> Iterator[None]:
-    original = PairProtocol._on_fence_posted
-
-    def posted(p: PairProtocol) -> None:
-        original(p)
-        if p._move is not None and p._move.tx is None:
-            p._on_fence_done(p.early_tx())  # type: ignore[attr-defined]
-
-    feed = Side.feed
-
-    def remember(side: Side, event: ev.Event) -> None:
-        side.protocol.early_tx = lambda: side.journal.acked_ts  # type: ignore[attr-defined]
-        feed(side, event)
-
-    with (
-        mock.patch.object(PairProtocol, "_on_fence_posted", posted),
-        mock.patch.object(Side, "feed", remember),
-    ):
-        yield
-
-
 @mutation("MOVED is answered when the last message was polled, not before")
 def moved_before_the_last_message() -> Iterator[None]:
     def await_rx(side: Side, action: ev.AwaitRx) -> None:
@@ -134,36 +100,6 @@ def moved_before_the_last_message() -> Iterator[None]:
             side.events.append(ev.RxReached())
 
     with handler(ev.AwaitRx, await_rx):
-        yield
-
-
-@mutation("a message of an older SWITCH does not count for the present one")
-def ignore_epochs() -> Iterator[None]:
-    original = PairProtocol._on_message
-
-    def on_message(p: PairProtocol, message: Any, unsafe: str | None) -> None:
-        s = p._switch
-        if isinstance(message, Move):
-            message = replace(message, epoch=p.epoch)
-        elif isinstance(message, Sync) and s is not None and message.phase is Phase.READY:
-            message = replace(message, epoch=s.epoch, target=s.target, arm=p.pairs[s.target].arm)
-        original(p, message, unsafe)
-
-    with mock.patch.object(PairProtocol, "_on_message", on_message):
-        yield
-
-
-@mutation("READY counts only for the life of the pair that it names")
-def accept_a_stale_ready() -> Iterator[None]:
-    original = PairProtocol._advance
-
-    def advance(p: PairProtocol) -> None:
-        s = p._switch
-        if s is not None and s.peer is not None and s.peer.phase is not Phase.ASK:
-            s.peer = replace(s.peer, phase=Phase.READY, arm=max(s.peer.arm, p.pairs[s.target].arm))
-        original(p)
-
-    with mock.patch.object(PairProtocol, "_advance", advance):
         yield
 
 
@@ -228,64 +164,6 @@ def drop_the_wc_buffer() -> Iterator[None]:
         original(side, action)
 
     with handler(ev.OpenSend, open_send):
-        yield
-
-
-@mutation("receives that MOVE left behind take no message")
-def reuse_stale_receives() -> Iterator[None]:
-    original = PairProtocol._on_move
-
-    def on_move(p: PairProtocol, m: Move) -> None:
-        for pair in p.pairs:
-            pair.stale = False
-        original(p, m)
-
-    with mock.patch.object(PairProtocol, "_on_move", on_move):
-        yield
-
-
-@mutation("a MOVE that was told is not called off because the peer left: it may have moved its receives")
-def call_off_a_move_that_was_told() -> Iterator[None]:
-    original = PairProtocol._on_bye
-
-    def on_bye(p: PairProtocol, m: Sync) -> None:
-        if p._move is not None:
-            p._move.tx = None
-        original(p, m)
-
-    with mock.patch.object(PairProtocol, "_on_bye", on_bye):
-        yield
-
-
-@mutation("a doubled REQ resets once")
-def arm_resets_twice() -> Iterator[None]:
-    original = PairProtocol._on_arm_req
-
-    def on_req(p: PairProtocol, k: int, pair: Any, m: Any) -> None:
-        if m.arm == pair.arm and not p._switching() and p._idle(k):
-            pair.arm -= 1
-        original(p, k, pair, m)
-
-    with mock.patch.object(PairProtocol, "_on_arm_req", on_req):
-        yield
-
-
-@mutation("a new life's PSNs are out of the old one's reach")
-def psns_start_over() -> Iterator[None]:
-    with mock.patch.object(PairProtocol, "_new_psn", lambda p, old: 0):
-        yield
-
-
-@mutation("a mere port event fences nothing unsafe")
-def fence_an_unsafe_qp_on_a_port_event() -> Iterator[None]:
-    original = PairProtocol.handle
-
-    def handle(p: PairProtocol, event: ev.Event, now_ns: int) -> list[ev.Action]:
-        if isinstance(event, ev.PathFailed | ev.MessageReceived):
-            event = replace(event, unsafe=None)
-        return original(p, event, now_ns)
-
-    with mock.patch.object(PairProtocol, "handle", handle):
         yield
 
 
@@ -379,39 +257,9 @@ def trust_the_counter_of_a_dead_nic() -> Iterator[None]:
         yield
 
 
-@mutation("a message that was acknowledged and lost is reported")
-def hide_a_lost_message() -> Iterator[None]:
-    original = PairProtocol._complete
-
-    def complete(p: PairProtocol, s: Any, peer: Sync) -> None:
-        if peer.rx < s.final.acked:
-            peer = replace(peer, rx=s.final.acked)
-        original(p, s, peer)
-
-    with mock.patch.object(PairProtocol, "_complete", complete):
-        yield
-
-
 @mutation("an acknowledged unsignaled tail never flushes: the marker does")
 def forget_the_marker() -> Iterator[None]:
     with mock.patch.object(Journal, "post_marker", lambda journal, k: None):
-        yield
-
-
-@mutation("what no pair carries is an error, soon")
-def try_for_ever() -> Iterator[None]:
-    with mock.patch.object(PairProtocol, "_is_hopeless", lambda p, k, wr: False):
-        yield
-
-
-@mutation("what failed on each pair once, soon, may have come upon rails that fail in turn")
-def give_up_after_one_quick_round() -> Iterator[None]:
-    original = PairProtocol._is_hopeless
-
-    def is_hopeless(p: PairProtocol, k: int, wr: int) -> bool:
-        return original(p, k, wr) or set(p._stuck_on) == set(range(len(p.pairs)))
-
-    with mock.patch.object(PairProtocol, "_is_hopeless", is_hopeless):
         yield
 
 
@@ -477,18 +325,6 @@ def put_the_fence_behind_all_that_waits() -> Iterator[None]:
 def a_fence_write_for_each_move() -> Iterator[None]:
     nothing_under_way = property(lambda pair: False, lambda pair, value: None)
     with mock.patch.object(PairState, "own_fence", nothing_under_way, create=True):
-        yield
-
-
-@mutation("both sides learn of an ABORT")
-def abort_in_silence() -> Iterator[None]:
-    original = PairProtocol._say
-
-    def say(p: PairProtocol, message: Any, pair: int, spread: bool = False) -> None:
-        if not (isinstance(message, Sync) and message.phase is Phase.ABORT):
-            original(p, message, pair, spread)
-
-    with mock.patch.object(PairProtocol, "_say", say):
         yield
 
 

@@ -198,7 +198,7 @@ def _moved_unheard(knows: bool = True) -> Network:
     go(net)
     net.nics["b"][0].command_ns = MS  # what is sent there is still taken for a while
     if not knows:
-        net.b.protocol._moved_in = -1
+        net.b.protocol.move.moved_in = -1
     net.b.err()
     return end(net)
 
