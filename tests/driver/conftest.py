@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from driver.doubles import make_nic
+from memory_exchanger import MemoryExchanger, MemoryStore
 
 from shiftverbs import _core, _nic
 from shiftverbs.config import Config
-from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.failover.driver import Driver
 
 
