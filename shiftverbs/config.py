@@ -171,11 +171,6 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if name.startswith(_PREFIX) and name not in VARIABLES)
 
 
-def known_variables() -> tuple[str, ...]:
-    """Every SHIFTVERBS_* variable there is, in the documentation's order."""
-    return tuple(VARIABLES)
-
-
 def _unknown_message(name: str) -> str:
     near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.0)
     return f"{name} is not a variable of shiftverbs and is ignored; did you mean {near[0]}?"

@@ -139,15 +139,3 @@ class ShiftStatus:
         if self._connection is not None:
             text += f" {self.state} on {self.path}"
         return text + (f": {self.why}>" if self.why else ">")
-
-
-def status_of(shadow: Any) -> ShiftStatus:
-    """`qp.shift` of a QP that may be protected. shadow: its ShadowQP."""
-    connection = getattr(shadow, "connection", None)
-    return ShiftStatus(connection) if connection is not None else ShiftStatus(why="the QP is being made")
-
-
-def unprotected(qp: Any, why: str) -> ShiftStatus:
-    """`qp.shift` of a QP that is not; why: the reason."""
-    del qp
-    return ShiftStatus(why=why or "it cannot be protected")

@@ -183,17 +183,6 @@ class _Cq(ctypes.Structure):
     _fields_ = [("pointers", ctypes.c_void_p * 3), ("handle", ctypes.c_uint32), ("cqe", ctypes.c_int)]
 
 
-class _Qp(ctypes.Structure):
-    """struct ibv_qp up to its state."""
-
-    _fields_ = [
-        ("pointers", ctypes.c_void_p * 6),
-        ("handle", ctypes.c_uint32),
-        ("qp_num", ctypes.c_uint32),
-        ("state", ctypes.c_int),
-    ]
-
-
 _Pointer = ctypes.c_void_p
 
 
@@ -262,11 +251,6 @@ def channel_fd(channel: object) -> int:
 def cq_entries(cq: object) -> int:
     """How many completions an open CQ or CQEX holds on the default NIC."""
     return int(_Cq.from_address(pointer(cq)).cqe)
-
-
-def hardware_state(qp: object) -> int:
-    """The state that libibverbs last saw an open QP in (enum ibv_qp_state), without asking the device."""
-    return int(_Qp.from_address(pointer(qp)).state)
 
 
 def copy_struct(target: ctypes.Structure, source: ctypes.Structure) -> None:
