@@ -74,8 +74,6 @@ from pyverbs.cq import PollCqAttr as _PollCqAttr
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
 
-PAIRS_MAX = MAX_PAIRS
-
 EV_ERROR = journal.EV_ERROR
 EV_APP_ERROR = journal.EV_APP_ERROR
 EV_POST_FAILED = journal.EV_POST_FAILED
@@ -200,11 +198,6 @@ cdef int run_driver_inline() except -1:
 cdef void driver_failed(e) noexcept:
     """Through sys.unraisablehook: the application's post or poll is not its business."""
     raise e
-
-
-def run_driver() -> bool:
-    """Run the driver as post and poll do. False: none is set, or a run is under way already."""
-    return run_driver_inline() == 1
 
 
 def take_events() -> list:
@@ -357,22 +350,13 @@ cdef class RemoteKeys:
 
 # --- completion queues ---------------------------------------------------------------------------------------
 
-cdef object wc_class = WC
 cdef tuple no_args = ()
 ctypedef object (*new_function)(PyTypeObject *, PyObject *, PyObject *)
 
 
-def set_wc_class(cls) -> None:
-    """The class of the WCs that poll returns: pyverbs' WC or a subclass; made by __new__ without __init__."""
-    global wc_class
-    if not issubclass(cls, WC):
-        raise TypeError('a subclass of pyverbs.cq.WC')
-    wc_class = cls
-
-
 cdef inline object make_wc(const ibv_wc *wc):
     """A WC without its Python-level constructor, which costs twenty times as much (`logger` is None then)."""
-    cdef PyTypeObject *t = <PyTypeObject *>wc_class
+    cdef PyTypeObject *t = <PyTypeObject *>WC
     cdef WC result = <WC>(<new_function>t.tp_new)(t, <PyObject *>no_args, NULL)
     result.wc = wc[0]
     return result
@@ -472,11 +456,6 @@ cdef class CQCore:
         """Whether the application polls hardware CQ k."""
         check_pair(k)
         return self.c.active[k] != 0
-
-    def pointer(self, int k) -> int:
-        """Address of hardware CQ k, 0 where there is none."""
-        check_pair(k)
-        return <uintptr_t>self.c.hw[k]
 
     def poll(self, num_entries=1):
         """Take up to `num_entries` WCs: (how many, list of WC). pyverbs' CQ.poll, with its errors."""
@@ -584,11 +563,6 @@ cdef class CQCore:
 
     cdef bint guards(self) noexcept:
         return not inherited and cq_guards(&self.c)
-
-    def arm_hw(self, int k) -> int:
-        """Arm hardware CQ k for the driver's own sake; the errno."""
-        check_pair(k)
-        return ibv_req_notify_cq(self.c.hw[k], 0) if self.c.hw[k] != NULL else EINVAL
 
     @property
     def channel(self):

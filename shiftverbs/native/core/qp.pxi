@@ -191,11 +191,6 @@ cdef class QPCore:
         check_pair(k)
         self.q.pairs[k].qp = NULL
 
-    def is_attached(self, int k) -> bool:
-        """Whether pair k has a hardware QP."""
-        check_pair(k)
-        return self.q.pairs[k].qp != NULL
-
     def close(self) -> None:
         """Take what the hardware completed so far into the CQs' buffers, then forget every pair.
 
@@ -472,10 +467,6 @@ cdef class QPCore:
         """Number of the oldest send WR that has not completed, or of the next one."""
         return self.q.head
 
-    def clear_error(self, int k) -> None:
-        """The driver judged the error of pair k to be none: the next one raises EV_ERROR again."""
-        self.pair(k).error_raised = 0
-
     # --- gates
 
     def close_send(self) -> None:
@@ -668,11 +659,6 @@ cdef class QPCore:
             pair.rq_fenced = 1
             emit(&self.q, journal.EV_RQ_FENCED, k, 0, 0)
         return pair.sq_fenced != 0, pair.rq_fenced != 0
-
-    def fence_drained(self, int k):
-        """(SQ, RQ): whether the markers came back, that is, whether every WC of that queue has been consumed."""
-        cdef Pair *pair = self.pair(k)
-        return pair.sq_marker == MARKER_SEEN, pair.rq_marker == MARKER_SEEN or pair.rq_out == 0
 
     def forget_pair(self, int k) -> None:
         """The fence of pair k is complete: whatever still comes from it is stale, until pair_reset(k)."""
@@ -912,12 +898,12 @@ cdef class QPCore:
 
     # --- MOVE
 
-    def move_begin(self, bint force_signal=True) -> str:
+    def move_begin(self) -> str:
         """Look for the fence of a MOVE of the send direction (paper's WAIT_SIGNALED).
 
         Returns 'idle': nothing is outstanding, the gate is closed; 'posted': the last outstanding WR is signaled and
-        is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us, or with
-        force_signal=False only if the application signals it), EV_FENCE_POSTED tells, and the gate closes behind it.
+        is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us where the
+        application does not), EV_FENCE_POSTED tells, and the gate closes behind it.
         What is withheld for a missing key stays so until the next pair has the sends: it is not waited for.
         """
         cdef QPState *q = &self.q
@@ -932,8 +918,7 @@ cdef class QPCore:
             start_fence(q, end - 1)
             return 'posted'
         q.fence_wanted = 1
-        q.fence_force = force_signal
-        if force_signal and q.blocked:
+        if q.blocked:
             # Nothing may be posted behind what waits for the hardware's room: the last of that will do.
             send_rec(q, end - 1).state |= REC_HW_SIGNALED
             q.last_signaled = q.fence_upto = end

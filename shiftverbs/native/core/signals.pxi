@@ -276,11 +276,6 @@ cdef int signals_on() noexcept:
     return sv_let_come() != 0
 
 
-def is_main_thread() -> bool:
-    """Whether the interpreter runs signals' handlers in the calling thread."""
-    return PyThread_get_thread_ident() == main_thread
-
-
 def without_signals(call, *args, **kwargs):
     """Returns call(*args, **kwargs). Threads that are started in it never take a signal.
 
