@@ -55,8 +55,6 @@ cdef struct WorkerState:
     int in_python
     uintptr_t thread_id
     int64_t started_ns         # of the current command; 0 when idle
-    int64_t last_started_ns
-    int64_t last_finished_ns
     uint64_t completed         # commands carried out, cancelled ones not counted
     WakePoint *wake
     int *attention
@@ -233,9 +231,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         pthread_mutex_lock(&worker.lock)
         command.err = err
         command.done_steps = done
-        worker.last_started_ns = start
-        worker.last_finished_ns = sv_now_ns()
-        command.elapsed_ns = worker.last_finished_ns - start
+        command.elapsed_ns = sv_now_ns() - start
         worker.completed += 1
         worker.current = NULL
         worker.started_ns = 0
@@ -640,18 +636,6 @@ cdef class NicWorker:
             n = self.worker.completed
             pthread_mutex_unlock(&self.worker.lock)
         return n
-
-    @property
-    def last_command_ns(self):
-        """(begun, ended) of the command finished last, CLOCK_MONOTONIC in ns; (0, 0) before the first."""
-        cdef int64_t begun = 0
-        cdef int64_t ended = 0
-        if self.worker.pid == getpid():
-            pthread_mutex_lock(&self.worker.lock)
-            begun = self.worker.last_started_ns
-            ended = self.worker.last_finished_ns
-            pthread_mutex_unlock(&self.worker.lock)
-        return begun, ended
 
     def __repr__(self):
         return f"<NicWorker {self.name}>"
