@@ -14,7 +14,8 @@ The work is done on C records, in four declaration files whose functions are com
 | ChannelCore | `core/channel.pxi` |
 | QPCore | `core/qp.pxi` |
 | CQCursor (extended CQs), WrBuilder (extended QPs) | `core/cqex.pxi`, `core/qpex.pxi` |
-| reading and writing pyverbs' objects, the check of their layout | `core/abi.pxi`, `pyverbs_abi.pxd` |
+| pointers and structs inside pyverbs' objects | `core/objects.pxi` |
+| the layout of pyverbs' objects, its check | `pyverbs_abi.pxd`, `core/abi.pxi` |
 
 **The GIL is the lock.** Every method here is atomic under it (the provider's post and poll run with the GIL held, as
 in pyverbs); only ChannelCore.wait releases it, and touches nothing while it sleeps. Python code may run wherever an
@@ -24,10 +25,11 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 """
 
 cimport cython
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.object cimport PyObject, PyObject_GenericGetAttr, PyTypeObject
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject
 from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
@@ -50,13 +52,13 @@ from shiftverbs.native.verbs cimport (
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ack_cq_events,
-    ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_get_cq_event, ibv_poll_cq, ibv_post_recv, ibv_post_send,
-    ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_req_notify_cq,
-    ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
+    ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_get_cq_event, ibv_global_route, ibv_poll_cq,
+    ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_qp_to_qp_ex, ibv_recv_wr, ibv_req_notify_cq, ibv_send_wr, ibv_sge, ibv_srq_init_attr_ex, ibv_wc, ibv_wr_opcode,
 )
 from shiftverbs.native.pyverbs_abi cimport (
-    AH, CQ, CQEX, MR, PD, QP, SGE, SRQ, WC, CompChannel, Context, DataBuffer, QPAttr, QPCap, QPInitAttr, QPInitAttrEx,
-    RecvWR, SendWR,
+    CQ, CQEX, MR, MW, SGE, SV_MR_POINTER, SV_MW_POINTER, SV_OBJECT_SIZE, SV_POINTER, WC, CompChannel, Context,
+    DataBuffer, PyverbsCM, QPAttr, QPInitAttr, QPInitAttrEx, RecvWR, SendWR, SrqInitAttrEx, sv_cm_object,
 )
 
 import math
@@ -630,6 +632,7 @@ cdef long poll_count(num_entries) except? -1:
 include "native/core/qp.pxi"
 include "native/core/cqex.pxi"
 include "native/core/qpex.pxi"
+include "native/core/objects.pxi"
 include "native/core/abi.pxi"
 
 
