@@ -394,7 +394,7 @@ class Comparison:
         if any(hw_id[1] == FENCE for hw_id, *_ in hw.posts[0][hw.done[0] :]):
             return  # room for our own WRs is not without end
         self.moving = True
-        how = self.core.move_begin(True)
+        how = self.core.move_begin()
         assert how == self.model.move_begin()
         if how == "wanted" and write:
             before = len(self.events)

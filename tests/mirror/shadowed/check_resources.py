@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Programs that check the mirror with failover running, in one process: what the application has, and that it works.
-
-See shadow_checks.py.
-"""
+"""The mirror with failover running, both ends in one process: what the application has, and that it works."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -13,16 +11,16 @@ import threading
 import time
 from typing import Any
 
+import pytest
 from one_process import Verbs, collect, in_threads, show
-from shadow_checks import LOGGED, both_protected, cable, check, main, nics_are_idle, protected, settled, until
 
 import shiftverbs  # opens the software RNIC before pyverbs
+from mirror.shadowed.tools import Logged, both_protected, cable, nics_are_idle, protected, settled, until
 from shiftverbs import _nic
 from shiftverbs.pyverbs_error import PyverbsRDMAError, ShiftError
 
 
-@check
-def every_resource_has_its_shadow(v: Verbs) -> None:
+def test_every_resource_has_its_shadow(v: Verbs) -> None:
     ctx = v.context()
     channel = v.cq.CompChannel(ctx)
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100, None, channel)
@@ -44,8 +42,7 @@ def every_resource_has_its_shadow(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def attributes_are_remembered(v: Verbs) -> None:
+def test_attributes_are_remembered(v: Verbs) -> None:
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
     qp = v.qp.QP(pd, v.rc(cq))
@@ -83,8 +80,7 @@ def attributes_are_remembered(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def connecting_never_waits_for_the_peer(v: Verbs) -> None:
+def test_connecting_never_waits_for_the_peer(v: Verbs) -> None:
     """A is connected fully, and used, before B exists: to a peer that never comes, and to one that comes late."""
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 100)
@@ -109,8 +105,7 @@ def connecting_never_waits_for_the_peer(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
+def test_a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
     """rereg: address, access and PD; the backup has let go of the old memory when the verb returns."""
     e = v.e
     ctx = v.context()
@@ -134,10 +129,8 @@ def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
         assert after.state(1) == "ready" and after.keys(0) == (mr.lkey, mr.rkey)
         assert keymap.get_local(mr.lkey, 1) == after.keys(1)[0] and len(keymap) == 1
     assert mr._shadow.pd is other._shadow
-    try:
+    with contextlib.suppress(PyverbsRDMAError):
         mr.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, pd, 0, 0, e.IBV_ACCESS_REMOTE_WRITE)  # without local write
-    except PyverbsRDMAError:
-        pass
     assert settled(mr).state(1) == "ready" and len(keymap) == 1
     other.close()
     assert len(keymap) == 0
@@ -155,8 +148,7 @@ def a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
     shiftverbs.failover.runtime.current().driver.run()  # what could not be destroyed would be told
 
 
-@check
-def a_programs_own_subclasses(v: Verbs) -> None:
+def test_a_programs_own_subclasses(v: Verbs) -> None:
     """Classes that override data verbs, and calls through the class: all go through the journal."""
     calls: list[str] = []
 
@@ -188,29 +180,26 @@ def a_programs_own_subclasses(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def protection_ends_and_the_qp_goes_on(v: Verbs) -> None:
+def test_protection_ends_and_the_qp_goes_on(v: Verbs, logged: Logged) -> None:
     """What binding a memory window does to a QP (the software RNIC has no windows to bind)."""
     ctx, _, cq, mr, first, second = protected(v)
     for number in range(3):
         completions = v.exchange(first, second, mr, cq, number, 10 + number)
         assert show(completions) == [(number, 0, 128, 64), (10 + number, 0, 0, 64)]
         if number == 0:
-            try:
+            with pytest.raises(TypeError):
                 first.bind_mw(None, None)
-            except TypeError:
-                assert first.shift.status == "PROTECTED"
+            assert first.shift.status == "PROTECTED"
             first._end_protection("a memory window was bound through it")
             assert first.shift.status == "UNPROTECTED" and "window" in first.shift.why
             assert first.qp_state == v.e.IBV_QPS_RTS
     until(lambda: second.shift.status != "PROTECTED")
     v.exchange(first, second, mr, cq, 5, 6)
     ctx.close()
-    LOGGED[:] = [line for line in LOGGED if "gave up" not in line]
+    logged.take("gave up")
 
 
-@check
-def eight_threads(v: Verbs) -> None:
+def test_eight_threads(v: Verbs) -> None:
     ctx = v.context()
     pd = v.pd.PD(ctx)
     ready = []
@@ -233,8 +222,7 @@ def eight_threads(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def reasons(v: Verbs) -> None:
+def test_reasons(v: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is not protected says why, and works."""
     e = v.e
     ctx = v.context()
@@ -254,16 +242,15 @@ def reasons(v: Verbs) -> None:
     assert "room" in why(init) and init.max_send_wr == limits.max_qp_wr
     init = v.rc(cq, v.cap(1, limits.max_qp_wr))
     assert "room" in why(init) and init.max_recv_wr == limits.max_qp_wr
-    real = _nic.resize_cq
     shallow = v.cq.CQ(ctx, 5)
 
     def no_room(cq: int, cqe: int) -> int:
         raise OSError(errno.ENOMEM, "ibv_resize_cq: no room")
 
-    _nic.resize_cq = no_room
     init = v.rc(shallow)
-    assert "no room" in why(init) and (init.max_send_wr, init.max_recv_wr) == (20, 30)
-    _nic.resize_cq = real
+    with monkeypatch.context() as patch:
+        patch.setattr(_nic, "resize_cq", no_room)
+        assert "no room" in why(init) and (init.max_send_wr, init.max_recv_wr) == (20, 30)
     assert v.qp.QP(pd, init)._shadow is not None and shallow.cqe == 5
     extended = v.qp.QPInitAttrEx(
         qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=v.cap(), pd=pd, comp_mask=e.IBV_QP_INIT_ATTR_PD
@@ -282,8 +269,7 @@ def reasons(v: Verbs) -> None:
     plain.close()
 
 
-@check
-def failover_is_not_seen(v: Verbs) -> None:
+def test_failover_is_not_seen(v: Verbs, logged: Logged) -> None:
     """qp_state, query, CQ events and completions while the traffic is on the backup."""
     e = v.e
     ctx, _, cq, mr, first, second = protected(v, channel=True)
@@ -324,11 +310,10 @@ def failover_is_not_seen(v: Verbs) -> None:
     flushed = collect(cq, 1)
     assert (flushed[0].wr_id, flushed[0].status) == (60, e.IBV_WC_WR_FLUSH_ERR)
     ctx.close()
-    LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+    logged.take("leaving soft0")
 
 
-@check
-def waiting_does_not_hold_the_gil(v: Verbs) -> None:
+def test_waiting_does_not_hold_the_gil(v: Verbs, logged: Logged) -> None:
     """get_cq_event and get_async_event block in threads of their own while this one works."""
     ctx = v.context()
     channel = v.cq.CompChannel(ctx)
@@ -371,11 +356,10 @@ def waiting_does_not_hold_the_gil(v: Verbs) -> None:
     assert select.select([channel.fd], [], [], 15)[0] == [channel.fd]
     channel.get_cq_event(cq)
     ctx.close()
-    LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+    logged.take("leaving soft0")
 
 
-@check
-def reset_and_again(v: Verbs) -> None:
+def test_reset_and_again(v: Verbs) -> None:
     """RESET and a new connection of the same QPs."""
     e = v.e
     ctx, _, cq, mr, first, second = v.connected()
@@ -394,21 +378,19 @@ def reset_and_again(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def a_channel_without_descriptors(v: Verbs) -> None:
+def test_a_channel_without_descriptors(v: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
     """There were enough for the verb, but not for ours; or it is pyverbs' own. Its CQs are plain ones, and tell why."""
     import pyverbs.cq
 
     ctx = v.context()
     pd, memory = v.pd.PD(ctx), []
-    make = shiftverbs.mirroring.eligibility.new_channel_core
 
     def none_left(channel: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    shiftverbs.mirroring.eligibility.new_channel_core = none_left
-    ours = v.cq.CompChannel(ctx)
-    shiftverbs.mirroring.eligibility.new_channel_core = make
+    with monkeypatch.context() as patch:
+        patch.setattr(shiftverbs.mirroring.eligibility, "new_channel_core", none_left)
+        ours = v.cq.CompChannel(ctx)
     for channel, why in (
         (ours, os.strerror(errno.EMFILE)),
         (pyverbs.cq.CompChannel(ctx), "not a shiftverbs"),
@@ -430,8 +412,7 @@ def a_channel_without_descriptors(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def required(v: Verbs) -> None:
+def test_required(v: Verbs) -> None:
     """SHIFTVERBS_REQUIRE=1: a QP that is not protected is an error before it exists."""
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
@@ -441,50 +422,36 @@ def required(v: Verbs) -> None:
         v.qp.QPInitAttr(qp_type=v.e.IBV_QPT_UD, scq=cq, rcq=cq, cap=v.cap()),
         v.rc(cq, v.cap(limits.max_qp_wr, 1)),
     ):
-        try:
+        with pytest.raises(ShiftError, match="SHIFTVERBS_REQUIRE"):
             v.qp.QP(pd, init)
-        except ShiftError as error:
-            assert "SHIFTVERBS_REQUIRE" in str(error)
-        else:
-            raise AssertionError("it was made")
     ctx.close()
 
 
-@check
-def unknown_backup(v: Verbs) -> None:
+def test_unknown_backup(v: Verbs, logged: Logged) -> None:
     """SHIFTVERBS_BACKUP names a device that does not exist: a warning, and no protection; or an error."""
     ctx = v.context()
     if os.environ.get("SHIFTVERBS_REQUIRE"):
-        try:
+        with pytest.raises(ShiftError, match="soft7") as refused:
             v.pd.PD(ctx)
-        except ShiftError as error:
-            assert "soft7" in str(error) and "soft0, soft1" in str(error), error
-            return
-        raise AssertionError("no error")
+        assert "soft0, soft1" in str(refused.value)
+        return
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
     mr = v.mr.MR(pd, 4096, 1)
     first, second = v.pair(ctx, pd, cq)
     assert first.shift.status == "UNPROTECTED" and "soft7" in first.shift.why, first.shift
-    assert [line for line in LOGGED if "soft7" in line and "soft0, soft1" in line], LOGGED
-    LOGGED.clear()
+    assert logged.take("soft7", "soft0, soft1")
+    logged.take("")
     v.exchange(first, second, mr, cq, 1, 2)
     ctx.close()
 
 
-@check
-def no_backup(v: Verbs) -> None:
+def test_no_backup(v: Verbs, logged: Logged) -> None:
     """One NIC only, or none named for this one."""
     ctx, pd, cq, mr, first, second = v.connected()
     assert first.shift.status == "UNPROTECTED" and "no backup" in first.shift.why, first.shift
-    assert len(LOGGED) == 1 and "soft0 has no backup NIC" in LOGGED[0], LOGGED
-    LOGGED.clear()
+    assert len(logged.take("soft0 has no backup NIC")) == 1
     v.exchange(first, second, mr, cq, 1, 2)
-    try:
+    with pytest.raises(PyverbsRDMAError) as refused:
         v.qp.QP(pd, v.rc(cq, v.cap(1 << 24, 1)))
-    except PyverbsRDMAError as error:
-        assert error.error_code in (errno.EINVAL, errno.ENOMEM)
+    assert refused.value.error_code in (errno.EINVAL, errno.ENOMEM)
     ctx.close()
-
-
-if __name__ == "__main__":
-    main()

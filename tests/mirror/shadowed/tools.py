@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the programs that check the mirror with failover running share; one is run by `python shadowed.py NAME`.
-
-soft0 is the default NIC, soft1 behind it. Each asserts for itself. What our code logs at WARNING or above is an error
-unless the program expects it.
-"""
+"""What the tests of the mirror with failover running share."""
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import subprocess
 import sys
@@ -19,18 +14,28 @@ from one_process import Connected, Verbs
 
 import shiftverbs  # opens the software RNIC before pyverbs
 
-CHECKS: dict[str, Callable[[Verbs], None]] = {}
-LOGGED: list[str] = []
 
+class Logged(logging.Handler):
+    """Lines, each with the name of its logger."""
 
-def check(function: Callable[[Verbs], None]) -> Callable[[Verbs], None]:
-    CHECKS[function.__name__] = function
-    return function
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
 
-
-class Collect(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        LOGGED.append(f"{record.name}: {record.getMessage()}")
+        self.lines.append(f"{record.name}: {record.getMessage()}")
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    def __repr__(self) -> str:
+        return repr(self.lines)
+
+    def take(self, *parts: str) -> list[str]:
+        """Take away the lines that have all of these parts; return them."""
+        found = [line for line in self.lines if all(part in line for part in parts)]
+        self.lines = [line for line in self.lines if line not in found]
+        return found
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
@@ -69,12 +74,3 @@ def nics_are_idle() -> None:
     """Wait until everything that closing queued is done."""
     machinery = shiftverbs.failover.runtime.current()
     until(lambda: machinery is None or not any(nic.worker.pending() for nic in machinery.nics.all()))
-
-
-def main() -> None:
-    faulthandler.dump_traceback_later(50, exit=True)
-    handler = Collect(logging.WARNING)
-    logging.getLogger("shiftverbs").addHandler(handler)
-    CHECKS[sys.argv[1]](Verbs("shiftverbs"))
-    assert not LOGGED, LOGGED
-    print("passed")

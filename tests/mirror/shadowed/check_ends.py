@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Programs that check the mirror with failover running: closed, interrupted, forked, left to the exit.
-
-See shadow_checks.py.
-"""
+"""The mirror with failover running: closed, interrupted, forked, left to the exit."""
 
 from __future__ import annotations
 
@@ -18,19 +15,18 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from one_process import Verbs, collect, whose
-from shadow_checks import LOGGED, both_protected, cable, check, main, nics_are_idle, protected, settled, until
 
 import shiftverbs  # opens the software RNIC before pyverbs
-from shiftverbs.pyverbs_error import PyverbsRDMAError
+from mirror.shadowed.tools import Logged, both_protected, cable, nics_are_idle, protected, settled, until
+from shiftverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from shiftverbs.shadows import pyverbs_objects
 
 
-@check
-def teardown_in_any_order(v: Verbs) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_teardown_in_any_order(v: Verbs, seed: int) -> None:
     """Shadows pending, ready, in use; parents first; twice."""
-    seed = int(os.environ.get("SEED", "1"))
-    print("seed", seed)
     rng = random.Random(seed)
     for _ in range(25):
         ctx = v.context()
@@ -59,8 +55,7 @@ def teardown_in_any_order(v: Verbs) -> None:
     nics_are_idle()
 
 
-@check
-def garbage_in_cycles(v: Verbs) -> None:
+def test_garbage_in_cycles(v: Verbs) -> None:
     """Objects in reference cycles, so that the collector finds parents before children."""
 
     class Holder:
@@ -115,8 +110,7 @@ def in_child(work: Callable[[], Any]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, work
 
 
-@check
-def fork_with_shadows(v: Verbs) -> None:
+def test_fork_with_shadows(v: Verbs, logged: Logged) -> None:
     """A forked child that closes, collects and ends as it likes leaves the parent's protection alone."""
     ctx, _, cq, mr, first, second = protected(v)
     sys.stdout.flush()
@@ -141,7 +135,7 @@ def fork_with_shadows(v: Verbs) -> None:
     assert [wc.status for wc in collect(cq, 10)] == [0] * 10
     cable("up")
     ctx.close()
-    LOGGED[:] = [line for line in LOGGED if "leaving soft0" not in line]
+    logged.take("leaving soft0")
 
 
 def as_with_pyverbs(v: Verbs, ctx: Any, made_before: dict[str, Any]) -> None:
@@ -183,8 +177,7 @@ def as_with_pyverbs(v: Verbs, ctx: Any, made_before: dict[str, Any]) -> None:
         each.close()
 
 
-@check
-def made_in_a_forked_child(v: Verbs) -> None:
+def test_made_in_a_forked_child(v: Verbs) -> None:
     """On a Context of its own a child does all as with pyverbs, whatever other threads were at when it was forked."""
     ctx = v.context()
     cq = v.cq.CQ(ctx, 20)
@@ -212,25 +205,22 @@ def made_in_a_forked_child(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def made_from_what_a_forked_child_inherited(v: Verbs) -> None:
+def test_made_from_what_a_forked_child_inherited(v: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the parent's Context too. The software RNIC refuses that, so it is told of no other process: we alone are."""
     ctx, pd, cq, mr, first, second = protected(v, channel=True)
     channel = cq.comp_channel
     nics_are_idle()
     parent, held = os.getpid, mr._shadow
-    os.getpid = lambda: parent() + 1
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: parent() + 1)
         as_with_pyverbs(v, ctx, {"pd": pd, "cq": cq, "channel": channel, "mr": mr})
-    finally:
-        os.getpid, mr._shadow = parent, held
+    mr._shadow = held
     assert not any(nic.worker.pending() for nic in ctx._domain.backups)
     assert first.shift.status == "PROTECTED"
     ctx.close()
 
 
-@check
-def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
+def test_a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
     """A Context has one domain, whoever asked first; one closed meanwhile has none."""
     backup, waiting = shiftverbs.shadows.nic, shiftverbs.process.waiting
     in_slices, made = waiting.in_slices, []
@@ -268,8 +258,7 @@ def a_handler_uses_the_context_while_nics_open(v: Verbs) -> None:
 kept: list[Any] = []
 
 
-@check
-def left_to_the_exit(v: Verbs) -> None:
+def test_left_to_the_exit(v: Verbs) -> None:
     """Everything is still open, and referenced by a module, when the interpreter ends."""
     ctx, pd, cq, mr, *pair = protected(v)
     v.receive(pair[1], mr, 1)
@@ -277,15 +266,13 @@ def left_to_the_exit(v: Verbs) -> None:
     kept.extend([pair, mr, cq, pd, ctx, [kept]])
 
 
-@check
-def left_to_the_exit_while_pending(v: Verbs) -> None:
+def test_left_to_the_exit_while_pending(v: Verbs) -> None:
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
     kept.extend([v.pair(ctx, pd, cq), v.mr.MR(pd, 1 << 20, 1), cq, pd, ctx])
 
 
-@check
-def left_to_the_exit_in_cycles(v: Verbs) -> None:
+def test_left_to_the_exit_in_cycles(v: Verbs) -> None:
     """Some closed, some open, in cycles with modules, with the collector off: the interpreter's own order."""
 
     class Holder:
@@ -307,56 +294,44 @@ def left_to_the_exit_in_cycles(v: Verbs) -> None:
     gc.disable()
 
 
-@check
-def closed_objects_do_not_crash(v: Verbs) -> None:
+def test_closed_objects_do_not_crash(v: Verbs) -> None:
     ctx, _, cq, mr, first, second = v.connected(channel=True)
     channel = cq.comp_channel
     first.close()
-    for use in (
-        lambda: v.send(first, mr, 1),
-        lambda: v.receive(first, mr, 1),
-    ):
-        try:
-            use()
-        except Exception as error:
-            assert isinstance(error, PyverbsRDMAError) and error.error_code == errno.EINVAL, error
-        else:
-            raise AssertionError("a closed QP took a WR")
+    for use in (v.send, v.receive):
+        with pytest.raises(PyverbsRDMAError) as refused:
+            use(first, mr, 1)
+        assert refused.value.error_code == errno.EINVAL
     cq.close()
     assert second.shift.why == "it is closed"
     assert cq.poll(1) == (0, [])
     channel.close()
-    try:
+    with pytest.raises(PyverbsUserError, match="closed"):
         print(channel.fd)
-    except Exception as error:
-        assert "closed" in str(error), error
     ctx.close()
 
 
-@check
-def an_interrupted_close_can_be_repeated(v: Verbs) -> None:
+def test_an_interrupted_close_can_be_repeated(v: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while close waits for a NIC that hangs: whatever closes the QP next does all that is left."""
     ctx, _, cq, mr, first, second = protected(v)
     whole = shiftverbs.failover.runtime.Runtime.qp_closing
 
     def interrupted(machinery: Any, held: Any) -> None:
-        shiftverbs.failover.runtime.Runtime.qp_closing = whole  # type: ignore[method-assign]
+        monkeypatch.undo()
         whole(machinery, held)
         raise KeyboardInterrupt
 
-    shiftverbs.failover.runtime.Runtime.qp_closing = interrupted  # type: ignore[method-assign]
-    try:
+    monkeypatch.setattr(shiftverbs.failover.runtime.Runtime, "qp_closing", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         first.close()
-    except KeyboardInterrupt:
-        first.close()
+    first.close()
     assert first.shift.why == "it is closed" and not first._shadow
     ctx.close()
     nics_are_idle()
     shiftverbs.failover.runtime.current().driver.run()  # what could not be destroyed would be told
 
 
-@check
-def an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
+def test_an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
     """Ctrl-C while a NIC that hangs has the memory: it is not the application's before the NIC let go of it."""
     ctx = v.context()
     mr = v.mr.MR(v.pd.PD(ctx), 4096, 1)
@@ -377,19 +352,15 @@ def an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
         mr.close()
 
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
+    with pytest.raises(KeyboardInterrupt):
         close_amid(lambda: signal.raise_signal(signal.SIGALRM))
-    except KeyboardInterrupt:
-        assert pyverbs_objects.mr_pointer(mr) and not go.is_set()
-    else:
-        raise AssertionError("nothing broke it off")
+    assert pyverbs_objects.mr_pointer(mr) and not go.is_set()
     close_amid(go.set)
     assert go.is_set() and not pyverbs_objects.mr_pointer(mr)
     ctx.close()
 
 
-@check
-def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
+def test_a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     """A backup NIC is slow to destroy a shadow QP, whose journal ends only then, when its CQ has long been closed."""
     ctx, _, cq, mr, first, second = v.connected()
     settled(first)
@@ -400,10 +371,17 @@ def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     busy = [nic.worker.call(go.wait, 30) for nic in ctx._domain.backups]
     known: list[int] = []
     close_shadow = cq._shadow.close
-    # Between the default CQ's destruction and the core's end the NICs' threads may run.
-    cq._shadow.close = lambda: (known.append(core.pointer(0)), close_shadow())[1]
+
+    def closes() -> None:
+        # Between the default CQ's destruction and the core's end the NICs' threads may run.
+        with pytest.raises(ValueError, match="no CQ on NIC 0"):
+            core.set_active(0, True)
+        known.append(0)
+        close_shadow()
+
+    cq._shadow.close = closes
     cq.close()
-    assert known == [0], known
+    assert known == [0]
     assert not journal.closed
     go.set()
     for future in busy:
@@ -412,20 +390,16 @@ def a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def a_cq_that_cannot_be_destroyed_works_on(v: Verbs) -> None:
+def test_a_cq_that_cannot_be_destroyed_works_on(v: Verbs) -> None:
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
     # A QP on it that pyverbs does not know of.
     verbs = ctx._domain.nic.verbs
     pointers = [pyverbs_objects.pointer(one) for one in (pd, cq, cq)]
     stranger, _, _ = verbs.create_qp(*pointers, (4, 4, 1, 1, 0), 1)
-    try:
+    with pytest.raises(PyverbsRDMAError) as refused:
         cq.close()
-    except PyverbsRDMAError as error:
-        assert error.error_code == errno.EBUSY, error
-    else:
-        raise AssertionError("it was destroyed")
+    assert refused.value.error_code == errno.EBUSY
     mr = v.mr.MR(pd, 4096, 1)
     first, second = v.pair(ctx, pd, cq)
     v.exchange(first, second, mr, cq, 1, 2)
@@ -434,13 +408,14 @@ def a_cq_that_cannot_be_destroyed_works_on(v: Verbs) -> None:
     ctx.close()
 
 
-@check
-def ends_of_its_own(v: Verbs) -> None:
+def test_ends_of_its_own(v: Verbs, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     """A program's `__del__` that is broken off does not keep ours from being run; where it is not, that is told."""
     ctx = v.context()
     pd, cq = v.pd.PD(ctx), v.cq.CQ(ctx, 20)
     ignored: list[str] = []
-    sys.unraisablehook = lambda what: ignored.append(f"{whose(what)}: {what.exc_value}")
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda what: ignored.append(f"{whose(what)}: {what.exc_value}")
+    )
 
     def handler(number: int, frame: Any) -> None:
         raise InterruptedError("now")
@@ -482,13 +457,9 @@ def ends_of_its_own(v: Verbs) -> None:
         cls(pd, v.rc(cq))
         assert [qp.qp_state for qp in revived] == ([v.e.IBV_QPS_RESET] if cls is Revived else [])
         revived.clear()
-        assert len(LOGGED) == 1 and f"{name} was dropped" in LOGGED.pop(), LOGGED
+        assert len(logged.take(f"{name} was dropped")) == 1 and not logged
     assert not ignored
     try:
         pd.close()
     except PyverbsRDMAError as error:
         assert error.error_code == errno.EBUSY
-
-
-if __name__ == "__main__":
-    main()
