@@ -13,8 +13,8 @@ from typing import Protocol
 
 from shiftverbs.protocol.pair import MS
 
-# While this many connections come home or are made fit, no other begins that: of a thousand at once all would be late for
-# their deadlines, and begin again.
+# While this many connections come home or are made fit, no other begins that: of a thousand at once all would be late
+# for their deadlines, and begin again.
 UNDER_WAY = 64
 # Where none of them arrived for this long, some more begin: those under way may wait for the application.
 TURN_NS, TURN_COUNT = 100 * MS, 32

@@ -16,7 +16,7 @@ import pytest
 from driver.doubles import Connection, Queue, add, as_the_collector, shadow_qp
 from typed_doubles import double
 
-from shiftverbs import _nic
+from shiftverbs import _core, _nic
 from shiftverbs.failover.admission import TURN_COUNT, TURN_NS, UNDER_WAY
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.cq_polling import LOOK_NS, LOOK_SHARE

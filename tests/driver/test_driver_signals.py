@@ -17,6 +17,7 @@ import pytest
 from driver.doubles import Connection, add, shadow_qp
 from typed_doubles import double
 
+from shiftverbs import _core
 from shiftverbs.exchanger.interface import Found
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_PERIOD_NS, Driver

@@ -336,12 +336,14 @@ class Endpoint:
 
     def connect(self, peer: Endpoint, rights: int = ALL_RIGHTS, psn: int = 0, peer_psn: int = 0) -> None:
         """INIT, where `begin` is called, RTR and RTS."""
-        attr = Attr(port_num=1, pkey_index=0, qp_access_flags=rights, path_mtu=3, dest_qp_num=peer.qp_num)
+        attr = Attr()
+        attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, 0, rights
+        attr.path_mtu, attr.dest_qp_num = 3, peer.qp_num
         attr.rq_psn, attr.sq_psn = peer_psn, psn
         attr.max_dest_rd_atomic = attr.max_rd_atomic = 16
         attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 14, 7, 7, 12
         attr.ah_attr.is_global = attr.ah_attr.port_num = 1
-        attr.ah_attr.grh.dgid[:] = peer.hardware.nic.gid
+        attr.ah_attr.grh.dgid = peer.hardware.nic.gid
         for state in (INIT, RTR, RTS):
             self.modify(attr, state, int(MASKS[state]))
             if state == INIT:
@@ -416,7 +418,9 @@ class Endpoint:
 
     def set_rights(self, rights: int) -> None:
         """RTS to RTS: other access flags."""
-        self.modify(Attr(qp_access_flags=rights), None, int(QpAttrMask.ACCESS_FLAGS))
+        attr = Attr()
+        attr.qp_access_flags = rights
+        self.modify(attr, None, int(QpAttrMask.ACCESS_FLAGS))
 
     def prefer(self, k: int) -> None:
         """`qp.shift.migrate` and `restore`."""

@@ -140,7 +140,8 @@ def main() -> int:
         took_s = time.monotonic() - began
         if found is None:
             missing.append(name)
-            print(f"{name}: NOT FOUND in {options.schedules} schedules, {took_s:.0f} s ({hunt.names[name]})", flush=True)
+            what = f"in {options.schedules} schedules, {took_s:.0f} s ({hunt.names[name]})"
+            print(f"{name}: NOT FOUND {what}", flush=True)
         else:
             by, schedules, told = found
             print(f"{name}: {by}, {schedules} schedules, {took_s:.1f} s: {told[:160]}", flush=True)
