@@ -65,7 +65,7 @@ class Invariants:
         _fact(len(s.pairs) == self._n_pairs >= 2, "a QP has its pairs, two at least, for ever")
         grown = (
             *(s.epoch, s.over, _STATUS[s.status], s.receives_number),
-            *(self._switch.fence_number, self._move.moved_in),
+            self._switch.fence_number,
             *(n for p in s.pairs for n in (p.arm, p.dead)),
             *astuple(s.counts),
         )
