@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import deque
 from typing import Any
@@ -11,7 +12,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from virtual.clock import MS, SECOND, US
 from virtual.host import ALL_RIGHTS, Cq, Endpoint, OwnMr
 from virtual.memory import WORD
-from virtual.rnic import ERR
+from virtual.rnic import ERR, RESET
 from virtual.rnic import WC_RECV_RDMA as WITH_IMM
 
 from shiftverbs.native.ibv import WcStatus
@@ -38,8 +39,8 @@ class Wr:
     """
 
     __slots__ = (
-        "cell", "data", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side", "signaled", "slot",
-        "target",
+        "bad", "cell", "data", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side", "signaled",
+        "slot", "target",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,7 @@ class Wr:
         self.posted_ns = 0
         self.target = 0
         self.ref = 0
+        self.bad = False  # it names no memory of the peer's
 
     def __repr__(self) -> str:
         return f"{self.side}{self.index} {self.opcode}"
@@ -91,7 +93,8 @@ class Application:
         self.next_recv = 0
         self.poll_due = False
         self.failed = False
-        self.left = False  # it closed its QP, or moved it to ERR
+        self.left = False  # it closed its QP, or moved it to ERR or RESET
+        self.was_reset = False
         self.closed = False
         self.posts_on = False  # whatever has failed
         self.retry_due = False
@@ -100,6 +103,10 @@ class Application:
         self.ends: int | None = None  # when it first saw an error or a flush
         self.rights = ALL_RIGHTS
         self.renewing = False  # the peer is to use nothing of ours
+        self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
+        self.answers = False  # it posts one for each message that comes, and knows by that what was executed
+        self.begins, self.window_size = False, 0  # with so many
+        self.refused_room = 0  # how often it was told ENOMEM where it knew of room
         self._cells = first_word
         self._sends = first_word + CELLS
         self._recvs = self._sends + MOST_SENDS
@@ -213,6 +220,7 @@ class Application:
                     self.endpoint.core.post_send(self._send_wr(wr))
                 except PyverbsRDMAError as error:
                     if error.error_code == errno.ENOMEM:
+                        self._note_refusal()
                         self._retry()
                         return
                     self.plan.popleft()  # an exception: its device is gone
@@ -224,6 +232,17 @@ class Application:
                 if self.backlog <= 0:
                     break
         self.look()
+
+    def _note_refusal(self) -> None:
+        """The queue is full, it is said."""
+        answered = len(self.received) - (0 if self.begins else self.peer.window_size)
+        known = max(self._seen_sends(), answered)
+        if self.answers and len(self.posted) - known < self.endpoint.capacity:
+            self.refused_room += 1
+
+    def _seen_sends(self) -> int:
+        """How many of its sends it knows to be complete."""
+        return max((wr.index + 1 for queue, wr, _ in self.wcs if queue == "send"), default=0)
 
     def _retry(self) -> None:
         if not self.retry_due:
@@ -247,7 +266,7 @@ class Application:
         if wr.opcode == "FADD":
             made.set_wr_atomic(peer.window.rkey, wr.cell * WORD, wr.data, 0)
         elif wr.opcode in RDMA:
-            made.set_wr_rdma(peer.window.rkey, wr.cell * WORD)
+            made.set_wr_rdma(0x7FFF0000 if wr.bad else peer.window.rkey, wr.cell * WORD)
         return made
 
     def _note(self, wr: Wr) -> None:
@@ -299,6 +318,8 @@ class Application:
                 self.received.append((number, imm or self.memory.words[self._recvs + number]))
                 self.net.forbid(self.device.name, self._recvs + number, 1)
                 self.post_recv()
+                if self.answers:
+                    self.clock.later(0, self.due)
             else:
                 self.failed = True
             return
@@ -340,6 +361,26 @@ class Application:
         except PyverbsRDMAError:
             self.failed = True
         self.look()
+
+    def reset(self) -> None:
+        """It moves its QP to RESET: what was outstanding is gone without a word."""
+        if self.left:
+            return
+        if self.endpoint.blocked:
+            self.clock.later(1 * MS, self.reset)
+            return
+        self.left = self.was_reset = True
+        with contextlib.suppress(PyverbsRDMAError):
+            self.endpoint.modify(Attr(), RESET, 1)
+        base = self._recvs
+        self.net.forbid(self.device.name, base, MOST_RECEIVES)
+
+    def take_memory_away(self) -> None:
+        """It deregisters the memory of its sends and receives, whatever uses it."""
+        if self.at_its_end or self.endpoint.blocked or self.own_error is not None:
+            return
+        self.own_error = "it has taken its memory away"
+        self.buffers.close()
 
     def change_rights(self, rights: int) -> None:
         """It changes what the peer may do, to something that the peer does not notice."""

@@ -36,6 +36,8 @@ def over(app: Application) -> str | None:
     """Why this application's QP is not a protected one any more; None while it is, or is on its way to that."""
     if app.left:
         return "its application left"
+    if app.failed and (app.own_error or app.peer.own_error):
+        return app.own_error or app.peer.own_error
     endpoint = app.endpoint
     if endpoint.status in (Status.UNPROTECTED, Status.FAILED):
         return str(endpoint.connection.why)
@@ -83,6 +85,8 @@ def check(net: Network) -> None:
         data_before_its_message(executions)
         nothing_acknowledged_is_lost(net, app, peer)
         reads_are_right(app)
+        room_is_known(app)
+        nothing_bad_succeeds(app)
         if not ended(app) and not ended(peer):
             everything_executed(app, executions)
             memory_is_right(app, peer)
@@ -106,6 +110,29 @@ def no_more_than_asked_for(net: Network) -> None:
             )
         if qp.send_cq.overrun or qp.recv_cq.overrun:
             raise Violation("no CQ is overrun", f"{qp.nic.host}, NIC {qp.nic.k}: {qp.send_cq.most}")
+
+
+def room_is_known(app: Application) -> None:
+    """What the peer has answered has been executed, and its room is free: a program may go by that.
+
+    But not where ACKs are lost or late, and answers are not.
+    """
+    orderly = {"port", "wall", "both_walls", "migrate", "etcd", "freeze", "slow", "datagrams", "slow_memory"}
+    if app.refused_room and not ended(app) and orderly >= set(app.net.faults):
+        raise Violation("room is given by answers", f"{app.name} was refused {app.refused_room} times")
+
+
+def nothing_bad_succeeds(app: Application) -> None:
+    """A WR that names no memory fails as with plain verbs, and nothing behind it is executed."""
+    bad = next((wr.index for wr in app.posted if wr.bad), None)
+    if bad is None:
+        return
+    for queue, wr, status in app.wcs:
+        if queue == "send" and wr.index >= bad and status == OK:
+            raise Violation("what names no memory fails", f"{app.name}: {wr} succeeded")
+    for _, _, _, _, wr, _ in app.net.executions:
+        if wr.side == app.name and wr.index >= bad:
+            raise Violation("what names no memory fails", f"{wr} was executed")
 
 
 def nothing_strays(net: Network) -> None:
@@ -204,7 +231,9 @@ def what_failed_is_told(net: Network, app: Application) -> None:
     As with plain verbs, a NIC that dies may take along those of what is posted behind the end.
     """
     default = app.endpoint.hardware.nic
-    if app.closed or (app.device.name, 0) in net.took_along or (default.dead and not was_protected(net, app)):
+    if app.closed or app.was_reset or (app.device.name, 0) in net.took_along:
+        return
+    if default.dead and not was_protected(net, app):
         return
     qp = app.endpoint.qp(app.endpoint.core.send_pair) or app.endpoint.hardware
     if not (app.failed or (ended(app) and qp.state == ERR and not qp.nic.dead)):

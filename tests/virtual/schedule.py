@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import random
 
 from virtual import checks
@@ -20,6 +21,7 @@ from shiftverbs.native.ibv import AccessFlag
 KINDS = (
     "port port port wall wall both_walls drop_answer drop_answer hold_and_kill loss delay duplicate echo echo stall"
     " slow hung failing migrate migrate kill qp_fatal close etcd freeze datagrams datagrams slow_memory refusing"
+    " refuse_post gone"
 ).split()
 HEAL_AFTER_NS = 400 * MS
 END_NS = 90_000 * MS
@@ -66,8 +68,14 @@ class Schedule:
         ]
         # Now and then every rail loses one operation of one side, and nothing else, for good.
         self.hole = (rng.choice("ab"), rng.choice(self.opcodes)) if seed % 31 == 7 else None
-        # An application that leaves closes its QP, or moves it to ERR and takes what is left: half of them each.
-        self.into_err = rng.random() < 0.5
+        # An application that leaves closes its QP, or moves it to ERR and takes what is left, or to RESET.
+        self.leaves = rng.choice(["err", "err", "close", "close", "reset"])
+        # Some programs go by the answers of their peer, with hardly a completion; some name memory that is not there.
+        self.answers = seed % 12 == 7
+        if self.answers:
+            self.opcodes, self.signaled, self.capacity = ["SEND"], 1.0, rng.choice([1, 2, 4, 8])
+            self.receives = max(self.receives, 2 * self.capacity)
+        self.bad = rng.randrange(self.count) if seed % 25 == 9 else None
         self.late_ns = rng.choice([(200 * US, 2 * MS), (200 * US, 2 * MS), (5 * MS, 60 * MS)])
         self.net: Network
 
@@ -120,7 +128,13 @@ class Schedule:
                 app.plan.append(wr)
                 if opcode == "READ" and again.random() < self.reuse:
                     self._share(wr, list(app.plan)[-4:-1], again)
-                clock.later(self.start_ns + rng.randrange(self.span_ns), app.due)
+                if index == self.bad and n == self.seed // 25 % 2:
+                    wr.opcode, wr.bad = "WRITE", True
+                    app.own_error = "it named memory that is not there"
+                if not self.answers or (n % 2 == 0 and index < self.capacity):
+                    clock.later(self.start_ns + rng.randrange(self.span_ns), app.due)
+            app.answers, app.begins = self.answers, n % 2 == 0
+            app.window_size = min(self.capacity, self.count)
             for _ in range(self.renewals):
                 clock.later(
                     self.start_ns + rng.randrange(2 * self.span_ns), app.renew_window, rng.random() < 0.7
@@ -233,10 +247,16 @@ class Schedule:
             case "qp_fatal":
                 net.qp_fatal(name, k)
             case "close":
-                if self.into_err:
-                    app.err()
-                else:
-                    app.close()
+                getattr(app, self.leaves)()
+            case "gone":
+                if self.seed % 3 == 0:
+                    app.take_memory_away()
+            case "refuse_post":
+                qp = app.endpoint.qp(k)
+                if qp is not None:
+                    queue = self.seed % 2
+                    qp.shared.refuse_at[queue] = lasts // MS % 4
+                    qp.shared.refuse_err[queue] = errno.ENOMEM
         net.faults.append(what)
 
     def _undelay(self, link: Link) -> None:
@@ -314,7 +334,8 @@ class Schedule:
         dead = any(nic.dead for nics in net.nics.values() for nic in nics)
         clock.run(clock.now + (15_000 if dead else 2_000) * MS, lambda: all(ended(app) for app in concerned))
         for app in concerned:
-            if not ended(app) and was_protected(net, app):  # one that never was is a plain QP
+            # One that never was protected is a plain QP; and one whose NIC died before that may be protected by now.
+            if not ended(app) and ended(app.peer) and was_protected(net, app):
                 raise Violation(
                     "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
                 )
@@ -337,7 +358,7 @@ class Schedule:
         """Where failover ended in errors, plain verbs must have too."""
         if any(what not in self.DETERMINISTIC or k for _, what, _, k, _ in self.faults) or self.renewals:
             return  # chance would differ between the two runs, or the backup's failures count as well
-        if self.rights_change:
+        if self.rights_change or self.bad is not None:
             return
         why = [over(app) for app in net.apps]
         plain = copy.copy(self)
