@@ -310,7 +310,7 @@ def nothing_acknowledged_is_lost(net: Network, app: Application, peer: Applicati
         return  # not protected yet, a plain QP: as with plain verbs, the one whose NIC died hears of it
     last = sure[-1].index
     owed = sum(1 for wr in app.posted if wr.opcode in TWO_SIDED and wr.index <= last)
-    if not peer.closed and len(peer.received) < owed:
+    if not (peer.closed or peer.was_reset) and len(peer.received) < owed:
         got = len(peer.received)
         raise Violation(
             "acknowledged and lost", f"{app.name} was told of {owed} messages, {peer.name} has {got}"
