@@ -82,6 +82,7 @@ class Application:
         self.peer: Application
         self.name = f"{self.device.name}{endpoint.number or ''}"
         self.poll_ns = 5 * US
+        self.at_start = endpoint.receives  # so many receives are posted first
         self.plan: deque[Wr] = deque()
         self.posted: list[Wr] = []
         self.by_ref: dict[int, Wr] = {}
@@ -167,7 +168,7 @@ class Application:
     def start(self) -> None:
         """Post the first receives."""
         with self.host:
-            for _ in range(self.endpoint.receives):
+            for _ in range(self.at_start):
                 self.post_recv()
 
     def post_recv(self) -> None:

@@ -214,6 +214,7 @@ class Verbs:
             (caps[0], caps[1]),
         )
         qp.log = net.note
+        qp.on_rnr = net.refused
         net.qps.append(qp)
         net.objects.append(qp)
         self.qps[qp.pointer] = qp

@@ -95,6 +95,7 @@ def check(net: Network) -> None:
     nothing_behind_a_flush(net)
     nothing_strays(net)
     moves_end(net)
+    fences_end(net)
     each_arm_resets_once(net)
     receives_before_messages(net)
     no_storm(net)
@@ -310,7 +311,7 @@ def nothing_acknowledged_is_lost(net: Network, app: Application, peer: Applicati
         return  # not protected yet, a plain QP: as with plain verbs, the one whose NIC died hears of it
     last = sure[-1].index
     owed = sum(1 for wr in app.posted if wr.opcode in TWO_SIDED and wr.index <= last)
-    if not peer.left and len(peer.received) < owed:
+    if not (peer.closed or peer.was_reset) and len(peer.received) < owed:
         got = len(peer.received)
         raise Violation(
             "acknowledged and lost", f"{app.name} was told of {owed} messages, {peer.name} has {got}"
@@ -400,3 +401,14 @@ def moves_end(net: Network) -> None:
                 raise Violation(
                     "a MOVE ends", f"{app.name}: {len(done)} WRs executed while one waited for its fence"
                 )
+
+
+def fences_end(net: Network) -> None:
+    """A NIC that works has flushed long ago: where that was not seen, something of ours took the proof away."""
+    if {"stall", "hold_and_kill", "hung"} & set(net.faults) or any(
+        nic.dead for nics in net.nics.values() for nic in nics
+    ):
+        return
+    for t, name, action in net.trace:
+        if type(action).__name__ == "DeliverErrors" and "did not flush" in action.reason:
+            raise Violation("fences end", f"{name} at {t}: {action.reason}")

@@ -31,6 +31,7 @@ class Network:
     """Two hosts with `pairs` NICs each, and `qps` QPs between them.
 
     plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
+    at_start: so many receives are posted before they are connected; None: as many as there is room for.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Network:
         qps: int = 1,
         one_cq: bool = False,
         one_process: bool = False,
+        at_start: int | None = None,
     ) -> None:
         self._world = World.entered()
         self._world.__enter__()
@@ -105,6 +107,8 @@ class Network:
             pair[0].peer, pair[1].peer = pair[1], pair[0]
             self.apps += pair
         for app in self.apps:
+            if at_start is not None:
+                app.at_start = at_start
             app.endpoint.connect(app.peer.endpoint)
         self.deliver()
 
@@ -178,6 +182,17 @@ class Network:
                     self._look_for_stray(name, address, wr)
         elif what == "response":
             self._look_for_stray(name, address, ref)
+
+    def refused(self, qp: HwQp) -> None:
+        """A NIC has no receive for a message: one that came too early, if its receives are still being posted there."""
+        for app in self.apps_of(qp.nic.host):
+            core, connection = app.endpoint.core, app.endpoint.connection
+            if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
+                continue
+            posting = connection._posting
+            withheld = core.recv_is_open and core.unwired[1] > 0
+            if withheld or (posting is not None and posting.pair == qp.nic.k):
+                self.too_early.append((self.clock.now, app.name, qp.nic.k))
 
     def _wr(self, name: str, ref: int) -> Wr:
         peers = self.apps_of("b" if name == "a" else "a")
