@@ -372,9 +372,8 @@ include "native/core/channel.pxi"
 cdef class CQCore:
     """One application CQ: the default hardware CQ, those on the backups, and the WCs that wait in between.
 
-    Args:
-        default_cq_ptr: address of the default NIC's ibv_cq.
-        channel: the ChannelCore of the application's CompChannel, if the CQ has one.
+    :param default_cq_ptr: address of the default NIC's ibv_cq.
+    :param channel: the ChannelCore of the application's CompChannel, if the CQ has one.
     """
 
     cdef CQState c
@@ -420,7 +419,7 @@ cdef class CQCore:
             raise MemoryError
 
     def detach(self, int k) -> None:
-        """Hardware CQ k is about to be destroyed, or is dead: not touched any more, nor now."""
+        """Hardware CQ k is about to be destroyed, or is dead: it is not touched any more, not even now."""
         check_pair(k)
         if self.c.hw[k] == NULL:
             return
@@ -595,7 +594,7 @@ cdef class CQCore:
 
     @property
     def armed(self) -> bool:
-        """Whether the application asked for the next event and has not got it."""
+        """Whether the application asked for the next event and has not received it."""
         return self.c.armed != 0
 
     @property

@@ -2,7 +2,7 @@
 """What the user configures: the SHIFTVERBS_* variables, read and checked in one place.
 
 `Config.from_environ` is the only reader of the environment. Nothing is read at import, and nothing but the
-existence of the named certificate and password files is looked at on the file system.
+existence of the named certificate and password files is checked on the file system.
 
 The fields below `# internal` have no variable: they are handed from here to the parts that use them, so that a
 test can choose its own.

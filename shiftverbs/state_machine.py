@@ -50,7 +50,7 @@ class SendInput(enum.Enum):
         "MOVE_CANCELLED_HOME"  # the peer refused; sends stay where they are: the default pair
     )
     MOVE_CANCELLED_AWAY = "MOVE_CANCELLED_AWAY"  # the same on a backup pair
-    ABORTED = "ABORTED"  # nothing can be hidden any more
+    ABORTED = "ABORTED"  # no error is hidden any more
 
 
 class RecvInput(enum.Enum):

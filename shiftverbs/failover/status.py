@@ -92,7 +92,7 @@ class ShiftStatus:
     def wait_protected(self, timeout: float | None = None) -> bool:
         """Wait until the QP is PROTECTED; return whether it is. A pair that is lost after that does not end it.
 
-        timeout: seconds; None waits until the QP is protected or cannot be any more.
+        timeout: seconds; None waits until the QP is protected, or can no longer be.
         """
         if self._connection is None:
             return False
@@ -101,7 +101,7 @@ class ShiftStatus:
     def wait_state(self, state: str, timeout: float | None = None) -> bool:
         """Wait until the send queue is in `state`, and the receive queue too for DEFAULT; return whether it is.
 
-        state: DEFAULT, FALLBACK, WAIT_SIGNALED or WAIT_DRAINED; timeout: seconds; None waits without end.
+        state: DEFAULT, FALLBACK, WAIT_SIGNALED or WAIT_DRAINED; timeout: seconds; None waits for ever.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         connection = self._connection

@@ -61,7 +61,7 @@ _FIELDS = {
     QpAttrMask.DEST_QPN: "dest_qp_num",
     QpAttrMask.RATE_LIMIT: "rate_limit",
 }
-# More notes than this are read, and kept as what they say.
+# More notes than this are merged into one.
 _MOST_NOTES = 32
 
 # Fields of ibv_qp_attr by name, for each of "INIT", "RTR" and "RTS".
@@ -128,7 +128,7 @@ class QpAttributes:
     """What the application gave to each transition of one QP. Any thread may ask, and nobody is kept waiting."""
 
     def __init__(self) -> None:
-        # Since the last RESET. Only ever appended to, or another list: who reads sees all of it or the former one.
+        # Since the last RESET. Only ever appended to, or replaced: a reader sees all of it or the former one.
         self._notes: list[_Note] = []
         # What was read: of which list, how many of its notes, what they come to. Replaced as a whole.
         self._read: tuple[list[_Note], int, Transitions, dict[str, Any]] = (self._notes, 0, {}, {})

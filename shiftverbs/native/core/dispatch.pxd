@@ -33,7 +33,7 @@ cdef enum:
 # --- errors --------------------------------------------------------------------------------------------------
 
 cdef inline void fenced(QPState *q, int k, bint recv) noexcept nogil:
-    """The queue of pair k has shown that it takes nothing any more."""
+    """The queue of pair k has shown that it accepts nothing any more."""
     cdef Pair *pair = &q.pairs[k]
     if not pair.fencing:
         return

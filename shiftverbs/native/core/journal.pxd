@@ -120,7 +120,7 @@ ctypedef struct CQState:
     uint32_t first
     uint32_t count
     int armed
-    uint32_t rearmed       # so often armed again before the event of the arming before was taken
+    uint32_t rearmed       # how often armed again before the former arming's event was taken
     int solicited_only
     int quiet              # > 0: what enters the buffer needs no synthetic event
     int is_pending         # a synthetic event waits: 1 of the last arming, 2 of one before

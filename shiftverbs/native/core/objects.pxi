@@ -172,8 +172,7 @@ cdef dict fields_from(const sv_field *f, dict structs):
 cdef class Struct:
     """A struct of libibverbs, its fields as attributes: one that lies in a pyverbs object, which it keeps, or its own.
 
-    Args:
-        contents: what one of its own begins with; by default zeros. Raises ValueError for another number of bytes.
+    :param contents: what one of its own begins with; by default zeros. Raises ValueError for another number of bytes.
     """
 
     cdef object owner

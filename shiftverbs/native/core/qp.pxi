@@ -54,14 +54,13 @@ cdef void copy_refused(SendWR bad_wr, ibv_send_wr *bad) noexcept:
 cdef class QPCore:
     """One application QP: pair 0 is the QP that the application created, the others lie on the backups.
 
-    Args:
-        send_cq, recv_cq: CQCores of the application's CQs.
-        qp_ptr: address of the default ibv_qp.
-        qp_num: its QP number, the one that the application sees in every WC.
-        max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data: the application's capacities (WRs,
-            WRs, SGEs, SGEs, bytes). The hardware QPs have room for 2 more WRs in each queue, the CQs for 4 more.
-        sq_sig_all: whether every send WR produces a WC.
-        keymap: lkeys of the default NIC, or None while nothing is shadowed.
+    :param send_cq, recv_cq: CQCores of the application's CQs.
+    :param qp_ptr: address of the default ibv_qp.
+    :param qp_num: its QP number, the one that the application sees in every WC.
+    :param max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data: the application's capacities (WRs,
+        WRs, SGEs, SGEs, bytes). The hardware QPs have room for 2 more WRs in each queue, the CQs for 4 more.
+    :param sq_sig_all: whether every send WR produces a WC.
+    :param keymap: lkeys of the default NIC, or None while nothing is shadowed.
 
     Errors of post are pyverbs'. The driver's primitives raise ValueError for a pair that does not exist and
     PyverbsUserError after close().
@@ -823,11 +822,10 @@ cdef class QPCore:
     def abort(self, status=None, uint32_t vendor_err=0, bint still_ending=False) -> None:
         """Give up: every outstanding WR gets its error WC, and the application has its default QP back, bare.
 
-        Args:
-            status: of the first send; None: the error recorded first on the pair that carried sends, else
-                RETRY_EXC_ERR. All others get WR_FLUSH_ERR. Proven ones succeed.
-            vendor_err: that goes with it.
-            still_ending: the default QP may still work. What is posted from now on waits for the next abort().
+        :param status: of the first send; None: the error recorded first on the pair that carried sends, else
+            RETRY_EXC_ERR. All others get WR_FLUSH_ERR. Proven ones succeed.
+        :param vendor_err: that goes with it.
+        :param still_ending: the default QP may still work. What is posted from now on waits for the next abort().
         """
         cdef QPState *q = &self.q
         cdef Pair *pair
@@ -867,7 +865,7 @@ cdef class QPCore:
         cdef QPState *q = &self.q
         cdef int k
         self.pair(0)
-        q.send_open = 0  # what waited for room is forgotten, too: a QP in RESET would refuse it
+        q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
         for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)
@@ -904,7 +902,7 @@ cdef class QPCore:
         Returns 'idle': nothing is outstanding, the gate is closed; 'posted': the last outstanding WR is signaled and
         is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us where the
         application does not), EV_FENCE_POSTED tells, and the gate closes behind it.
-        What is withheld for a missing key stays so until the next pair has the sends: it is not waited for.
+        WRs withheld for a missing key are not waited for: they stay withheld until the next pair has the sends.
         """
         cdef QPState *q = &self.q
         cdef uint64_t end = send_end(q)
@@ -928,8 +926,8 @@ cdef class QPCore:
         """Our own fence, if one is wanted: a signaled zero-length WRITE behind all on the send pair; the gate closes.
 
         `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN where
-        there is a fence already, one of before is on its way still, or WRs wait in the journal, not for a key: then
-        EV_FENCE_POSTED tells of it.
+        there is a fence already, a former one is still on its way, or WRs wait in the journal for something else than
+        a key: then EV_FENCE_POSTED tells of it.
         """
         cdef QPState *q = &self.q
         self.ready(q.send_pair)

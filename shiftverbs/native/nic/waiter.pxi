@@ -351,7 +351,7 @@ cdef class Waiter:
             raise verb_error("timerfd_settime", errno)
 
     def wake_within(self, int64_t ns):
-        """Wake up after so many ns, as set_deadline does (and in its place), but from any thread; after close, and
+        """Wake up after this many ns, as set_deadline does (and in its place), but from any thread; after close, and
         in a forked child, it does nothing.
 
         Waking a thread that sleeps takes several times as long as setting a timer.

@@ -19,7 +19,7 @@
 cdef enum:
     # Longest time without looking for signals (Ctrl-C) in waits of Python threads.
     SIGNAL_CHECK_NS = 100000000
-    # For so long after its last command the thread looks by itself, that often, for what can wait a moment: a program
+    # How long after its last command, and how often, the thread looks by itself for what can wait a moment: a program
     # makes its QPs one after the other, and waking a thread that sleeps would be most of what a verb costs.
     LINGER_NS = 1000000
     LINGER_STEP_NS = 50000
@@ -314,7 +314,7 @@ cdef class NicWorker:
         self.worker = worker
 
     def __dealloc__(self):
-        # Not waited for: what is under way ends by itself, what has not begun never happens.
+        # Do not wait: the command under way ends by itself, and those that have not begun never run.
         cdef WorkerState *worker = self.worker
         cdef void *tag = NULL
         if worker == NULL or worker.pid != getpid():
@@ -448,7 +448,7 @@ cdef class NicWorker:
         command.target = <void *>pointer
         Py_INCREF(tag)
         command.tag = <void *>tag
-        # The end of an MR is waited for: the application may unmap the memory next.
+        # Somebody waits for the end of an MR: the application may unmap the memory next.
         if not self._queue(command, code == KIND_MR):
             self._finish_cancelled(command)
 
@@ -479,7 +479,7 @@ cdef class NicWorker:
         return future
 
     def post(self, fn, *args):
-        """Queue a Python job as `call` does, but one whose end nobody waits for; cheaper. What it raises is logged.
+        """Queue a Python job as `call` does, but one whose end nobody waits for; cheaper. Exceptions are logged.
 
         :return: whether it was queued; False after stop(). stop() drops what has not begun
         """
