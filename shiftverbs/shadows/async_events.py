@@ -116,7 +116,7 @@ class AsyncEvents:
                 raise pyverbs.device.PyverbsRDMAError("Failed to get async event", error.errno) from error
             with self._lock:
                 if not self._closed:
-                    # It was rung for what failover caused, too, which is nobody's here.
+                    # It also woke for what failover caused, which nobody gets here.
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
                 if self._queue:

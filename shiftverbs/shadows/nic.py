@@ -70,7 +70,7 @@ class Gid:
 
     @property
     def is_ipv4(self) -> bool:
-        """Whether this is an IPv4 address in IPv6's clothes."""
+        """Whether this is an IPv4-mapped address."""
         return self.raw.startswith(_IPV4_MAPPED)
 
     @property
@@ -309,7 +309,7 @@ class Nic:
         return gid.raw
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Read `ports` anew, and call then() on the NIC's thread afterwards, whether the device answered or not.
+        """Read `ports` again, and call then() on the NIC's thread afterwards, whether the device answered or not.
 
         Never waits: where the device hangs, then() is not called before it answers. Who asks before a look has begun
         shares it.

@@ -210,7 +210,7 @@ class ShadowQP(Shadow):
         self._ended_without_nic = True
 
     def ended(self, without_nic: bool = False) -> None:
-        """After the application moved the QP to ERR, or tried to: what no hardware will flush is flushed by us."""
+        """After the application moved the QP to ERR, or tried to: we flush what no hardware will."""
         self._tell("qp_ended", without_nic or self._ended_without_nic)
 
     def was_rebuilt(self) -> bool:
@@ -281,7 +281,7 @@ class ShadowQP(Shadow):
         return bool(core.guarded and protocol is not None and protocol.switching)
 
     def look_for_failure(self) -> None:
-        """If the default QP, or its NIC, has failed, the driver is to know before the application's modify goes on.
+        """If the default QP, or its NIC, has failed, let the driver know before the application's modify goes on.
 
         Behind what is withheld from the application, this may be the first that tells of it.
         """

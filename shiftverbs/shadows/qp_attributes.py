@@ -61,7 +61,7 @@ _FIELDS = {
     QpAttrMask.DEST_QPN: "dest_qp_num",
     QpAttrMask.RATE_LIMIT: "rate_limit",
 }
-# More notes than this are read, and kept as what they say.
+# More notes than this are merged into one.
 _MOST_NOTES = 32
 
 # Fields of ibv_qp_attr by name, for each of "INIT", "RTR" and "RTS".
