@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Bugs to put into the protocol on purpose, and the list of all mutations, which mutations.py goes on with.
+"""Bugs to put into the protocol on purpose.
 
 A mutation is a context manager that patches something for as long as it is open; `PairProtocol.invariants` says nothing
 meanwhile, since each must be found by who shares no code with the protocol. `MUTATIONS` maps a name to (what it breaks,
@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
-from simulator.hosts import Side
-
+from shiftverbs.failover.connection import Connection
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
@@ -56,15 +55,17 @@ def release_before_the_drain() -> Iterator[None]:
         if move is not None and move.tx is None:
             p.on_fence_done(p.early_tx())  # type: ignore[attr-defined]
 
-    feed = Side.feed
+    feed = Connection.feed
 
-    def remember(side: Side, event: ev.Event) -> None:
-        side.protocol.move.early_tx = lambda: side.journal.acked_ts  # type: ignore[attr-defined]
-        feed(side, event)
+    def remember(connection: Connection, event: ev.Event) -> None:
+        if connection.protocol is not None:
+            move = connection.protocol.move
+            move.early_tx = lambda: connection.core.counters()[1]  # type: ignore[attr-defined]
+        feed(connection, event)
 
     with (
         mock.patch.object(MoveProcedure, "on_fence_posted", posted),
-        mock.patch.object(Side, "feed", remember),
+        mock.patch.object(Connection, "feed", remember),
     ):
         yield
 

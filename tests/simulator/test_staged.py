@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from virtual import checks
-from virtual.checks import over
-from virtual.staged import ENDED, LEFT, STAGED, SURVIVED, ends
-from virtual.story import Story, telling
+from simulator import checks
+from simulator.checks import over
+from simulator.staged import ENDED, LEFT, STAGED, SURVIVED, ends
+from simulator.story import Story, telling
 
 
 @pytest.mark.parametrize("story", STAGED)

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from virtual.application import OK, Application, Wr
-from virtual.border import World
-from virtual.clock import MS
-from virtual.network import Network
-from virtual.rnic import Datagram, Packet
+from simulator.application import OK, Application, Wr
+from simulator.border import World
+from simulator.clock import MS
+from simulator.network import Network
+from simulator.rnic import Datagram, Packet
 
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol import events as ev

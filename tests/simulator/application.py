@@ -9,11 +9,11 @@ from collections import deque
 from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
-from virtual.clock import MS, SECOND, US
-from virtual.host import ALL_RIGHTS, Cq, Endpoint, OwnMr
-from virtual.memory import WORD
-from virtual.rnic import ERR, RESET
-from virtual.rnic import WC_RECV_RDMA as WITH_IMM
+from simulator.clock import MS, SECOND, US
+from simulator.host import ALL_RIGHTS, Cq, Endpoint, OwnMr
+from simulator.memory import WORD
+from simulator.rnic import ERR, RESET
+from simulator.rnic import WC_RECV_RDMA as WITH_IMM
 
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status

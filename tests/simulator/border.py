@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from virtual.clock import US
-from virtual.provider import library
-from virtual.rnic import INIT, RESET, Datagram, HwCq, HwQp, Nic, Region
+from simulator.clock import US
+from simulator.provider import library
+from simulator.rnic import INIT, RESET, Datagram, HwCq, HwQp, Nic, Region
 
 from shiftverbs import _core
 from shiftverbs.exchanger import records
@@ -32,8 +32,8 @@ from shiftverbs.shadows import nic as shadows_nic
 from shiftverbs.shadows import pyverbs_objects, shadow
 
 if TYPE_CHECKING:
-    from virtual.host import Host
-    from virtual.network import Network
+    from simulator.host import Host
+    from simulator.network import Network
 
 _handles = itertools.count(1 << 20)
 

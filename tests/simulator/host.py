@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
-from virtual.border import Verbs, VirtualExchanger, VirtualMachine
-from virtual.clock import MS, US
-from virtual.memory import WORD, Memory
-from virtual.rnic import ERR, INIT, RESET, RTR, RTS, HwQp, Nic
+from simulator.border import Verbs, VirtualExchanger, VirtualMachine
+from simulator.clock import MS, US
+from simulator.memory import WORD, Memory
+from simulator.rnic import ERR, INIT, RESET, RTR, RTS, HwQp, Nic
 
 from shiftverbs import _core
 from shiftverbs.config import Config
@@ -27,7 +27,7 @@ from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
 from shiftverbs.shadows.shadow import ShadowCQ, ShadowMR, ShadowPD
 
 if TYPE_CHECKING:
-    from virtual.network import Network
+    from simulator.network import Network
 
 ALL_RIGHTS = 15
 # The control thread waits so long for the application to do its work (runtime.GRACE_US).
@@ -96,10 +96,12 @@ class Cq:
 class Host:
     """One process. devices: what it opens, by name, with the NICs and the memory of each.
 
-    plain: without failover, as with pyverbs.
+    plain: without failover, as with pyverbs; invariants: the protocol's are looked at.
     """
 
-    def __init__(self, net: Network, devices: dict[str, tuple[list[Nic], Memory]], plain: bool) -> None:
+    def __init__(
+        self, net: Network, devices: dict[str, tuple[list[Nic], Memory]], plain: bool, invariants: bool
+    ) -> None:
         self.net = net
         self.hardware = [nic for nics, _ in devices.values() for nic in nics]
         self.plain = plain
@@ -122,7 +124,7 @@ class Host:
         with self:
             if not plain:
                 self.machine = VirtualMachine(self)
-                self.runtime = Runtime(Config(), self.machine)
+                self.runtime = Runtime(Config(invariants=invariants), self.machine)
             self.devices = {name: Device(self, name, *has) for name, has in devices.items()}
         self.booting = False
 

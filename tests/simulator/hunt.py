@@ -52,12 +52,19 @@ class Hunt:
     """All bugs that there are. names: what each is called, and which duty it drops."""
 
     def __init__(self) -> None:
-        from simulator import driver_mutations, mutations, protocol_unmended, unmended
+        from simulator import (
+            driver_mutations,
+            network,
+            protocol_mutations,
+            protocol_unmended,
+            staged,
+            unmended,
+        )
         from simulator.mutants import MUTANTS
-        from virtual import staged
 
+        network.INVARIANTS = False  # whoever finds a bug shares no code with what it is in
         self.patches = {
-            **mutations.MUTATIONS,
+            **protocol_mutations.MUTATIONS,
             **driver_mutations.MUTATIONS,
             **unmended.MUTATIONS,
             **protocol_unmended.MUTATIONS,
@@ -104,7 +111,7 @@ class Hunt:
 
     def look_for(self, name: str, first: int, schedules: int) -> tuple[str, int, str] | None:
         """(what found it, in how many schedules, what it broke)."""
-        from virtual.schedule import Schedule
+        from simulator.schedule import Schedule
 
         known = self.found.get(name, {}).get("seed")
         if known is not None:
