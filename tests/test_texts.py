@@ -34,10 +34,10 @@ from shiftverbs import addr, config, observe, softrnic, state_machine
 from shiftverbs.commands import cli, doctor, status
 from shiftverbs.commands.demo import endpoint, report, scenario, story
 from shiftverbs.exchanger import etcd, records, settings, start
-from shiftverbs.failover import pairing
-from shiftverbs.failover.control_channel import gid_bytes
 from shiftverbs.failover.driver import Driver
-from shiftverbs.failover.totals import Totals
+from shiftverbs.failover.qp import pairing
+from shiftverbs.failover.services.control_channel import gid_bytes
+from shiftverbs.failover.services.totals import Totals
 from shiftverbs.mirroring import eligibility
 from shiftverbs.process import run_dir
 from shiftverbs.protocol import codec, events, messages

@@ -9,7 +9,7 @@ import pytest
 from typed_doubles import Double, double
 
 from shiftverbs import _core
-from shiftverbs.failover.connection import Connection
+from shiftverbs.failover.qp.connection import Connection
 
 
 def test_names_that_the_real_class_lacks() -> None:

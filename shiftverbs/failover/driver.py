@@ -21,14 +21,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shiftverbs import _core
-from shiftverbs.failover.admission import Turns
-from shiftverbs.failover.control_channel import ControlChannel
-from shiftverbs.failover.cq_polling import Looks
-from shiftverbs.failover.directory import Directory
-from shiftverbs.failover.machine import Machine
-from shiftverbs.failover.memory_keys import KeyBook
 from shiftverbs.failover.nic_events import NicEvents
-from shiftverbs.failover.totals import Totals
+from shiftverbs.failover.services.admission import Turns
+from shiftverbs.failover.services.control_channel import ControlChannel
+from shiftverbs.failover.services.cq_polling import Looks
+from shiftverbs.failover.services.directory import Directory
+from shiftverbs.failover.services.machine import Machine
+from shiftverbs.failover.services.memory_keys import KeyBook
+from shiftverbs.failover.services.totals import Totals
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.process.log_lines import Announcements, OutsideTheLock
 from shiftverbs.protocol.codec import Entry, Ping
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
     from shiftverbs.config import Config
     from shiftverbs.exchanger.interface import Exchanger
-    from shiftverbs.failover.connection import Connection
-    from shiftverbs.failover.control_channel import Path
-    from shiftverbs.failover.host import HostedQp
+    from shiftverbs.failover.qp.connection import Connection
+    from shiftverbs.failover.services.control_channel import Path
+    from shiftverbs.failover.services.host import HostedQp
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.driver")

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs.failover.host import Host, ProtectedQp
+from shiftverbs.failover.services.host import Host, ProtectedQp
 from shiftverbs.native.ibv import EventType
 
 if TYPE_CHECKING:
     from shiftverbs._core import QPCore
     from shiftverbs._nic import Waiter
-    from shiftverbs.failover.pairing import Pairing
+    from shiftverbs.failover.qp.pairing import Pairing
     from shiftverbs.shadows.async_events import AsyncEvents
     from shiftverbs.shadows.nic import Nic
 

@@ -18,10 +18,11 @@ from typing import Any
 
 from shiftverbs import _core
 from shiftverbs.config import Config, ConfigError
-from shiftverbs.failover import changes, memory_keys
-from shiftverbs.failover.connection import Connection
 from shiftverbs.failover.driver import Driver
-from shiftverbs.failover.machine import Machine, ThisMachine
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.services import memory_keys
+from shiftverbs.failover.services.machine import Machine, ThisMachine
 from shiftverbs.native.ibv import EventType, QpState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError

@@ -18,7 +18,7 @@ import pyverbs.qp
 
 from shiftverbs import _core
 from shiftverbs.failover import runtime
-from shiftverbs.failover.status import ShiftStatus
+from shiftverbs.failover.qp.status import ShiftStatus
 from shiftverbs.native.ibv import EventType, QpCreateSendOp, QpInitAttrMask, QpType
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import pyverbs_objects

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from shiftverbs.process.releases import release
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
     from shiftverbs.failover.driver import Driver
+    from shiftverbs.failover.qp.connection import Connection
     from shiftverbs.failover.runtime import Runtime
     from shiftverbs.shadows.nic import Nic
 

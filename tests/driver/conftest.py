@@ -16,7 +16,7 @@ from typed_doubles import double
 from shiftverbs import _core, _nic
 from shiftverbs.config import Config
 from shiftverbs.failover.driver import Driver
-from shiftverbs.failover.machine import ThisMachine
+from shiftverbs.failover.services.machine import ThisMachine
 
 
 @pytest.fixture

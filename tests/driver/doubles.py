@@ -13,11 +13,11 @@ from typed_doubles import Double, double
 
 from shiftverbs import _core, _nic
 from shiftverbs.exchanger.records import ControlEndpoint, QpRecord
-from shiftverbs.failover.connection import Connection as RealConnection
-from shiftverbs.failover.control_channel import ControlChannel
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.watchdog import Watchdog
 from shiftverbs.failover.runtime import Domain
-from shiftverbs.failover.watchdog import Watchdog
+from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry
 from shiftverbs.protocol.pair import PairProtocol

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shiftverbs import _nic
-from shiftverbs.failover import changes
-from shiftverbs.failover.host import Route
-from shiftverbs.failover.rebuild import Rebuild
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.failover.services.host import Route
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
 from shiftverbs.protocol.messages import PairAddress

@@ -18,11 +18,11 @@ from typed_doubles import Double, double
 
 from shiftverbs import _core
 from shiftverbs.failover import runtime as runtime_module
-from shiftverbs.failover.admission import UNDER_WAY
-from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
-from shiftverbs.failover.pairing import Pairing
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.runtime import Domain, Runtime
+from shiftverbs.failover.services.admission import UNDER_WAY
 from shiftverbs.protocol.codec import Entry
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress

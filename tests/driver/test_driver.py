@@ -17,10 +17,10 @@ from driver.doubles import Connection, Queue, add, as_the_collector, shadow_qp
 from typed_doubles import double
 
 from shiftverbs import _core, _nic
-from shiftverbs.failover.admission import TURN_COUNT, TURN_NS, UNDER_WAY
-from shiftverbs.failover.connection import Connection as RealConnection
-from shiftverbs.failover.cq_polling import LOOK_NS, LOOK_SHARE
 from shiftverbs.failover.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.services.admission import TURN_COUNT, TURN_NS, UNDER_WAY
+from shiftverbs.failover.services.cq_polling import LOOK_NS, LOOK_SHARE
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.pair import PairProtocol

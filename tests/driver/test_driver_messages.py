@@ -12,8 +12,8 @@ from driver.doubles import GID, PEER_SECRET, Connection, Peer, add, heard_of, pe
 
 from shiftverbs import _core
 from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.failover.control_channel import READ_AT_ONCE
 from shiftverbs.failover.driver import LATER_NS, MOST_UNREAD, RUN_NS, SLICE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.services.control_channel import READ_AT_ONCE
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync

@@ -19,8 +19,8 @@ from typed_doubles import double
 
 from shiftverbs import _core
 from shiftverbs.exchanger.interface import Found
-from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
 from shiftverbs.protocol.pair import PairProtocol
 
 

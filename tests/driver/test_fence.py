@@ -12,10 +12,10 @@ from driver.doubles import Connection, shadow_qp
 from typed_doubles import Double, double
 
 from shiftverbs import _core
-from shiftverbs.failover.connection import Connection as RealConnection
-from shiftverbs.failover.drain import Fence
 from shiftverbs.failover.driver import Driver
-from shiftverbs.failover.rebuild import Rebuild
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.state_machine import SendState
 

@@ -20,7 +20,7 @@ from harness import Child, Spawn
 
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, start, wire
 from shiftverbs.exchanger.settings import store_identity
-from shiftverbs.failover.directory import Directory
+from shiftverbs.failover.services.directory import Directory
 
 from .around import wait_until
 from .conftest import GID_A, EtcdWorld, publish_qp, qp_record

@@ -26,7 +26,9 @@ from simulator.rnic import INIT, RESET, Datagram, HwCq, HwQp, Nic, Region
 from shiftverbs import _core
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
-from shiftverbs.failover import changes, connection, driver, memory_keys, runtime, timeline
+from shiftverbs.failover import driver, runtime
+from shiftverbs.failover.qp import changes, connection, timeline
+from shiftverbs.failover.services import memory_keys
 from shiftverbs.native.ibv import LinkLayer, PortState
 from shiftverbs.process import waiting
 from shiftverbs.shadows import nic as shadows_nic

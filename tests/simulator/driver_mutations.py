@@ -11,9 +11,9 @@ from typing import Any
 
 from simulator.patching import Patch, mutations_of, replaced, rewritten
 
-from shiftverbs.failover.connection import Connection
-from shiftverbs.failover.drain import Fence
-from shiftverbs.failover.ending import Ending
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.protocol import events as ev
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}

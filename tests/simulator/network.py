@@ -20,7 +20,7 @@ from simulator.provider import Posts
 from simulator.rnic import RTS, HwCq, HwQp, Link, Nic
 
 from shiftverbs import _core
-from shiftverbs.failover.connection import Connection
+from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
-from shiftverbs.failover.connection import Connection
+from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending

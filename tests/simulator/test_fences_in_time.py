@@ -13,7 +13,7 @@ from simulator.clock import MS, US
 from simulator.network import Network
 from simulator.story import armed, at_home, feed, on, path_failed, post, telling, until, wait
 
-from shiftverbs.failover.rebuild import Rebuild
+from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.protocol import events as ev
 
 

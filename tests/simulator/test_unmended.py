@@ -10,8 +10,8 @@ from simulator import build_mutants, driver_mutations, protocol_unmended, unmend
 from simulator.build_mutants import NotFound
 from simulator.mutants import MUTANTS, Edit, Mutant
 
-from shiftverbs.failover.connection import Connection
-from shiftverbs.failover.ending import Ending
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.qp.ending import Ending
 
 PATCHES = {**driver_mutations.MUTATIONS, **unmended.MUTATIONS, **protocol_unmended.MUTATIONS}
 

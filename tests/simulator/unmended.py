@@ -14,16 +14,18 @@ from unittest import mock
 from simulator.patching import Patch, mutations_of, replaced, rewritten
 
 from shiftverbs import _core
-from shiftverbs.failover import changes, control_channel, driver, rebuild
-from shiftverbs.failover.connection import Connection
-from shiftverbs.failover.connection_keys import ConnectionKeys
-from shiftverbs.failover.control_channel import ControlChannel
+from shiftverbs.failover import driver
 from shiftverbs.failover.driver import Driver
-from shiftverbs.failover.ending import Ending
-from shiftverbs.failover.memory_keys import KeyBook, PeerKeys
-from shiftverbs.failover.pairing import Pairing
-from shiftverbs.failover.rebuild import Rebuild
+from shiftverbs.failover.qp import changes, rebuild
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.qp.connection_keys import ConnectionKeys
+from shiftverbs.failover.qp.ending import Ending
+from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.failover.runtime import Runtime
+from shiftverbs.failover.services import control_channel
+from shiftverbs.failover.services.control_channel import ControlChannel
+from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.protocol.seal import Seals
 from shiftverbs.shadows.qp import ShadowQP

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.records import ControlEndpoint, QpRecord, Route, ShadowRoute
-from shiftverbs.failover.directory import NO_ENTRY
-from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.failover.services.directory import NO_ENTRY
+from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.absence import Absence
-    from shiftverbs.failover.control_channel import Path
+    from shiftverbs.failover.qp.absence import Absence
+    from shiftverbs.failover.services.control_channel import Path
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.pairing")

@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.native.ibv import QpState
 from shiftverbs.shadows.nic import GONE
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.rebuild import Rebuild
+    from shiftverbs.failover.qp.rebuild import Rebuild
 
 KICK_NS = 20_000_000
 # What the NIC has for the flush after it answered, however late that was; and between two looks whether it is at work.

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.host import ProtectedQp
+    from shiftverbs.failover.services.host import ProtectedQp
 
 # A peer whose entry still stands is told of then: by now the lease of a host that died is over.
 SILENT_NS = 15_000_000_000

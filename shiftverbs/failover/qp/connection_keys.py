@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from shiftverbs import _core
-from shiftverbs.failover import memory_keys
-from shiftverbs.failover.host import ProtectedQp
-from shiftverbs.failover.memory_keys import KeyBook, KeyUser, PeerKeys, Told, is_final, push
+from shiftverbs.failover.services import memory_keys
+from shiftverbs.failover.services.host import ProtectedQp
+from shiftverbs.failover.services.memory_keys import KeyBook, KeyUser, PeerKeys, Told, is_final, push
 from shiftverbs.protocol.messages import Keys, KeyState, Message, Move, MoveStep, Phase, Sync, WantKeys
 from shiftverbs.protocol.state import MS
 

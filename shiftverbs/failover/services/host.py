@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
     from shiftverbs.config import Config
     from shiftverbs.exchanger.records import QpRecord
-    from shiftverbs.failover.admission import Turns
-    from shiftverbs.failover.control_channel import ControlChannel, Path
-    from shiftverbs.failover.cq_polling import Looks
-    from shiftverbs.failover.directory import Directory
-    from shiftverbs.failover.machine import Machine
-    from shiftverbs.failover.memory_keys import KeyBook
-    from shiftverbs.failover.totals import Totals
+    from shiftverbs.failover.services.admission import Turns
+    from shiftverbs.failover.services.control_channel import ControlChannel, Path
+    from shiftverbs.failover.services.cq_polling import Looks
+    from shiftverbs.failover.services.directory import Directory
+    from shiftverbs.failover.services.machine import Machine
+    from shiftverbs.failover.services.memory_keys import KeyBook
+    from shiftverbs.failover.services.totals import Totals
     from shiftverbs.process.log_lines import Announcements
     from shiftverbs.protocol import events as ev
     from shiftverbs.protocol.events import Status

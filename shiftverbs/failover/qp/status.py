@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
+    from shiftverbs.failover.qp.connection import Connection
 
 
 class ShiftStatus:

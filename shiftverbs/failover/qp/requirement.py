@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shiftverbs.failover.ending import FLUSHED, Ending
-from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.failover.qp.ending import FLUSHED, Ending
+from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.protocol.events import Status
 
 # Who looks later than this after the deadline stood still, or its host did, and what came meanwhile is read first.

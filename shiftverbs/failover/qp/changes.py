@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shiftverbs.failover.host import ProtectedQp
+from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.native.ibv import AccessFlag, AtomicCap
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol import events as ev
@@ -25,8 +25,8 @@ from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, ERR, INIT, LI
 
 if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
-    from shiftverbs.failover.pairing import Pairing
-    from shiftverbs.failover.timeline import Timeline
+    from shiftverbs.failover.qp.pairing import Pairing
+    from shiftverbs.failover.qp.timeline import Timeline
 
 logger = logging.getLogger("shiftverbs.driver")
 

@@ -23,18 +23,18 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core, observe
 from shiftverbs.exchanger.records import QpRecord
-from shiftverbs.failover import changes
-from shiftverbs.failover.absence import Absence
-from shiftverbs.failover.connection_keys import ConnectionKeys
-from shiftverbs.failover.control_channel import Path
-from shiftverbs.failover.drain import Fence
-from shiftverbs.failover.ending import FLUSHED, Ending
-from shiftverbs.failover.host import Host, Route
-from shiftverbs.failover.pairing import Pairing
-from shiftverbs.failover.rebuild import Rebuild
-from shiftverbs.failover.requirement import Requirement
-from shiftverbs.failover.timeline import Timeline
-from shiftverbs.failover.watchdog import Watchdog
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.absence import Absence
+from shiftverbs.failover.qp.connection_keys import ConnectionKeys
+from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.ending import FLUSHED, Ending
+from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.failover.qp.requirement import Requirement
+from shiftverbs.failover.qp.timeline import Timeline
+from shiftverbs.failover.qp.watchdog import Watchdog
+from shiftverbs.failover.services.control_channel import Path
+from shiftverbs.failover.services.host import Host, Route
 from shiftverbs.native.ibv import AccessFlag, QpState, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.codec import Entry

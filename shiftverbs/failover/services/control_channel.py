@@ -20,7 +20,7 @@ from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import SECRET_BYTES, Seals
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.machine import Machine
+    from shiftverbs.failover.services.machine import Machine
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.control")

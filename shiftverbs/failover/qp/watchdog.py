@@ -11,13 +11,13 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs.failover import changes
-from shiftverbs.failover.changes import ChangedQp
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.changes import ChangedQp
 from shiftverbs.protocol.events import Status
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.absence import Absence
-    from shiftverbs.failover.requirement import Requirement
+    from shiftverbs.failover.qp.absence import Absence
+    from shiftverbs.failover.qp.requirement import Requirement
     from shiftverbs.protocol.pair import PairProtocol
 
 # Work this old makes us check whether its path is alive.

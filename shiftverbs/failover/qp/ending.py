@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs.failover.cq_polling import Carrier
-from shiftverbs.failover.drain import Fence, FencedQp
+from shiftverbs.failover.qp.drain import Fence, FencedQp
+from shiftverbs.failover.services.cq_polling import Carrier
 from shiftverbs.native.ibv import QpState, WcStatus
 from shiftverbs.protocol.events import Status
 from shiftverbs.state_machine import SendState

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shiftverbs.failover.changes import ChangedQp, Given, on_pair
+from shiftverbs.failover.qp.changes import ChangedQp, Given, on_pair
 from shiftverbs.native.ibv import MigState, QpState
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
