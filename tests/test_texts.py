@@ -502,8 +502,10 @@ def test_the_demos_story(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_and_inputs() -> None:
-    with pytest.raises(state_machine.IllegalTransition, match=r"^send machine: FENCE_DONE in state DEFAULT$"):
-        state_machine.step_send(state_machine.SendState.DEFAULT, state_machine.SendInput.FENCE_DONE)
+    with pytest.raises(
+        state_machine.IllegalTransition, match=r"^send machine: FENCE_WR_DONE in state DEFAULT$"
+    ):
+        state_machine.step_send(state_machine.SendState.DEFAULT, state_machine.SendInput.FENCE_WR_DONE)
     states = [state.value for state in state_machine.SendState]
     assert states == ["DEFAULT", "FALLBACK", "WAIT_SIGNALED", "WAIT_DRAINED"]
     assert [state.value for state in state_machine.RecvState] == ["DEFAULT", "FALLBACK"]

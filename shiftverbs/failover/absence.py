@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A peer that is gone: its entry in etcd is, and none of its NICs answers. It is told; nothing follows from it.
+"""A peer that is gone: its entry in etcd is, and none of its NICs answers. This is only reported.
 
 A peer that lost etcd for a while has lost its entry too, and works; one whose host stood still comes back. So what
 becomes of the QP is left to its traffic, as with plain verbs. Runs under the driver's lock, for one connection.
@@ -39,7 +39,7 @@ class Absence:
         self._left_at = self._left_at or time.strftime("%H:%M:%S")
 
     def entry_stands(self) -> None:
-        """It stands there."""
+        """It is there."""
         self._left_at = None
 
     @property

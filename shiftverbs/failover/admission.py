@@ -13,10 +13,10 @@ from typing import Protocol
 
 from shiftverbs.protocol.pair import MS
 
-# While so many connections come home or are made fit, no other begins that: of a thousand at once all would be late for
-# their deadlines, and begin again.
+# While this many connections come home or are made fit, no other begins that: of a thousand at once all would be late
+# for their deadlines, and begin again.
 UNDER_WAY = 64
-# But where none of them arrived for so long some more begin: what is under way may wait for the application.
+# Where none of them arrived for this long, some more begin: those under way may wait for the application.
 TURN_NS, TURN_COUNT = 100 * MS, 32
 
 
@@ -29,7 +29,7 @@ class Beginner(Protocol):
 
 
 class Turns:
-    """Who has begun, and whose turn has not come.
+    """Which connections have begun, and which wait for their turn.
 
     now_ns: the clock; run_again: has the driver run once more; later: puts a call of a connection's at the end of what
     is to be handled.
@@ -58,11 +58,11 @@ class Turns:
             self._begin(connection, begin)
 
     def is_going(self, connection: Beginner) -> bool:
-        """Whether it began in its turn, and `arrived` is to be told."""
+        """Whether it began in its turn, so that `arrived` has to be called."""
         return connection in self._going
 
     def arrived(self, connection: Beginner) -> None:
-        """A connection has nothing more to do of what it began in its turn, or never will."""
+        """A connection has finished what it began in its turn, or never will."""
         if connection in self._going:
             self._going.remove(connection)
             if self._waiting:
@@ -93,7 +93,7 @@ class Turns:
             self._later(connection, self._begin, connection, begin)
 
     def drop(self, connection: Beginner) -> None:
-        """What it would begin, or has begun, was about a life of its QP that is over."""
+        """The life of its QP is over that it has begun something for, or would."""
         self._waiting.pop(connection, None)
         self.arrived(connection)
 

@@ -246,7 +246,7 @@ def _carries(connection: ProtectedQp, k: int) -> bool:
 def _out_of_use(connection: ChangedQp, k: int, why: str) -> None:
     """Pair k's QP is not as the application wants it: it must serve nobody."""
     p = connection.protocol
-    if p is not None and p.pairs[k].armed:  # else it was of no use before
+    if p is not None and p.pairs[k].works:  # else it was of no use before
         logger.warning("QP %#x: %s: that pair is connected anew", connection.shadow.qp_num, why)
     connection.given[k].state = ERR
     if not connection.nic(k).dead:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What one connection has to do with memory keys: it asks for those that it uses, and answers what its peer asks.
+"""One connection's memory keys: it asks for those that it uses, and answers its peer's questions.
 
 What is known of keys, here and there, is in memory_keys.py. Runs under the driver's lock.
 """
@@ -16,9 +16,9 @@ from shiftverbs.failover.memory_keys import KeyBook, KeyUser, PeerKeys, Told, is
 from shiftverbs.protocol.messages import Keys, KeyState, Message, Move, MoveStep, Phase, Sync, WantKeys
 from shiftverbs.protocol.state import MS
 
-# A question: so many rkeys at most. A message's body has 255 bytes.
+# How many rkeys a question has at most. A message's body has 255 bytes.
 RKEYS_AT_ONCE = 59
-# A question that was not answered, or not finally, is asked again; seldom while nothing waits for it.
+# A question without a final answer is asked again; seldom while nothing waits for it.
 ASK_FIRST_NS, ASK_URGENT_NS, ASK_QUIET_NS = 3 * MS, 100 * MS, 1000 * MS
 
 
@@ -129,7 +129,7 @@ class ConnectionKeys:
         return rkey in self._nowhere
 
     def hurry(self) -> None:
-        """A WR waits for a key that was asked for: it is asked again soon, over every path."""
+        """A WR waits for a key: ask for it again soon, over every path."""
         if self._ask_ns is not None:
             self._ask_step_ns = 0
             self._ask_ns = min(self._ask_ns, self._connection.driver.now_ns() + ASK_FIRST_NS)
@@ -200,7 +200,7 @@ class ConnectionKeys:
         ):
             theirs.heed(m.keys, self._connection)
         elif isinstance(m, Sync) and m.phase in (Phase.START, Phase.FENCED, Phase.POSTING):
-            # There is time to hear which they were: then what was not withdrawn need not be asked for again.
+            # There is time to hear which they were: then only those need to be asked for again.
             self._connection.say(WantKeys(theirs.version, (), True, theirs.settled), m.target, spread=True)
 
     def hopeless(self, since_ns: int, now_ns: int) -> str | None:
@@ -256,7 +256,7 @@ class ConnectionKeys:
         return plugs.nobodys != 0
 
     def refused(self, since_ns: int, now_ns: int) -> str | None:
-        """Why the peer would refuse the WR that is to be handed over next, when all ahead of it has completed.
+        """Why the peer would refuse the next WR to be handed over, when all ahead of it have completed.
 
         None where it would not, or where that is not known, or not yet its turn. since_ns: as in `hopeless`; what is
         ahead and unsignaled says nothing: it is given the time that a peer is.

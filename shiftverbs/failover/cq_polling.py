@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which CQs are looked at: by the application's polls, and by us while completions matter that it may not poll for.
+"""Which CQs are polled: by the application, and by us while completions matter that it may not poll for.
 
 Everything here runs under the driver's lock.
 """
@@ -35,13 +35,13 @@ class Carrier(Protocol):
 
 
 class Looks:
-    """What each connection wants looked at. now_ns: the clock."""
+    """Which CQs each connection wants polled. now_ns: the clock."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         # The CQs, by pair, where connections have work: the application's polls look there.
         self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
-        # The CQs that some connection wants looked at: what each wants, how many want each.
+        # The CQs that some connection wants polled: what each wants, how many want each.
         self._looks: dict[Carrier, list[tuple[Any, int]]] = {}
         self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._look_ns = 0
@@ -81,7 +81,7 @@ class Looks:
         for cq, k in list(self._looked_at):
             try:
                 cq.drain(k)
-            except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing any more
+            except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing
                 logger.debug("a CQ of pair %d: %s", k, error)
         ended = self._now_ns()
         self._look_ns = ended + max(LOOK_NS, LOOK_SHARE * (ended - began))

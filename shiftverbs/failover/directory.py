@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""This process's side of the exchanger: what it publishes, and who here wants whose entries.
+"""This process's side of the exchanger: what it publishes, and which connection wants which entries.
 
 Everything here runs under the driver's lock.
 """
@@ -66,7 +66,7 @@ class DirectoryHost(Protocol):
         """Have `call` run under the lock, soon."""
 
     def later(self, connection: None, call: Callable[..., None], *args: Any) -> None:
-        """Put at the end of what is to be handled."""
+        """Append to what has to be handled."""
 
 
 class Directory:
@@ -144,7 +144,7 @@ class Directory:
             self._told.popleft()  # only now: nothing is told twice
 
     def explained(self, why: str | None) -> str | None:
-        """A connection's `why`; before etcd's first answer, with what is waited for."""
+        """A connection's `why`; before etcd's first answer, with what we wait for."""
         progress = self._exchanger.progress if why == NOT_YET else ""
         return f"{why}: {progress}" if progress else why
 

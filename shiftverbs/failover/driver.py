@@ -103,7 +103,7 @@ class Driver:
         self.instance = instance
         self.exchanger = exchanger
         self.waiter = waiter
-        self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
+        self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS, config.invariants)
         self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
         self.by_life: dict[int, HostedQp] = {}
         self._left: collections.OrderedDict[int, Sync] = (

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from shiftverbs.shadows.nic import Nic
     from shiftverbs.shadows.shadow import ShadowMR
 
-# Of so many keys that nothing else may get yet a peer is told at most; then no others before some are free.
+# How many keys that nothing else may get yet a peer is told at most; then no others before some are free.
 HELD_MOST = 1 << 16
-# So many withdrawals are remembered for a peer; one that has heard of none of them forgets all.
+# How many withdrawals are remembered for a peer; one that has heard of none of them forgets all keys.
 GONE_KEPT = 40
 # A message's body.
 BODY_BYTES = 255
-# So many rkeys of one peer port are known at once. Then all are forgotten, and asked for again when they are used.
+# How many rkeys of one peer port are known at once. Then all are forgotten, and asked for again when used.
 KNOWN_MOST = 1 << 17
-# A NIC that is busy with one command for so long hangs: memory that it is to register is not waited for any more.
+# A NIC that is busy with one command for this long hangs: nobody waits for memory that it is to register.
 HANGS_S = 5.0
 
 
@@ -103,7 +103,7 @@ class Told:
         self.users: set[KeyUser] = set()
 
     def withdraw(self, rkey: int, version: int) -> None:
-        """`rkey`, which it was told of, is no more."""
+        """`rkey`, which it was told of, is gone."""
         self.rkeys.discard(rkey)
         self.version = version
         for key in self._on.pop(rkey, ()):
@@ -150,7 +150,7 @@ class Told:
         return [user for user in list(self.users) if user.receives_away]
 
     def awaits(self, rkey: int) -> bool:
-        """Whether it may still take `rkey` for memory that is no more."""
+        """Whether it may still use `rkey` for memory that is gone."""
         if self.confirmed >= self.version:
             return False
         forgotten = self.confirmed < self.floor  # it may be among what is not remembered
@@ -176,11 +176,11 @@ class PeerKeys:
         self._under_way: list[tuple[int, KeyUser, int]] = []
 
     def knows(self, rkey: int, backups: int) -> bool:
-        """Whether the rkey's counterparts on so many backups are known for good."""
+        """Whether the rkey's counterparts on this many backups are known for good."""
         return self._known.get(rkey, -1) >= backups
 
     def forget(self) -> None:
-        """Know nothing any more; what is used from now on is asked for again."""
+        """Forget everything; what is used from now on is asked for again."""
         if self._known:
             self._known.clear()
             self.remote.clear()
@@ -206,7 +206,7 @@ class PeerKeys:
                 user.drain(user.send_pair)
 
     def _leave_behind(self, rkey: int | None, but: KeyUser | None = None) -> None:
-        """`rkey` (None: any) is forgotten, so that no more goes by it; WRs that hardware has do all the same."""
+        """Forget `rkey` (None: all), so that no further WR uses it; those that hardware has still do."""
         for user in list(self.users):
             end = user.core.last_use(rkey) if user is not but else 0
             # What the same WRs hold back already they need not hold back again.
@@ -286,7 +286,7 @@ class KeyBook:
             self._by_rkey[nic, mr.rkey] = self._by_lkey[nic, mr.lkey] = mr
 
     def remove(self, mr: ShadowMR) -> list[Told]:
-        """A ShadowMR is no more. Returns which peers that use what they know have to be told."""
+        """A ShadowMR is gone. Returns the peers that use its keys, and have to be told."""
         nic = mr.domain.nic
         concerned = []
         with self._changed:

@@ -15,7 +15,7 @@ from shiftverbs.protocol.events import Status
 
 # Who looks later than this after the deadline stood still, or its host did, and what came meanwhile is read first.
 LATE_NS = 1_000_000_000
-# So long it then has for that.
+# How long it then has for that.
 CATCH_UP_NS = 5_000_000_000
 
 

@@ -92,7 +92,7 @@ class ShiftStatus:
     def wait_protected(self, timeout: float | None = None) -> bool:
         """Wait until the QP is PROTECTED; return whether it is. A pair that is lost after that does not end it.
 
-        timeout: seconds; None waits until the QP is protected or cannot be any more.
+        timeout: seconds; None waits until the QP is protected, or can no longer be.
         """
         if self._connection is None:
             return False
@@ -101,7 +101,7 @@ class ShiftStatus:
     def wait_state(self, state: str, timeout: float | None = None) -> bool:
         """Wait until the send queue is in `state`, and the receive queue too for DEFAULT; return whether it is.
 
-        state: DEFAULT, FALLBACK, WAIT_SIGNALED or WAIT_DRAINED; timeout: seconds; None waits without end.
+        state: DEFAULT, FALLBACK, WAIT_SIGNALED or WAIT_DRAINED; timeout: seconds; None waits for ever.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         connection = self._connection
@@ -139,15 +139,3 @@ class ShiftStatus:
         if self._connection is not None:
             text += f" {self.state} on {self.path}"
         return text + (f": {self.why}>" if self.why else ">")
-
-
-def status_of(shadow: Any) -> ShiftStatus:
-    """`qp.shift` of a QP that may be protected. shadow: its ShadowQP."""
-    connection = getattr(shadow, "connection", None)
-    return ShiftStatus(connection) if connection is not None else ShiftStatus(why="the QP is being made")
-
-
-def unprotected(qp: Any, why: str) -> ShiftStatus:
-    """`qp.shift` of a QP that is not; why: the reason."""
-    del qp
-    return ShiftStatus(why=why or "it cannot be protected")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What became of a QP over time, and who waits for something to become of it: for `qp.shift` and for subscribers."""
+"""What happened to a QP and when, and the threads that wait for it: for `qp.shift` and for subscribers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timeline:
         self.begin()
 
     def begin(self) -> None:
-        """A life of the QP begins: what was before counts no more, but for the history."""
+        """A life of the QP begins: what was before only stays in the history."""
         self._seen_ns: int | None = None
         self._trigger_ns: int | None = None
         self._first_wc_ns: int | None = None
@@ -114,7 +114,7 @@ class Timeline:
             look_for_signals()
 
     def tell(self) -> None:
-        """Something changed: have everybody who waits look."""
+        """Something changed: wake all that wait, to look."""
         with contextlib.suppress(IndexError):
             while self._waiting:
                 self._waiting.popleft().release()

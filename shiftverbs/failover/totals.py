@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import re
 
-#: So many different reasons are kept apart; what comes later is counted as OTHER.
+#: How many different reasons are kept apart; later ones are counted as OTHER.
 MOST_REASONS = 32
 OTHER = "other"
 

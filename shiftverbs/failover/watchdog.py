@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from shiftverbs.failover.requirement import Requirement
     from shiftverbs.protocol.pair import PairProtocol
 
-# Work this old is looked at: is its path alive?
+# Work this old makes us check whether its path is alive.
 AGE_NS = 1_000_000_000
-# A QP that works, and is not protected for so long, is told of.
+# A QP that works and is not protected for this long is reported.
 PAIRING_NS = 5_000_000_000
-# A pair that could not be connected for so long is told of.
+# A pair that could not be connected for this long is reported.
 UNFIT_NS = 3_000_000_000
 
 
@@ -40,7 +40,7 @@ class _Unfit:
 
 
 class WatchedQp(ChangedQp, Protocol):
-    """A connection that is looked at."""
+    """A connection that is watched."""
 
     @property
     def absence(self) -> Absence:
@@ -158,7 +158,7 @@ class Watchdog:
 
     @property
     def lacking(self) -> str | None:
-        """What was told of a pair that nothing can fail over to, and is still so; None where there is none."""
+        """What was reported of a pair that nothing can fail over to, while it is so; None where there is none."""
         p = self._c.protocol
         for k, unfit in list(self._unfit.items()):
             if unfit.text is not None and p is not None and k < len(p.pairs) and p.unfit(k) is not None:

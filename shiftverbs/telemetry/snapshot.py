@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shiftverbs.failover.runtime import Runtime
     from shiftverbs.shadows.nic import Nic
 
-#: Of what `take` returns. Who reads another one shows what it knows.
+#: Of what `take` returns. A reader of another version shows what it knows.
 VERSION = 1
 _TRIES = 8
 

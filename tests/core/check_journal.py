@@ -453,22 +453,6 @@ def test_poll_of_a_dead_nic(guarded: World) -> None:
         w.scq.poll()
 
 
-def test_wc_subclass(world: World) -> None:
-    class Mine(WC):
-        pass
-
-    _core.set_wc_class(Mine)
-    try:
-        world.send(3)
-        world.hw[0].complete()
-        n, (wc,) = world.scq.poll()
-        assert type(wc) is Mine and wc.wr_id == 3
-    finally:
-        _core.set_wc_class(WC)
-    with pytest.raises(TypeError):
-        _core.set_wc_class(int)
-
-
 def test_oldest_post_is_never_older_than_it_was_seen(world: World) -> None:
     assert world.qp.oldest_post_age(1000) == 0
     world.send(1)

@@ -389,12 +389,12 @@ class DataPath(RuleBasedStateMachine):
         side.sending.add(target)
         self.consume()
 
-    @rule(q=st.integers(0, 1), step=st.integers(1, NICS - 1), posts=st.integers(0, 2), force=st.booleans())
-    def move_send(self, q: int, step: int, posts: int, force: bool) -> None:
+    @rule(q=st.integers(0, 1), step=st.integers(1, NICS - 1), posts=st.integers(0, 2))
+    def move_send(self, q: int, step: int, posts: int) -> None:
         side = self.sides[q]
         core = side.world.qp
         _core.take_events()
-        how = core.move_begin(force)
+        how = core.move_begin()
         if how == "wanted":
             if core.post_fence_write(0, 0):
                 core.move_cancel()

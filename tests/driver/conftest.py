@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from driver.doubles import make_nic
+from memory_exchanger import MemoryExchanger, MemoryStore
+from typed_doubles import double
 
 from shiftverbs import _core, _nic
 from shiftverbs.config import Config
-from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.failover.driver import Driver
 from shiftverbs.failover.machine import ThisMachine
 
@@ -32,7 +33,8 @@ def nic() -> Any:
 def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(_nic, "async_fd", lambda ctx: 99)
     monkeypatch.setattr(_nic, "get_async_event", lambda ctx: None)
-    waiter = SimpleNamespace(
+    waiter = double(
+        _nic.Waiter,
         add=lambda fd: None,
         remove=lambda fd: None,
         wake=lambda: None,

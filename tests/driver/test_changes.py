@@ -90,7 +90,7 @@ def attributes(rts: bool = True, alternate: bool = False) -> QpAttributes:
     made, attr = QpAttributes(), pyverbs_objects.Attr()
     attr.qp_access_flags, attr.max_dest_rd_atomic, attr.max_rd_atomic, attr.min_rnr_timer = 7, 4, 2, 12
     attr.alt_ah_attr.is_global, attr.alt_port_num, attr.path_mig_state = 1, 2, 1
-    attr.alt_ah_attr.grh.dgid[:] = THERE
+    attr.alt_ah_attr.grh.dgid = THERE
     made.note(attr, STATE | ACCESS | 1 << 4 | 1 << 5, 0, INIT)
     made.note(attr, STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 17 | 1 << 20 | RNR_TIMER, INIT, RTR)
     if rts:

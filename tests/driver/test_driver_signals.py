@@ -14,11 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver.doubles import Connection, Shadow, add
+from driver.doubles import Connection, add, shadow_qp
+from typed_doubles import double
 
+from shiftverbs import _core
 from shiftverbs.exchanger.interface import Found
 from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_PERIOD_NS, Driver
+from shiftverbs.protocol.pair import PairProtocol
 
 
 def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver) -> None:
@@ -296,11 +299,8 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
 
 def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:
     """QP.close raises it, and is carried out."""
-    core = Shadow(remote_keys=None)
-    connection = RealConnection(
-        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
-    )
-    protocol: Any = SimpleNamespace(handle=lambda event, now: alarm() or [], pairs=[])
+    connection = RealConnection(driver, shadow_qp(nic, core=double(_core.QPCore, remote_keys=None)))
+    protocol: Any = double(PairProtocol, handle=lambda event, now: alarm() or [], pairs=[])
     connection.protocol = protocol
     with pytest.raises(TimeoutError, match="application"), driver.locked():
         connection.close()

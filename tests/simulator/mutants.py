@@ -331,17 +331,6 @@ mutant(
     lines(QP, "def post_fence_write", "q.own_fence = 1"),
 )
 
-mutant(
-    "make_a_fence_of_what_the_nic_has",
-    "what was handed over while room was sought is no fence: the NIC was not asked for its completion",
-    value(
-        DISPATCH,
-        "cdef inline int qp_post_send",
-        "q.fence_upto <= q.wired < q.tail",
-        "q.fence_upto <= q.wired <= q.tail",
-    ),
-)
-
 # ---- the end of a QP ----------------------------------------------------------------------------------------------
 
 mutant(
@@ -367,8 +356,35 @@ mutant(
 
 mutant(
     "show_errors_before_the_end",
-    "while a QP ends no error is shown before those of all that is left",
-    value(DISPATCH, "cdef inline bint withhold", "q.ending", "False"),
+    "while a QP ends no error is shown before every pair has stopped",
+    lines(
+        DISPATCH,
+        "cdef inline bint withhold",
+        """
+        if q.ending:
+            fenced(q, k, recv)
+            return True
+        """,
+        """
+        if q.ending:
+            fenced(q, k, recv)
+            return not in_use(q, k, recv, seq)
+        """,
+    ),
+)
+
+mutant(
+    "forget_the_outstanding_receives",
+    "READY is said after the receives are posted",
+    lines(
+        QP,
+        "def open_recv",
+        "receive_on(&self.q, k)",
+        """
+        receive_on(&self.q, k)
+        pair.recv_upto = self.q.rtail
+        """,
+    ),
 )
 
 mutant(

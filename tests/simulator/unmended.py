@@ -89,6 +89,12 @@ def wait_for_keys_that_nobody_can_tell() -> Iterator[None]:
         yield
 
 
+@mutation("the errors of a QP wait for a NIC that hangs: it may still write into its memory")
+def flush_though_a_nic_hangs() -> Iterator[None]:
+    with rewritten(Ending, "_hung", ("c.fence.be_patient()", "self.deliver()")):
+        yield
+
+
 @mutation("an ARM that waited for its look at the NIC does not reset a QP that has ended")
 def revive_an_ended_qp() -> Iterator[None]:
     with (
@@ -203,6 +209,12 @@ def leave_changes_to_a_later_life() -> Iterator[None]:
 @mutation("a pair that does not take a change serves nobody")
 def serve_with_rights_that_were_withdrawn() -> Iterator[None]:
     with replaced(changes, "_out_of_use", nothing):
+        yield
+
+
+@mutation("a QP that has broken unseen fails over before a change of it is refused")
+def leave_a_broken_qp_to_others() -> Iterator[None]:
+    with replaced(Connection, "found_broken", nothing):
         yield
 
 
@@ -427,6 +439,29 @@ def read_all_that_a_peer_says_in_turn() -> Iterator[None]:
             "    messages = self._mail.get(connection)\n",
         ),
     ):
+        yield
+
+
+@mutation("a deadline is put off by nothing that is said")
+def put_off_deadlines_by_what_is_said() -> Iterator[None]:
+    with rewritten(
+        Driver,
+        "_timeouts",
+        (
+            "        messages = self._mail.pop(connection, None)\n",
+            "        if connection in self._mail:\n"
+            "            connection.timer_ns = None\n"
+            "            self.schedule(connection, now + LATER_NS)\n"
+            "            continue\n"
+            "        messages = self._mail.pop(connection, None)\n",
+        ),
+    ):
+        yield
+
+
+@mutation("no more messages of a peer are kept than it can mean")
+def keep_all_that_a_peer_invents() -> Iterator[None]:
+    with mock.patch.object(driver, "MOST_UNREAD", 1 << 30):
         yield
 
 
