@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable
@@ -727,6 +728,12 @@ class World:
         return cls.current
 
     @classmethod
+    def _own_error(cls, text: str, *args: Any, **kwargs: Any) -> None:
+        """Something of ours failed: production code logs it and goes on, a run does not pass."""
+        if cls.current is not None:
+            cls.current.own_errors.append(f"{text % args}: {traceback.format_exc()}")
+
+    @classmethod
     def _patch(cls, stack: contextlib.ExitStack) -> None:
         time = types.SimpleNamespace(
             monotonic=lambda: cls.net().clock.now / 1e9,
@@ -753,6 +760,9 @@ class World:
         pointer = pyverbs_objects.pointer
         ours = lambda obj: obj.pointer if hasattr(obj, "pointer") else pointer(obj)  # noqa: E731
         stack.enter_context(mock.patch.object(pyverbs_objects, "pointer", ours))
+        for name in ("shiftverbs.driver", "shiftverbs.shadow", "shiftverbs.pairing", "shiftverbs.control"):
+            logger = logging.getLogger(name)
+            stack.enter_context(mock.patch.object(logger, "exception", cls._own_error))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
         stack.callback(_core.set_driver, None)

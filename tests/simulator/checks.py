@@ -94,6 +94,7 @@ def check(net: Network) -> None:
     nothing_after_the_fence(net)
     nothing_behind_a_flush(net)
     nothing_strays(net)
+    nothing_of_ours_fails(net)
     moves_end(net)
     fences_end(net)
     each_arm_resets_once(net)
@@ -134,6 +135,12 @@ def nothing_bad_succeeds(app: Application) -> None:
     for _, _, _, _, wr, _ in app.net.executions:
         if wr.side == app.name and wr.index >= bad:
             raise Violation("what names no memory fails", f"{wr} was executed")
+
+
+def nothing_of_ours_fails(net: Network) -> None:
+    """No exception of our own code, no broken invariant: outside it is logged, and costs a QP its protection."""
+    if net.own_errors:
+        raise Violation("nothing of ours fails", net.own_errors[0])
 
 
 def nothing_strays(net: Network) -> None:

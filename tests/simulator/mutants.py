@@ -439,7 +439,7 @@ mutant(
     lines(
         QP,
         "def reset_journal",
-        "q.send_open = 0  # what waited for room is forgotten, too: a QP in RESET would refuse it",
+        "q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it",
     ),
 )
 

@@ -86,6 +86,7 @@ class Network:
         self.trims: list[tuple[int, str, int]] = []
         self.pairings: list[tuple[int, str]] = []
         self.faults: list[str] = []
+        self.own_errors: list[str] = []  # of the production code, which logs them and goes on
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}

@@ -91,6 +91,8 @@ class Schedule:
         self.late_ns = rng.choice([(200 * US, 2 * MS), (200 * US, 2 * MS), (5 * MS, 60 * MS)])
         ends = [when + 2 * lasts + 30 * MS for when, _, _, _, lasts in self.faults]
         self.heal_ns = self.span_ns + min(HEAL_LAST_NS, max(HEAL_FIRST_NS, *ends))
+        # How long a control thread takes to wake up.
+        self.lag_ns = [rng.choice([2 * US, 30 * US, 30 * US, 200 * US]) for _ in "ab"]
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -124,7 +126,8 @@ class Schedule:
         clock = net.clock
         for link in net.links.values():
             link.delay_ns = self.delay_ns
-        for host in net.hosts:
+        for host, lag_ns in zip(net.hosts, self.lag_ns, strict=False):
+            host.lag_ns = lag_ns
             if not plain:
                 host.exchanger.late_ns = self.late_ns
         for nics, registering_ns in zip(net.nics.values(), self.registering_ns, strict=True):

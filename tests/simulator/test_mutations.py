@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A checker that finds nothing proves nothing: each bug that is put in on purpose is seen.
 
-Where a bug was found before is in found.json, so that it is found again at once; where the schedules have changed, it is
-looked for. `python tests/simulator/hunt.py --write` looks for all of them.
+Where a bug was found before is in found.json, so that it is found again at once; where the schedules have changed, it
+is looked for. `python tests/simulator/hunt.py --write` looks for all of them.
 """
 
 from __future__ import annotations
