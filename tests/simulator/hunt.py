@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -97,17 +98,26 @@ class Hunt:
     def shows(self, name: str, run: Any) -> str | None:
         """What a run with that bug breaks; None if nothing."""
         signal.signal(signal.SIGALRM, _hangs)
-        signal.alarm(HANGS_S)
-        try:
-            with self.bug(name):
+        with self.bug(name):  # one that cannot be put in is no find
+            signal.alarm(HANGS_S)
+            try:
                 run()
-        except Hangs:
-            return "it hangs"
-        except Exception as error:
-            return f"{type(error).__name__} {error}".replace("\n", " ")
-        finally:
-            signal.alarm(0)
+            except Hangs:
+                return "it hangs"
+            except Exception as error:
+                return f"{type(error).__name__} {error}".replace("\n", " ")
+            finally:
+                signal.alarm(0)
         return None
+
+    @staticmethod
+    def tell(story: Any) -> None:
+        """A story, judged at its end."""
+        from simulator import checks
+        from simulator.story import telling
+
+        with telling(story) as net:
+            checks.check(net)
 
     def look_for(self, name: str, first: int, schedules: int) -> tuple[str, int, str] | None:
         """(what found it, in how many schedules, what it broke)."""
@@ -120,7 +130,7 @@ class Hunt:
                 return f"seed {known}", int(self.found[name]["schedules"]), told
         for story, names in self.stories.items():
             if name in names:
-                told = self.shows(name, story)
+                told = self.shows(name, functools.partial(self.tell, story))
                 if told is not None:
                     return f"story {story.__name__}", 1, told
         for seed in range(first, first + schedules):

