@@ -253,7 +253,7 @@ def give_every_backup_the_right_to_atomics() -> Iterator[None]:
 
 @mutation("READY and MOVED make worthless what was told before the withdrawal that they name")
 def go_by_what_ready_made_worthless() -> Iterator[None]:
-    with replaced(ConnectionKeys, "heed", nothing):
+    with replaced(PeerKeys, "heed", nothing):
         yield
 
 
