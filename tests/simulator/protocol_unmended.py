@@ -103,7 +103,7 @@ def fail_who_only_waits() -> Iterator[None]:
         "_on_bye",
         (
             "    if out is not None and out.tx is not None and m.ask > out.number:",
-            "    if unanswered:\n"
+            "    if out is not None and out.tx is not None:\n"
             '        self._abort("the peer closed its QP while a MOVE was not answered", answer=True)\n'
             "        return\n"
             "    if out is not None and out.tx is not None and m.ask > out.number:",

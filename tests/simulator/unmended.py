@@ -124,12 +124,6 @@ def leave_a_move_waiting_in_sqd() -> Iterator[None]:
         yield
 
 
-@mutation("the end of a NIC where nothing lies any more ends no receives")
-def end_receives_for_a_nic_where_nothing_lies() -> Iterator[None]:
-    with rewritten(Ending, "is_left_alone_on", (" and not c.core.ends_at_post", "")):
-        yield
-
-
 @mutation("an idle QP whose peer left keeps its receives when the NIC of its sends dies")
 def flush_receives_of_who_is_idle() -> Iterator[None]:
     with rewritten(Ending, "lose", ("k == core.recv_pair or core.outstanding[0]", "True")):
@@ -261,7 +255,7 @@ def give_every_backup_the_right_to_atomics() -> Iterator[None]:
 
 @mutation("READY and MOVED make worthless what was told before the withdrawal that they name")
 def go_by_what_ready_made_worthless() -> Iterator[None]:
-    with replaced(ConnectionKeys, "heed", nothing):
+    with replaced(PeerKeys, "heed", nothing):
         yield
 
 
@@ -464,16 +458,6 @@ def put_off_deadlines_by_what_is_said() -> Iterator[None]:
 @mutation("no more messages of a peer are kept than it can mean")
 def keep_all_that_a_peer_invents() -> Iterator[None]:
     with mock.patch.object(driver, "MOST_UNREAD", 1 << 30):
-        yield
-
-
-@mutation("a BYE that knows no MOVE does not take the place of one that does")
-def take_any_bye_for_the_newest() -> Iterator[None]:
-    with rewritten(
-        Driver,
-        "_hear",
-        ("said.message.age < before.message.age", "said.message.age[:3] < before.message.age[:3]"),
-    ):
         yield
 
 
