@@ -72,6 +72,9 @@ LATER_NS = 5 * MS
 # Connections looked at each period: a thousand idle ones must cost next to nothing.
 WATCH_AT_ONCE = 64
 URGENT_PING_NS = 50 * MS
+# While a work request has failed and not completed: an outage that a NIC's retries do not outlast is to be seen, and
+# not to be taken for a fault of the work request's.
+STUCK_PING_NS = 5 * MS
 QUIET_PING_NS = 1000 * MS
 PINGS_UNTIL_DEAD = 4
 # Of so many lives of QPs that have ended it is kept what their BYE said.
@@ -528,9 +531,10 @@ class Driver:
             connection = self._to_watch.pop()
             self.safely(connection, connection.watchdog.watch, now)
             if connection.watchdog.wants_pings:
+                stuck = connection.watchdog.stuck_wr is not None
                 for path in connection.paths:
                     self._urgent.add(path)
-                    path.ping.interval_ns = URGENT_PING_NS
+                    path.ping.interval_ns = STUCK_PING_NS if stuck else URGENT_PING_NS
                     path.ping.hurry(now)
 
     def forget(self, connection: Connection) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
-from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
@@ -43,31 +42,6 @@ def mutation(what: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[],
         return generator
 
     return register
-
-
-@mutation("withheld WRs wait for the fence's completion")
-def release_before_the_drain() -> Iterator[None]:
-    original = MoveProcedure.on_fence_posted
-
-    def posted(p: MoveProcedure) -> None:
-        original(p)
-        move = p._state.move_out
-        if move is not None and move.tx is None:
-            p.on_fence_done(p.early_tx())  # type: ignore[attr-defined]
-
-    feed = Connection.feed
-
-    def remember(connection: Connection, event: ev.Event) -> None:
-        if connection.protocol is not None:
-            move = connection.protocol.move
-            move.early_tx = lambda: connection.core.counters()[1]  # type: ignore[attr-defined]
-        feed(connection, event)
-
-    with (
-        mock.patch.object(MoveProcedure, "on_fence_posted", posted),
-        mock.patch.object(Connection, "feed", remember),
-    ):
-        yield
 
 
 @mutation("a message of an older SWITCH does not count for the present one")

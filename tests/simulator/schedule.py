@@ -38,13 +38,13 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         rng = self.rng = random.Random(seed)
-        self.pairs = rng.choices([1, 2, 3], [3, 77, 20])[0]
+        self.pairs = rng.choices([1, 2, 3], [2, 73, 25])[0]
         self.qps = rng.choices([1, 2, 3], [80, 15, 5])[0]
         self.one_cq, self.one_process = rng.random() < 0.5, rng.random() < 0.1
         self.capacity = rng.choice([4, 8, 16, 32])
         self.receives = rng.choice([1, 3, 8, 16])
         self.count = rng.randrange(10, 50) // (1 if self.qps == 1 else 2)
-        self.span_ns = rng.choice([200 * US, 1 * MS, 5 * MS, 30 * MS])
+        self.span_ns = rng.choice([200 * US, 1 * MS, 5 * MS, 30 * MS, 60 * MS])
         self.signaled = rng.choice([0.0, 0.2, 0.5, 1.0])
         self.poll_ns = [rng.choice([1 * US, 20 * US, 500 * US, 5 * MS]) for _ in "ab"]
         self.atomics = rng.random() < 0.15
@@ -65,7 +65,7 @@ class Schedule:
         self.rights_change = rng.random() < 0.1
         self.delay_ns = rng.choice([2 * US, 10 * US, 100 * US])
         self.start_ns = rng.choice([0, 1 * MS, 30 * MS, 30 * MS, 30 * MS])
-        self.faults = [self._fault(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))]
+        self.faults = [self._fault(rng) for _ in range(rng.choice([1, 2, 2, 3, 4, 6]))]
         if seed % 6 == 1:
             self.faults[0] = (
                 rng.randrange(self.span_ns),
@@ -100,11 +100,11 @@ class Schedule:
         what = rng.choice(KINDS)
         if what in ("kill", "close", "hung", "failing") and rng.random() < 0.6:
             what = "port"
-        k = 0 if rng.random() < 0.6 else rng.randrange(self.pairs)
+        k = 0 if rng.random() < 0.75 else rng.randrange(self.pairs)
         when = rng.randrange(1, max(2, int(self.span_ns * 1.2)))
-        if rng.random() < 0.4:
+        if rng.random() < 0.25:
             when += rng.choice([1, 5, 20, 100]) * MS * rng.randrange(1, 3)
-        lasts = rng.choice([50 * US, 1 * MS, 5 * MS, 20 * MS, 60 * MS, 200 * MS])
+        lasts = rng.choice([50 * US, 1 * MS, 5 * MS, 20 * MS, 60 * MS, 60 * MS, 200 * MS, 200 * MS])
         return when, what, rng.choice("ab"), k, lasts
 
     # ---- the run
