@@ -171,5 +171,5 @@ def test_a_slow_answer_slows_pings_down() -> None:
     ping.handle_pong(3, 51 * ms)
     assert ping.poll_ping(90 * ms) == 4, "as it was before"
     ping.handle_pong(4, 91 * ms)
-    assert ping.poll_ping(117 * ms) is None
-    assert ping.poll_ping(118 * ms) == 5, "and faster again, little by little"
+    assert ping.poll_ping(119 * ms) is None
+    assert ping.poll_ping(120 * ms) == 5, "and faster again, little by little"

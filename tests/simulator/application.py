@@ -154,6 +154,13 @@ class Application:
             self.window = OwnMr(self.device, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
             self.renewing = False
 
+    def renew_buffers(self) -> None:
+        """From now on the memory of sends and receives has other keys: it is registered once more."""
+        nic = self.endpoint.hardware.nic
+        if not (self.at_its_end or self.own_error or self.endpoint.blocked or nic.dead or nic.failing):
+            words = MOST_SENDS + MOST_RECEIVES
+            self.buffers = OwnMr(self.device, self.memory.address(self._sends), words, 1)
+
     def uses_window(self) -> bool:
         """Whether a WR of ours may still reach the peer's cells."""
         seen = max((wr.index for queue, wr, _ in self.wcs if queue == "send"), default=-1)

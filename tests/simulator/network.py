@@ -89,6 +89,7 @@ class Network:
         self.own_errors: list[str] = []  # of the production code, which logs them and goes on
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
+        self.by_credits = True  # nobody is sent to who has not said that a receive is there
         self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
         devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
         if one_process:
@@ -194,7 +195,7 @@ class Network:
                 continue
             posting, p = connection._posting, connection.protocol
             works = p is not None and not (p.over or p.switching or core.ending)
-            withheld = works and core.unwired[1] > 0
+            withheld = works and core.unwired[1] > 0 and self.by_credits
             if withheld or (posting is not None and posting.pair == qp.nic.k):
                 self.too_early.append((self.clock.now, app.name, qp.nic.k))
 

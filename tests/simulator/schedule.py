@@ -64,7 +64,8 @@ class Schedule:
             self.capacity, self.span_ns = rng.choice([1, 2, 4]), rng.choice([200 * US, 1 * MS])
         self.rights_change = rng.random() < 0.1
         self.delay_ns = rng.choice([2 * US, 10 * US, 100 * US])
-        self.start_ns = rng.choice([0, 1 * MS, 30 * MS, 30 * MS, 30 * MS])
+        # In every sixth, traffic begins before it is protected.
+        self.start_ns = rng.choice([0, 1 * MS, *[30 * MS] * 10])
         self.faults = [self._fault(rng) for _ in range(rng.choice([1, 2, 2, 3, 4, 6]))]
         if seed % 6 == 1:
             self.faults[0] = (
@@ -88,7 +89,9 @@ class Schedule:
             self.opcodes, self.signaled, self.capacity = ["SEND"], 1.0, rng.choice([1, 2, 4, 8])
             self.receives = max(self.receives, 2 * self.capacity)
         self.bad = rng.randrange(self.count) if seed % 25 == 9 else None
-        self.late_ns = rng.choice([(200 * US, 2 * MS), (200 * US, 2 * MS), (5 * MS, 60 * MS)])
+        self.late_ns = rng.choice([(200 * US, 2 * MS)] * 4 + [(5 * MS, 60 * MS)])
+        if self.late_ns[1] > 2 * MS and self.start_ns == 30 * MS:
+            self.start_ns = 250 * MS
         ends = [when + 2 * lasts + 30 * MS for when, _, _, _, lasts in self.faults]
         self.heal_ns = self.span_ns + min(HEAL_LAST_NS, max(HEAL_FIRST_NS, *ends))
         # How long a control thread takes to wake up.
@@ -124,6 +127,7 @@ class Schedule:
         rng = random.Random(self.seed + 1)
         again = random.Random(self.seed + 3)
         clock = net.clock
+        net.by_credits = self.answers
         for link in net.links.values():
             link.delay_ns = self.delay_ns
         for host, lag_ns in zip(net.hosts, self.lag_ns, strict=False):
@@ -132,7 +136,7 @@ class Schedule:
                 host.exchanger.late_ns = self.late_ns
         for nics, registering_ns in zip(net.nics.values(), self.registering_ns, strict=True):
             for nic in nics[1:]:
-                nic.registering_ns = registering_ns
+                clock.later(self.start_ns, setattr, nic, "registering_ns", registering_ns)
         for n, app in enumerate(net.apps):
             app.poll_ns = self.poll_ns[n % 2]
             for index in range(self.count):
@@ -152,6 +156,8 @@ class Schedule:
                     clock.later(self.start_ns + rng.randrange(self.span_ns), app.due)
             app.answers, app.begins = self.answers, n % 2 == 0
             app.window_size = min(self.capacity, self.count)
+            for _ in range(3 if self.seed % 10 == 3 else 0):
+                clock.later(self.start_ns + rng.randrange(2 * self.span_ns), app.renew_buffers)
             for _ in range(self.renewals):
                 clock.later(
                     self.start_ns + rng.randrange(2 * self.span_ns), app.renew_window, rng.random() < 0.7
@@ -294,7 +300,7 @@ class Schedule:
             nic = net.nics[name][k]
             nic.failing = False
             nic.refusing = 0
-            nic.command_ns = 30 * US
+            nic.command_ns, nic.registering_ns = 30 * US, 50 * US
             nic.unhang()
             if nic.stalled:
                 net.stall(name, k, False)
@@ -362,7 +368,7 @@ class Schedule:
                 raise Violation(
                     "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
                 )
-        given_back = clock.run(clock.now + 5_000 * MS, lambda: not any(waits(app) for app in concerned))
+        given_back = clock.run(clock.now + 10_000 * MS, lambda: not any(waits(app) for app in concerned))
         clock.run(clock.now + 20 * MS)
         if not given_back:
             told = [state(app) for app in concerned if waits(app)]
