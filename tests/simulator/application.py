@@ -170,7 +170,7 @@ class Application:
 
     @property
     def at_its_end(self) -> bool:
-        return self.left or (self.failed and not self.posts_on)
+        return self.closed or ((self.left or self.failed) and not self.posts_on)
 
     def start(self) -> None:
         """Post the first receives."""

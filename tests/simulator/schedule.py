@@ -155,6 +155,7 @@ class Schedule:
                 if not self.answers or (n % 2 == 0 and index < self.capacity):
                     clock.later(self.start_ns + rng.randrange(self.span_ns), app.due)
             app.answers, app.begins = self.answers, n % 2 == 0
+            app.posts_on = self.seed % 8 == 7 and not self.answers
             app.window_size = min(self.capacity, self.count)
             for _ in range(3 if self.seed % 10 == 3 else 0):
                 clock.later(self.start_ns + rng.randrange(2 * self.span_ns), app.renew_buffers)
