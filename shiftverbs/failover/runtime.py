@@ -12,6 +12,7 @@ import atexit
 import functools
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -88,19 +89,31 @@ class Runtime:
         _core.set_driver(self.driver.run)
         self._thread = threading.Thread(target=self._control, name="shiftverbs-control", daemon=True)
         _core.without_signals(self._thread.start)
+        self._dropped: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self._closing = threading.Thread(target=self._close_dropped, name="shiftverbs-closing", daemon=True)
+        _core.without_signals(self._closing.start)
+        _core.when_dropped(self._dropped.put)
         # What ends with this.
         self._at_stop = [stop for stop in (begin(self) for begin in _at_start) if stop is not None]
 
     def _make_worker(self, name: str) -> Any:
-        return _nic.NicWorker(name, _core.attention_address(), self.waiter)
+        worker = _nic.NicWorker(name, _core.attention_address(), self.waiter)
+        worker.post(_core.closes_nothing_here)
+        return worker
 
     def _control(self) -> None:
         """The control thread: sleeps without the GIL, runs the driver when no application thread did."""
+        _core.closes_nothing_here()
         while not self._stopped:
             self.waiter.wait(-1, GRACE_US)
             if self._stopped or self.waiter.closed:
                 return
             self.driver.run()
+
+    def _close_dropped(self) -> None:
+        """Another thread: closes what nobody names any more, and could not be closed where that was found out."""
+        while not self._dropped.get():
+            _core.close_dropped()
 
     # ---- what the mirror calls --------------------------------------------------------------------------------------
 
@@ -354,6 +367,9 @@ class Runtime:
         """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
         if self._stopped or self.is_inherited:
             return
+        _core.close_dropped()
+        _core.when_dropped(None)
+        self._dropped.put(True)
         for stop in self._at_stop:
             stop()
         self.driver.stop(STOP_S)
@@ -362,6 +378,7 @@ class Runtime:
         self.waiter.wake()
         self.waiter.close()
         self._thread.join(1.0)
+        self._closing.join(1.0)
         self.exchanger.close()
 
     def forget(self) -> None:
