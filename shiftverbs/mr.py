@@ -201,7 +201,7 @@ class MW(lifetime.Tracked, _base.MW):
     @whole_close(pyverbs_objects.MW_POINTER, anywhere=True)
     def close(self, _is_open: Any = lifetime.is_open_mw) -> None:
         """Verb ibv_dealloc_mw. Raises PyverbsRDMAError as the verb does."""
-        super().close(_is_open)
+        self._close(_is_open)
 
     @whole_end_anywhere
     def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mw) -> None:

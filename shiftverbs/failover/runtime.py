@@ -217,9 +217,7 @@ class Runtime:
             with self.driver.locked():
                 if shadow.connection is None and not shadow.closed:
                     made = Connection(self.driver, shadow)
-                    # The collector may have closed the QP meanwhile.
-                    if not shadow.closed:
-                        self.driver.connections[shadow.core] = shadow.connection = made
+                    self.driver.connections[shadow.core] = shadow.connection = made
         found: Connection | None = shadow.connection
         return found
 
@@ -310,8 +308,8 @@ class Runtime:
         of one that hangs cost one wait. ours: a QP on a backup. The application's own one is destroyed next, which no
         command may be under way on, and only one at a time can: that is waited for in any case.
 
-        Not where the collector came upon the QP in the middle of the driver: nobody else could fail over meanwhile. Its
-        memory waits for the same NIC when it is deregistered.
+        Not in the driver, nor on the NIC's own thread, where a finalizer of the program's may move a QP to RESET:
+        nobody else could fail over meanwhile.
         """
         if not pointer or nic.on_worker() or self.driver.is_in():
             return
@@ -357,7 +355,6 @@ class Runtime:
             if k in used and not nic.dead:
                 # Its destruction comes in the NIC's own time, and messages must not until then.
                 nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=QpState.ERR))
-            # In the NIC's own thread, where the collector may run, none is under way.
             if pending or k in used:
                 self._await_stop(nic, pointer, ours=k > 0)
 

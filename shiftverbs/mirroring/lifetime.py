@@ -169,7 +169,10 @@ class Tracked(Ended):
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = is_open) -> None:
         """As pyverbs'; does nothing where it is closed."""
-        if not _is_open(self):
+        self._close(_is_open)
+
+    def _close(self, is_open: Any) -> None:
+        if not is_open(self):
             return
         super().close()  # type: ignore[misc]
         if self._node is not None:

@@ -541,6 +541,7 @@ def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
         def close_quietly(self):
             end_quietly(close, self)
 
+        close_quietly = _wraps(verb)(close_quietly)
         return _wraps(verb)(close)
     return decorate
 
