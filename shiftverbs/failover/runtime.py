@@ -112,7 +112,9 @@ class Runtime:
 
     def _close_dropped(self) -> None:
         """Another thread: closes what nobody names any more, and could not be closed where that was found out."""
-        while not self._dropped.get():
+        ends = None
+        while not ends:
+            ends = self._dropped.get()
             _core.close_dropped()
 
     # ---- what the mirror calls --------------------------------------------------------------------------------------
@@ -364,9 +366,8 @@ class Runtime:
         """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
         if self._stopped or self.is_inherited:
             return
-        _core.close_dropped()
-        _core.when_dropped(None)
         self._dropped.put(True)
+        self._closing.join(STOP_S)
         for stop in self._at_stop:
             stop()
         self.driver.stop(STOP_S)
@@ -375,7 +376,6 @@ class Runtime:
         self.waiter.wake()
         self.waiter.close()
         self._thread.join(1.0)
-        self._closing.join(1.0)
         self.exchanger.close()
 
     def forget(self) -> None:

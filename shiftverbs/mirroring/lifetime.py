@@ -74,13 +74,13 @@ class Node:
         if not self.open:
             return
         self.open = False
-        parents, self.parents = self.parents, []
-        for parent in parents:
+        for parent in self.parents:
             parent.children -= 1
             if parent.children == 0:
                 waiting = _waiting.pop(parent.owner_id, None)
                 if waiting is not None:
                     end_when_free(_end_waiting, waiting)
+        self.parents = []  # only now: whoever closes a grandparent sees that its child is not through
 
 
 def node_of(obj: object) -> Node | None:

@@ -515,7 +515,7 @@ class ShadowCQ(Shadow):
         self._vector = vector
         self._protected = 0
         self._others = 0
-        self._lock = Unbroken(threading.Lock())
+        self._lock = Unbroken(threading.RLock())
         self.start()
 
     @property

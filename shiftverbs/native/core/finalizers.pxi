@@ -32,13 +32,13 @@ cdef extern from * nogil:
 cdef extern from "Python.h":
     void PyErr_WriteUnraisable(PyObject *where)
 
-# How long a close waits for the end of a child that another thread took out of the queue.
-cdef double CHILD_S = 5.0
+# How long a close waits for what another thread is ending, which may wait for a NIC itself.
+cdef double CHILD_S = 65.0
 
-cdef object dropped = _deque()   # (what ends it, the object), oldest first
-cdef dict being_dropped = {}     # what was taken out and is being ended: the object by its id, with the thread's
+cdef object dropped = _deque()   # [what ends it, the object, the thread that is at it], oldest first
+cdef dict being_ended = {}       # those that a thread is at, by id, and objects that end at once
 cdef object bell = None          # tells the thread that closes what was dropped
-cdef list inherited_drops = []   # in a forked child: of the parent's, which closes them
+cdef list inherited_drops = []   # in a forked child: the parent's, which closes them
 
 
 def closes_nothing_here() -> None:
@@ -58,7 +58,7 @@ def when_dropped(call) -> None:
 
 
 cdef int put_aside(end, obj) except -1:
-    dropped.append((end, obj))
+    dropped.append([end, obj, 0])
     if bell is not None:
         bell(None)
     return 0
@@ -82,42 +82,64 @@ cdef int end_dropped() except -1:
         return 0
     try:
         while dropped:
-            try:
-                end, obj = dropped.popleft()
-            except IndexError:  # another thread had it
-                break
-            address = id(obj)
-            being_dropped[address] = (obj, PyThread_get_thread_ident())
-            try:
-                end(obj)
-            except BaseException:
-                PyErr_WriteUnraisable(<PyObject *>end)
-            finally:
-                being_dropped.pop(address, None)
-            end = obj = None
+            end_entry(dropped.popleft())
     finally:
         sv_set_closes_dropped(0)
     return 0
 
 
-cdef bint child_is_being_dropped(node):
-    """Whether another thread is about to end a child, which pyverbs does not find any more."""
-    me = PyThread_get_thread_ident()
-    for obj, thread in list(being_dropped.values()):
-        child = getattr(obj, "_node", None)
-        if thread != me and child is not None and node in child.parents:
+cdef int end_entry(list entry) except -1:
+    """Unless another thread is at it."""
+    if entry[2]:
+        return 0
+    # Nothing up to here makes an object that the collector counts: at any moment it is found in one of the two places.
+    entry[2] = PyThread_get_thread_ident()
+    being_ended[id(entry)] = entry
+    end = entry[0]
+    try:
+        end(entry[1])
+    except BaseException as error:  # as out of a `__del__`
+        PyErr_SetObject(type(error), error)
+        PyErr_WriteUnraisable(<PyObject *>end)
+    finally:
+        being_ended.pop(id(entry), None)
+        entry[1] = None
+    return 0
+
+
+cdef bint stands_on(child, node):
+    """Whether the object of node is a parent of child's, or of one of its parents."""
+    for parent in () if child is None else child.parents:
+        if parent is node or stands_on(parent, node):
             return True
     return False
 
 
-cdef int before_close(node) except -1:
-    """Let all that was dropped before a close() be closed before it, children first."""
+cdef bint is_being_left(node):
+    """Whether another thread is about to end what stands on it, and pyverbs does not find any more."""
+    me = PyThread_get_thread_ident()
+    for entry in list(being_ended.values()):
+        if entry[2] != me and stands_on(getattr(entry[1], "_node", None), node):
+            return True
+    return False
+
+
+cdef int before_close(obj) except -1:
+    """Let all that was dropped be closed before the object is: what stands on it must be."""
     cdef int64_t until
+    node = getattr(obj, "_node", None)
     end_dropped()
-    if not being_dropped or node is None or not child_is_being_dropped(node):
+    if node is None or not node.children:
+        return 0
+    for entry in list(dropped):  # this thread is at that already, or others bring more
+        if stands_on(getattr(entry[1], "_node", None), node):
+            end_entry(entry)
+    if not being_ended or not is_being_left(node):
         return 0
     until = now_ns() + <int64_t>(CHILD_S * 1e9)
-    while child_is_being_dropped(node) and now_ns() < until:
+    while is_being_left(node):
+        if now_ns() > until:
+            raise PyverbsRDMAError(f"Another thread is closing what stands on this {type(obj).__name__}", EBUSY)
         _sleep(0.001)
         if put_off and PyThread_get_thread_ident() == main_thread:
             signals_off_again(signals_open())
@@ -132,7 +154,7 @@ cdef int drops_after_fork() except -1:
     me = PyThread_get_thread_ident()
     inherited_drops.extend(dropped)
     dropped.clear()
-    for address, what in list(being_dropped.items()):
-        if what[1] != me:
-            inherited_drops.append(being_dropped.pop(address))
+    for entry in list(being_ended.values()):
+        if entry[2] != me:
+            inherited_drops.append(being_ended.pop(id(entry)))
     return 0

@@ -497,7 +497,7 @@ def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
                 tell_of_leak(type(self))
                 return None
             if not sv_is_busy():
-                before_close(getattr(self, "_node", None))
+                before_close(self)
             elif not anywhere:
                 put_aside(close_quietly, self)
                 return None
@@ -552,12 +552,15 @@ cdef int end_quietly(verb, self) except -1:
     cdef list raised = []
     cdef int off = signals_off_quietly(raised)
     cdef int main = PyThread_get_thread_ident() == main_thread
+    cdef list entry = [verb, self, PyThread_get_thread_ident()]
     address = id(self)
     being_finalized.add(address)
+    being_ended[id(entry)] = entry
     ends += main
     try:
         verb(self)
     finally:
+        being_ended.pop(id(entry), None)
         being_finalized.discard(address)
         ends -= main
         if off:
