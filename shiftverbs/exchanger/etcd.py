@@ -60,8 +60,8 @@ class EtcdExchanger(Exchanger):
             raise ValueError("no etcd endpoint is configured")
         self._config = config
         self._prefix = records.job_prefix(config.job)
-        # Guards all below but _commands. Never waited for by publish and its like, which may be called from a
-        # finalizer in the middle of anything: what they leave in _commands is taken up by whoever has the lock next.
+        # Guards all below but _commands. Never waited for by publish and its like, as by poll_events: what they leave
+        # in _commands is taken up by whoever has the lock next.
         self._lock = threading.Lock()
         self._commands: deque[tuple[str, str, str]] = deque()
         self._published: dict[str, str] = {}

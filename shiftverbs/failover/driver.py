@@ -203,9 +203,7 @@ class Driver:
             if not self._unbroken.enter_now():
                 return
             try:
-                if (
-                    self._depth
-                ):  # this thread is in a run already: a finalizer of the program's polls, or posts
+                if self._depth:  # this thread is in a run already, where a program's finalizer polls
                     return
                 self._depth += 1
                 try:
