@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench test conformance compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench test simulate conformance compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -29,6 +29,7 @@ help:
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
 	@echo "test-debian  demo and tests in a bare Debian of another release (root): make test-debian RELEASE=trixie"
 	@echo "fuzz    search for input from outside that breaks us: make fuzz SECONDS=60 (for each target)"
+	@echo "simulate  random schedules in virtual time: make simulate SCHEDULES=100000 [SEED=0]"
 	@echo "soak    random faults on real processes: make soak MINUTES=30 [SEED=…]"
 	@echo "docs    the documentation as a site, build/site/index.html; warnings are errors"
 	@echo "lint    ruff (rules and format), mypy, import-linter and the same for cimports, cython-lint, clang-format"
@@ -90,6 +91,11 @@ test-debian:
 
 soak-rxe: build
 	$(PYTHON) tools/rxe/run.py --soak $(RXE_GROUPS)
+
+# The production code in virtual time, random schedules on all cores; a failure prints its seed.
+SCHEDULES ?= 10000
+simulate: build
+	$(PYTHON) tests/simulator/campaign.py $(or $(SEED),0) $$(($(or $(SEED),0) + $(SCHEDULES))) $$(nproc)
 
 # What fails is kept in build/fuzz; inputs worth keeping are copied to tests/fuzz/corpus by hand.
 SECONDS ?= 60

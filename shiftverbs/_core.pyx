@@ -15,7 +15,8 @@ The work is done on C records, in four declaration files whose functions are com
 | ChannelCore | `core/channel.pxi` |
 | QPCore | `core/qp.pxi` |
 | CQCursor (extended CQs), WrBuilder (extended QPs) | `core/cqex.pxi`, `core/qpex.pxi` |
-| reading and writing pyverbs' objects, the check of their layout | `core/abi.pxi`, `pyverbs_abi.pxd` |
+| pointers and structs inside pyverbs' objects | `core/objects.pxi` |
+| the layout of pyverbs' objects, its check | `pyverbs_abi.pxd`, `core/abi.pxi` |
 
 **The GIL is the lock.** Every method here is atomic under it (the provider's post and poll run with the GIL held, as
 in pyverbs); only ChannelCore.wait releases it, and touches nothing while it sleeps. Python code may run wherever an
@@ -25,10 +26,11 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 """
 
 cimport cython
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.object cimport PyObject, PyObject_GenericGetAttr, PyTypeObject
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject
 from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
@@ -51,13 +53,13 @@ from shiftverbs.native.verbs cimport (
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ack_cq_events,
-    ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_get_cq_event, ibv_poll_cq, ibv_post_recv, ibv_post_send,
-    ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_req_notify_cq,
-    ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
+    ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_get_cq_event, ibv_global_route, ibv_poll_cq,
+    ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_qp_to_qp_ex, ibv_recv_wr, ibv_req_notify_cq, ibv_send_wr, ibv_sge, ibv_srq_init_attr_ex, ibv_wc, ibv_wr_opcode,
 )
 from shiftverbs.native.pyverbs_abi cimport (
-    AH, CQ, CQEX, MR, PD, QP, SGE, SRQ, WC, CompChannel, Context, DataBuffer, QPAttr, QPCap, QPInitAttr, QPInitAttrEx,
-    RecvWR, SendWR,
+    CQ, CQEX, MR, MW, SGE, SV_MR_POINTER, SV_MW_POINTER, SV_OBJECT_SIZE, SV_POINTER, WC, CompChannel, Context,
+    DataBuffer, PyverbsCM, QPAttr, QPInitAttr, QPInitAttrEx, RecvWR, SendWR, SrqInitAttrEx, sv_cm_object,
 )
 
 import math
@@ -75,8 +77,6 @@ from time import sleep as _sleep
 from pyverbs.cq import PollCqAttr as _PollCqAttr
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
-
-PAIRS_MAX = MAX_PAIRS
 
 EV_ERROR = journal.EV_ERROR
 EV_APP_ERROR = journal.EV_APP_ERROR
@@ -203,11 +203,6 @@ cdef int run_driver_inline() except -1:
 cdef void driver_failed(e) noexcept:
     """Through sys.unraisablehook: the application's post or poll is not its business."""
     raise e
-
-
-def run_driver() -> bool:
-    """Run the driver as post and poll do. False: none is set, or a run is under way already."""
-    return run_driver_inline() == 1
 
 
 def take_events() -> list:
@@ -360,22 +355,13 @@ cdef class RemoteKeys:
 
 # --- completion queues ---------------------------------------------------------------------------------------
 
-cdef object wc_class = WC
 cdef tuple no_args = ()
 ctypedef object (*new_function)(PyTypeObject *, PyObject *, PyObject *)
 
 
-def set_wc_class(cls) -> None:
-    """The class of the WCs that poll returns: pyverbs' WC or a subclass; made by __new__ without __init__."""
-    global wc_class
-    if not issubclass(cls, WC):
-        raise TypeError('a subclass of pyverbs.cq.WC')
-    wc_class = cls
-
-
 cdef inline object make_wc(const ibv_wc *wc):
     """A WC without its Python-level constructor, which costs twenty times as much (`logger` is None then)."""
-    cdef PyTypeObject *t = <PyTypeObject *>wc_class
+    cdef PyTypeObject *t = <PyTypeObject *>WC
     cdef WC result = <WC>(<new_function>t.tp_new)(t, <PyObject *>no_args, NULL)
     result.wc = wc[0]
     return result
@@ -389,9 +375,8 @@ include "native/core/channel.pxi"
 cdef class CQCore:
     """One application CQ: the default hardware CQ, those on the backups, and the WCs that wait in between.
 
-    Args:
-        default_cq_ptr: address of the default NIC's ibv_cq.
-        channel: the ChannelCore of the application's CompChannel, if the CQ has one.
+    :param default_cq_ptr: address of the default NIC's ibv_cq.
+    :param channel: the ChannelCore of the application's CompChannel, if the CQ has one.
     """
 
     cdef CQState c
@@ -437,7 +422,7 @@ cdef class CQCore:
             raise MemoryError
 
     def detach(self, int k) -> None:
-        """Hardware CQ k is about to be destroyed, or is dead: not touched any more, nor now."""
+        """Hardware CQ k is about to be destroyed, or is dead: it is not touched any more, not even now."""
         check_pair(k)
         if self.c.hw[k] == NULL:
             return
@@ -475,11 +460,6 @@ cdef class CQCore:
         """Whether the application polls hardware CQ k."""
         check_pair(k)
         return self.c.active[k] != 0
-
-    def pointer(self, int k) -> int:
-        """Address of hardware CQ k, 0 where there is none."""
-        check_pair(k)
-        return <uintptr_t>self.c.hw[k]
 
     def poll(self, num_entries=1):
         """Take up to `num_entries` WCs: (how many, list of WC). pyverbs' CQ.poll, with its errors."""
@@ -588,11 +568,6 @@ cdef class CQCore:
     cdef bint guards(self) noexcept:
         return not inherited and cq_guards(&self.c)
 
-    def arm_hw(self, int k) -> int:
-        """Arm hardware CQ k for the driver's own sake; the errno."""
-        check_pair(k)
-        return ibv_req_notify_cq(self.c.hw[k], 0) if self.c.hw[k] != NULL else EINVAL
-
     @property
     def channel(self):
         """The ChannelCore that this CQ's events go to, or None."""
@@ -622,7 +597,7 @@ cdef class CQCore:
 
     @property
     def armed(self) -> bool:
-        """Whether the application asked for the next event and has not got it."""
+        """Whether the application asked for the next event and has not received it."""
         return self.c.armed != 0
 
     @property
@@ -659,6 +634,7 @@ cdef long poll_count(num_entries) except? -1:
 include "native/core/qp.pxi"
 include "native/core/cqex.pxi"
 include "native/core/qpex.pxi"
+include "native/core/objects.pxi"
 include "native/core/abi.pxi"
 
 

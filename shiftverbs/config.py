@@ -2,7 +2,7 @@
 """What the user configures: the SHIFTVERBS_* variables, read and checked in one place.
 
 `Config.from_environ` is the only reader of the environment. Nothing is read at import, and nothing but the
-existence of the named certificate and password files is looked at on the file system.
+existence of the named certificate and password files is checked on the file system.
 
 The fields below `# internal` have no variable: they are handed from here to the parts that use them, so that a
 test can choose its own.
@@ -98,6 +98,8 @@ class Config:
     metrics: tuple[str, int, int] | None = None
     # SHIFTVERBS_RUN_DIR: of the sockets that `shiftverbs status` asks; None means telemetry's default.
     run_dir: str | None = None
+    # SHIFTVERBS_INVARIANTS: for tests of ours.
+    invariants: bool = False
 
     # internal: exchanger
     lease_ttl_s: int = 10
@@ -169,11 +171,6 @@ class Config:
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """The SHIFTVERBS_* names that mean nothing, sorted. environ: the variables, for example os.environ."""
     return sorted(name for name in environ if name.startswith(_PREFIX) and name not in VARIABLES)
-
-
-def known_variables() -> tuple[str, ...]:
-    """Every SHIFTVERBS_* variable there is, in the documentation's order."""
-    return tuple(VARIABLES)
 
 
 def _unknown_message(name: str) -> str:
@@ -425,5 +422,12 @@ VARIABLES: dict[str, Variable] = {
         "a directory",
         "Where processes have the sockets that `shiftverbs status` asks, and the shared broker its. Not set: "
         "`$XDG_RUNTIME_DIR/shiftverbs` if there is such a directory, else `$TMPDIR/shiftverbs-UID`.",
+    ),
+    "SHIFTVERBS_INVARIANTS": Variable(
+        "invariants",
+        _boolean,
+        "`1` or `0`",
+        "1: for tests of shiftverbs itself: after each event of a QP's failover, what must always hold of it is looked "
+        "at. Where it does not, that QP loses its protection, and the log says what.",
     ),
 }

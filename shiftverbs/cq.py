@@ -129,7 +129,7 @@ class _Shadowed(lifetime.Ended):
         return True
 
     def used_by(self, qp: Any) -> None:
-        """A protected QP's completions come here: it is to be closed first."""
+        """A protected QP's completions come here: it must be closed first."""
         # Two threads may make the first QPs of a CQ at once.
         self.__dict__.setdefault("_qps", weakref.WeakSet()).add(qp)
 

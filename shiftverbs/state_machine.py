@@ -10,6 +10,7 @@ paper, section 4.3; the diagram in docs/protocol.md is generated from the tables
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 
 
 class SendState(enum.Enum):
@@ -19,7 +20,7 @@ class SendState(enum.Enum):
     FALLBACK = "FALLBACK"  # on a backup pair, or between pairs (then closed: posts are only journaled)
     WAIT_SIGNALED = "WAIT_SIGNALED"  # a MOVE waits for its fence WR
     WAIT_DRAINED = (
-        "WAIT_DRAINED"  # the fence is posted; later posts are withheld until it and the peer are through
+        "WAIT_DRAINED"  # the fence WR is posted; later posts are withheld until it and the peer are through
     )
 
 
@@ -42,15 +43,15 @@ class SendInput(enum.Enum):
     SWITCHED_HOME = "SWITCHED_HOME"  # the peer is READY on the default pair
     SWITCHED_AWAY = "SWITCHED_AWAY"  # the peer is READY on a backup pair
     MOVE_STARTED = "MOVE_STARTED"
-    FENCE_POSTED = "FENCE_POSTED"
-    FENCE_DONE = "FENCE_DONE"
+    FENCE_WR_POSTED = "FENCE_WR_POSTED"
+    FENCE_WR_DONE = "FENCE_WR_DONE"
     MOVED_HOME = "MOVED_HOME"  # the peer took the receive side over to the default pair
     MOVED_AWAY = "MOVED_AWAY"
     MOVE_CANCELLED_HOME = (
         "MOVE_CANCELLED_HOME"  # the peer refused; sends stay where they are: the default pair
     )
     MOVE_CANCELLED_AWAY = "MOVE_CANCELLED_AWAY"  # the same on a backup pair
-    ABORTED = "ABORTED"  # nothing can be hidden any more
+    ABORTED = "ABORTED"  # no error is hidden any more
 
 
 class RecvInput(enum.Enum):
@@ -59,7 +60,7 @@ class RecvInput(enum.Enum):
     PATH_FAILED = "PATH_FAILED"
     READY_HOME = "READY_HOME"  # SWITCH: the default pair is connected and may take the receives
     READY_AWAY = "READY_AWAY"
-    MOVE_HOME = "MOVE_HOME"  # the peer's MOVE to the default pair, everything before its fence received
+    MOVE_HOME = "MOVE_HOME"  # the peer's MOVE to the default pair, everything before its fence WR received
     MOVE_AWAY = "MOVE_AWAY"
     RECEIVES_MOVED = "RECEIVES_MOVED"  # all of them are posted where the peer's MOVE wants them
     ABORTED = "ABORTED"
@@ -74,7 +75,7 @@ class Step(enum.Enum):
     OPEN_SEND = "OPEN_SEND"
     REOPEN_SEND = "REOPEN_SEND"
     POST_RECEIVES = "POST_RECEIVES"
-    BEGIN_FENCE = "BEGIN_FENCE"
+    BEGIN_FENCE_WR = "BEGIN_FENCE_WR"
     SEND_MOVE = "SEND_MOVE"
     CANCEL_MOVE = "CANCEL_MOVE"
     MOVE_RECEIVES = "MOVE_RECEIVES"
@@ -97,22 +98,22 @@ SEND_TABLE: SendTable = {
     (_S.DEFAULT, _I.ASKED): (_S.DEFAULT, (_T.CLOSE_SEND,)),
     (_S.DEFAULT, _I.ASK_DROPPED_HOME): (_S.DEFAULT, (_T.REOPEN_SEND,)),
     (_S.DEFAULT, _I.PATH_FAILED): (_S.FALLBACK, (_T.CLOSE_SEND,)),
-    (_S.DEFAULT, _I.MOVE_STARTED): (_S.WAIT_SIGNALED, (_T.BEGIN_FENCE,)),
+    (_S.DEFAULT, _I.MOVE_STARTED): (_S.WAIT_SIGNALED, (_T.BEGIN_FENCE_WR,)),
     (_S.DEFAULT, _I.ABORTED): (_S.DEFAULT, (_T.DELIVER_ERRORS,)),
     (_S.FALLBACK, _I.ASKED): (_S.FALLBACK, (_T.CLOSE_SEND,)),
     (_S.FALLBACK, _I.ASK_DROPPED_AWAY): (_S.FALLBACK, (_T.REOPEN_SEND,)),
     (_S.FALLBACK, _I.PATH_FAILED): (_S.FALLBACK, (_T.CLOSE_SEND,)),
     (_S.FALLBACK, _I.SWITCHED_HOME): (_S.DEFAULT, (_T.TRIM, _T.OPEN_SEND)),
     (_S.FALLBACK, _I.SWITCHED_AWAY): (_S.FALLBACK, (_T.TRIM, _T.OPEN_SEND)),
-    (_S.FALLBACK, _I.MOVE_STARTED): (_S.WAIT_SIGNALED, (_T.BEGIN_FENCE,)),
+    (_S.FALLBACK, _I.MOVE_STARTED): (_S.WAIT_SIGNALED, (_T.BEGIN_FENCE_WR,)),
     (_S.FALLBACK, _I.ABORTED): (_S.DEFAULT, (_T.DELIVER_ERRORS,)),
     (_S.WAIT_SIGNALED, _I.PATH_FAILED): (_S.FALLBACK, (_T.CLOSE_SEND,)),
-    (_S.WAIT_SIGNALED, _I.FENCE_POSTED): (_S.WAIT_DRAINED, ()),
+    (_S.WAIT_SIGNALED, _I.FENCE_WR_POSTED): (_S.WAIT_DRAINED, ()),
     (_S.WAIT_SIGNALED, _I.MOVE_CANCELLED_HOME): (_S.DEFAULT, (_T.CANCEL_MOVE,)),
     (_S.WAIT_SIGNALED, _I.MOVE_CANCELLED_AWAY): (_S.FALLBACK, (_T.CANCEL_MOVE,)),
     (_S.WAIT_SIGNALED, _I.ABORTED): (_S.DEFAULT, (_T.DELIVER_ERRORS,)),
     (_S.WAIT_DRAINED, _I.PATH_FAILED): (_S.FALLBACK, (_T.CLOSE_SEND,)),
-    (_S.WAIT_DRAINED, _I.FENCE_DONE): (_S.WAIT_DRAINED, (_T.SEND_MOVE,)),
+    (_S.WAIT_DRAINED, _I.FENCE_WR_DONE): (_S.WAIT_DRAINED, (_T.SEND_MOVE,)),
     (_S.WAIT_DRAINED, _I.MOVED_HOME): (_S.DEFAULT, (_T.OPEN_SEND,)),
     (_S.WAIT_DRAINED, _I.MOVED_AWAY): (_S.FALLBACK, (_T.OPEN_SEND,)),
     (_S.WAIT_DRAINED, _I.MOVE_CANCELLED_HOME): (_S.DEFAULT, (_T.CANCEL_MOVE,)),
@@ -160,16 +161,21 @@ def step_recv(state: RecvState, given: RecvInput) -> tuple[RecvState, tuple[Step
         raise IllegalTransition(f"receive machine: {given.value} in state {state.value}") from None
 
 
+def diagram(title: str, first: str, cells: Iterable[tuple[str, str, str, Sequence[str]]]) -> str:
+    """Return one table as a Mermaid state diagram. cells: (state, input, next state, steps in order)."""
+    lines = [f"%% {title}", "stateDiagram-v2", f"    [*] --> {first}"]
+    for state, given, target, steps in cells:
+        lines.append(f"    {state} --> {target}: {given}{' / ' if steps else ''}{', '.join(steps)}")
+    return "\n".join(lines) + "\n"
+
+
 def mermaid() -> str:
     """Return both tables as Mermaid state diagrams (the text in docs/protocol.md)."""
-    lines = []
-    for title, table in (("send", SEND_TABLE), ("receive", RECV_TABLE)):
-        lines += [f"%% {title} machine", "stateDiagram-v2", "    [*] --> DEFAULT"]
-        for (state, given), (target, steps) in table.items():
-            what = given.value + (" / " + ", ".join(s.value for s in steps) if steps else "")
-            lines.append(f"    {state.value} --> {target.value}: {what}")
-        lines.append("")
-    return "\n".join(lines)
+    send = [(s.value, i.value, t.value, [w.value for w in ws]) for (s, i), (t, ws) in SEND_TABLE.items()]
+    recv = [(s.value, i.value, t.value, [w.value for w in ws]) for (s, i), (t, ws) in RECV_TABLE.items()]
+    return (
+        diagram("send machine", "DEFAULT", send) + "\n" + diagram("receive machine", "DEFAULT", recv) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ COMPILED = ["shiftverbs._core", "shiftverbs._nic", "shiftverbs._wr"]
 FOR_PROGRAMS = [
     *("addr.py", "cq.py", "device.py", "mr.py", "pd.py", "qp.py", "srq.py", "xrcd.py"),
     *(
-        "failover/status.py",
+        "failover/qp/status.py",
         "mirroring/qp_init_attr.py",
         "observe.py",
         "config.py",

@@ -34,10 +34,10 @@ from shiftverbs import addr, config, observe, softrnic, state_machine
 from shiftverbs.commands import cli, doctor, status
 from shiftverbs.commands.demo import endpoint, report, scenario, story
 from shiftverbs.exchanger import etcd, records, settings, start
-from shiftverbs.failover import pairing
-from shiftverbs.failover.control_channel import gid_bytes
 from shiftverbs.failover.driver import Driver
-from shiftverbs.failover.totals import Totals
+from shiftverbs.failover.qp import pairing
+from shiftverbs.failover.services.control_channel import gid_bytes
+from shiftverbs.failover.services.totals import Totals
 from shiftverbs.mirroring import eligibility
 from shiftverbs.process import run_dir
 from shiftverbs.protocol import codec, events, messages
@@ -502,8 +502,10 @@ def test_the_demos_story(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_and_inputs() -> None:
-    with pytest.raises(state_machine.IllegalTransition, match=r"^send machine: FENCE_DONE in state DEFAULT$"):
-        state_machine.step_send(state_machine.SendState.DEFAULT, state_machine.SendInput.FENCE_DONE)
+    with pytest.raises(
+        state_machine.IllegalTransition, match=r"^send machine: FENCE_WR_DONE in state DEFAULT$"
+    ):
+        state_machine.step_send(state_machine.SendState.DEFAULT, state_machine.SendInput.FENCE_WR_DONE)
     states = [state.value for state in state_machine.SendState]
     assert states == ["DEFAULT", "FALLBACK", "WAIT_SIGNALED", "WAIT_DRAINED"]
     assert [state.value for state in state_machine.RecvState] == ["DEFAULT", "FALLBACK"]

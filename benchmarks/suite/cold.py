@@ -21,7 +21,7 @@ STEPS = 40
 def _protected() -> PairProtocol:
     pairs = [LocalPair(bytes(16), 0, qpn, 5) for qpn in (1, 2)]
     made = PairProtocol(ProtocolConfig(), pairs, True, random.Random(1), 0)
-    made.pairs[1].armed = made.pairs[1].clean = True
+    made.pairs[1].works = made.pairs[1].clean = True
     return made
 
 

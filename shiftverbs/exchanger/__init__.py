@@ -3,7 +3,6 @@
 
 interface.py    what the rest of shiftverbs sees: Exchanger and its events
 records.py      keys and values: built, encoded, checked
-memory.py       the exchanger without etcd, for tests
 etcd.py         the exchanger on etcd, in the application's process
 start.py        how it gets a broker; socket_path.py, settings.py: what both ends need for that
 kept.py         descriptors that a forked child must not keep

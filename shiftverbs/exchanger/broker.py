@@ -46,7 +46,7 @@ LAST_WORDS_S = 2.0
 RESERVED_DESCRIPTORS = 32
 # A socket and a pidfd.
 DESCRIPTORS_PER_CLIENT = 2
-# Where there are none left all the same: how long to take no new client.
+# Where none are left all the same: how long to accept no new client.
 ACCEPT_PAUSE_S = 0.5
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # What a broker started by hand is told to end by.
@@ -67,7 +67,7 @@ class Client:
         self.published: set[str] = set()
         self.wanted: set[str] = set()
         self.leaving = False
-        # What is to be told: one frame per thing, the newest; so a client that does not read costs little.
+        # What to tell it: the newest frame of each kind, so a client that does not read costs little.
         self.news: dict[tuple[str, str], Callable[[], dict[str, Any] | None]] = {}
         self.unsent = b""
 
@@ -139,7 +139,7 @@ class Broker:
         os.eventfd_write(self._bell, 1)
 
     def run(self, mask: Iterable[int] | None = None) -> bool:
-        """Serve until there is nobody left to serve. Returns False where nobody can be: the link was not to be had.
+        """Serve until there is nobody left to serve. Returns False where nobody can be: there was no link.
 
         mask: of signals, once they are handled.
         """
@@ -171,7 +171,7 @@ class Broker:
                 return not self._failed
             idle = not self._clients and not self._dropping and quiet  # not even somebody at the door
             if shared and self._idle_exit_s is not None and idle:
-                # Whose path was taken away is found by nobody any more.
+                # A socket whose path was taken away is not found by anybody.
                 if (
                     time.monotonic() - idle_since >= self._idle_exit_s
                     or identity(self._path or "") != self._bound
@@ -325,7 +325,7 @@ class Broker:
             if len(text) > records.MAX_VALUE_BYTES:
                 raise records.RecordError(key, "the value is too large")
             if operation == "put":
-                # What no reader takes need not stand there; and what is no UTF-8 etcd's client does not take.
+                # What no reader accepts need not be stored; and etcd's client does not accept what is not UTF-8.
                 records.decode_value(key, text)
         except records.RecordError as error:
             client.tell({"ev": "refused", "key": key[: records.MAX_KEY_BYTES], "reason": str(error)})
@@ -491,7 +491,7 @@ class Broker:
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that is readable when process `pid` has ended; None where that is not to be had."""
+    """A descriptor that is readable when process `pid` has ended; None where the system has none."""
     try:
         # 0 stands for a process that this process's PID namespace does not contain.
         return os.pidfd_open(pid) if pid > 0 else None
@@ -532,7 +532,7 @@ def _named_path(config: Config) -> str:
 
 
 def _report_failure(options: argparse.Namespace, reason: str) -> None:
-    """Tell whoever started us, by the only way there is: its connection."""
+    """Tell the process that started us, the only way there is: over its connection."""
     try:
         if options.client_fd is not None:
             sock = socket.socket(fileno=options.client_fd)

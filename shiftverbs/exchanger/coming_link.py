@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from shiftverbs.config import Config
 from shiftverbs.exchanger.link_events import Dropped, Link, Loaded, NotLoaded
 
-# After so long in which loading had no moment of a processor it is stuck: one on a starved host has moments.
+# Loading that got no processor time for this long is stuck: on a starved host it gets some.
 STUCK_S = 60.0
 _LOOKS = 60
 
@@ -50,7 +50,7 @@ class ComingLink:
             self._post(Loaded(link))
 
     def _watch(self, loading: threading.Thread) -> None:
-        """Tell when loading is stuck. Looks are counted, not seconds: who was stopped meanwhile saw none of them."""
+        """Tell when loading is stuck. Counts looks, not seconds: a process that was stopped meanwhile made none."""
         stood, before = 0, None
         while stood < _LOOKS:
             loading.join(STUCK_S / _LOOKS)
@@ -93,6 +93,6 @@ class ComingLink:
         """Nothing can be read: with the first session all that is wanted is read in any case."""
 
     def drop(self, owner: int) -> None:
-        """`owner` is gone, and nothing of it stands anywhere."""
+        """`owner` is gone, and nothing of it is stored anywhere."""
         self._owners.pop(owner, None)
         self._post(Dropped(owner))

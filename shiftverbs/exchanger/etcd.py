@@ -35,7 +35,7 @@ MAX_READ_BYTES = 1 << 20
 # A broker that lived longer did not die of something that kills the next one at once too.
 STABLE_S = 10.0
 WARNING_INTERVAL_S = 60.0
-# After so many in a row that came to nothing, a broker that nobody asked to share is not shared any more:
+# After this many failures in a row, a broker that nobody asked to share is not shared any more:
 # who started it may have had an environment in which none can live.
 SHARED_TRIES = 3
 
@@ -51,7 +51,7 @@ _TIMER_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 class EtcdExchanger(Exchanger):
     """An exchanger on etcd.
 
-    config: names the etcd, the job and the broker. Nothing is waited for here: a thread gets the broker, and the
+    config: names the etcd, the job and the broker. This waits for nothing: a thread gets the broker, and the
     first event, Connected or Unavailable, tells how it went.
     """
 
@@ -60,8 +60,8 @@ class EtcdExchanger(Exchanger):
             raise ValueError("no etcd endpoint is configured")
         self._config = config
         self._prefix = records.job_prefix(config.job)
-        # Guards all below but _commands. Never waited for by publish and its like, as by poll_events: what they leave
-        # in _commands is taken up by whoever has the lock next.
+        # Guards all below but _commands. Never waited for by publish and its like, as by poll_events: the next to take
+        # the lock carries out what they leave in _commands.
         self._lock = threading.Lock()
         self._commands: deque[tuple[str, str, str]] = deque()
         self._published: dict[str, str] = {}
@@ -74,16 +74,16 @@ class EtcdExchanger(Exchanger):
         self._connected_at = 0.0
         self._failures = 0
         self._state: ExchangerEvent | None = None
-        # What is waited for while there is no state yet, and since when.
+        # What we wait for while there is no state yet, and since when.
         self._phase = ("a broker is being started", time.monotonic())
-        # What the broker said it was at, while it has not told of etcd.
+        # What the broker said it was doing, while it has not told of etcd.
         self._last_said = ""
         # Whether the last ping is answered.
         self._has_answered = True
         # How often in a row it was not, and what was seen of the broker last.
         self._silent = 0
         self._seen: Looks | None = None
-        # Readable when the broker is to be looked at; -1 where there is no such thing.
+        # Readable when the broker needs a look; -1 where the system has no such descriptor.
         self._timer = ctypes.CDLL(None).timerfd_create(time.CLOCK_MONOTONIC, _TIMER_FLAGS)
         # Whether this broker has told of etcd: it is past what ends a start.
         self._has_told = False
@@ -281,7 +281,7 @@ class EtcdExchanger(Exchanger):
         self._carry_out()
 
     def _enter(self, phase: str) -> None:
-        """For who asks why there is no news of etcd yet."""
+        """For those that ask why there is no news of etcd yet."""
         self._phase = (phase, time.monotonic())
 
     def _pause_s(self) -> float:
@@ -394,7 +394,7 @@ class EtcdExchanger(Exchanger):
     def _see_that_it_moves(self) -> None:
         """A broker that stands still, as in a suspended job, is ended: etcd would forget its clients' keys.
 
-        Looks are counted, not seconds: who was stopped as long saw none of them.
+        Counts looks, not seconds: a process that was stopped meanwhile made none.
         """
         connection = self._connection
         try:
@@ -411,7 +411,7 @@ class EtcdExchanger(Exchanger):
         )
         self._seen = now
         if self._silent >= PINGS:
-            # It would keep its socket from any successor. What had turns is slow, and is waited for.
+            # It would keep its socket from any successor. One that got processor time is slow, and worth waiting for.
             with contextlib.suppress(OSError, AttributeError):
                 signal.pidfd_send_signal(connection.pidfd, signal.SIGKILL)
             self._lose("the broker stands still")
@@ -421,7 +421,7 @@ class EtcdExchanger(Exchanger):
         self._set_timer()
 
     def _handle(self, frame: dict[str, Any]) -> bool:
-        """Take in one frame. Returns whether the connection is to be read on."""
+        """Take in one frame. Returns whether to go on reading the connection."""
         event = frame.get("ev")
         if event in ("up", "down", "fatal"):
             self._last_said = ""
@@ -441,7 +441,7 @@ class EtcdExchanger(Exchanger):
         elif event == "refused":
             key = wire.text_of(frame, "key")
             if key in self._wanted:
-                self._wanted[key] = _UNSEEN  # should it be granted some day, what stands there is news
+                self._wanted[key] = _UNSEEN  # should access be granted some day, the value is news
             self._events.append(Rejected(key, f"{key}: {frame.get('reason')}"))
         elif event == "pong":
             self._has_answered = True
@@ -490,7 +490,7 @@ class EtcdExchanger(Exchanger):
     # The end
 
     def _take_leave(self, sock: socket.socket, deadline: float) -> None:
-        """Have everything withdrawn and wait for the word that it is, until `deadline`."""
+        """Have everything withdrawn and wait until `deadline` for the broker to say that it is."""
         assert self._connection is not None
         # What is not sent yet need not be: but a frame once begun must be finished.
         first = self._queue.popleft() if self._queue else b""

@@ -42,9 +42,9 @@ MAX_TXN_BYTES = 1 << 20
 BUSY_WINDOWS = 5
 BUSY_OPS = 3
 STABLE_S = 5.0
-# So many transactions for one kind of work, then it is the other kinds' turn.
+# How many transactions one kind of work gets before it is the other kinds' turn.
 TURN_TXNS = 8
-# So many keys at a time of somebody to whom etcd denied keys: each may take a transaction of its own.
+# How many keys at a time of a client to which etcd denied keys: each may take a transaction of its own.
 SUSPECT_KEYS = 8
 
 
@@ -61,7 +61,7 @@ class _Owner:
     probes: int = 0
 
     def lose_lease(self) -> None:
-        """The lease ran out, and with it all that stood there."""
+        """The lease ran out, and with it all that was stored."""
         self.lease = None
         self.doomed.clear()
         self.dirty.update((key, None) for key in self.desired if key not in self.denied)
@@ -91,7 +91,7 @@ class EtcdLink(threading.Thread):
         self._post = post
         self._wake = threading.Condition()
         self._owners: dict[int, _Owner] = {}
-        # What is to be read; and, a few at a time, of jobs of which etcd denied keys.
+        # What to read; and, a few at a time, what to read of jobs of which etcd denied keys.
         self._to_get: dict[str, None] = {}
         self._to_try: dict[str, None] = {}
         self._denied_jobs: set[str] = set()
@@ -99,7 +99,7 @@ class EtcdLink(threading.Thread):
         # Leases of gone owners: lease id -> when it has run out by itself.
         self._to_revoke: dict[int, float] = {}
         self._spare_lease: int | None = None
-        # A key that could not be read: the next session has to show first that it can.
+        # A key that could not be read: the next session has to read it first.
         self._unread: str | None = None
         self._session = 0
         self._stub: Any = None
@@ -235,7 +235,7 @@ class EtcdLink(threading.Thread):
         threading.Thread(
             target=self._keep_alive, args=(self._client, over), name="shiftverbs-etcd-leases", daemon=True
         ).start()
-        # Nor is a session one that may not read and write (no login): it would end at once, to no end.
+        # A session that may not read and write (no login) is none either: it would end at once, again and again.
         self._drop_and_revoke()
         self._write()
         if self._unread is not None:
@@ -278,7 +278,7 @@ class EtcdLink(threading.Thread):
                 self._wake.wait(left)
 
     def _back_off_s(self, failures: int) -> float:
-        """A pause after so many failures; no lease runs out in it, nor in two."""
+        """A pause after this many failures; no lease runs out in it, nor in two."""
         config = self._config
         most_ms = min(config.etcd_backoff_max_ms, config.lease_ttl_s * 250)
         return min(config.etcd_backoff_min_ms * 2 ** min(failures, 20), most_ms) / 1000
@@ -493,7 +493,7 @@ class EtcdLink(threading.Thread):
             owner.lease = lease
         with self._wake:
             leased = [_Write(one.number, one.owner, one.key, one.text, one.owner.lease) for one in batch]
-        # Without: lost again in this moment. A put without a lease would stand there for ever.
+        # Without one: it was lost again just now. A key put without a lease would stay for ever.
         return [one for one in leased if one.text is None or one.lease is not None]
 
     def _write_some(self, batch: Sequence[_Write]) -> None:

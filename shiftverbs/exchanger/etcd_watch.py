@@ -100,7 +100,7 @@ class WatchStream:
         except grpc.RpcError as error:
             reason = f"watch: {error.code().name}: {(error.details() or '')[:200]}"
         except Exception as error:
-            # Whatever it is, whoever waits for events has to learn that none will come.
+            # Whatever it is: those that wait for events have to learn that none will come.
             reason = f"watch: {error!r}"[:200]
         self._requests.put(None)
         if not self._closing:

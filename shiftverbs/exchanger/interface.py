@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Found:
-    """The state of a wanted key: its value, checked against the schema, or None when nothing stands there.
+    """The state of a wanted key: its value, checked against the schema, or None when the key has none.
 
     The first answer to `want` always comes, None included; after it, one event per change. Two changes in quick
     succession may arrive as the last one only.
@@ -104,7 +104,7 @@ class Exchanger(abc.ABC):
 
     @property
     def progress(self) -> str:
-        """Until the first Connected or Unavailable: what is waited for, and for how long. Empty from then on."""
+        """Until the first Connected or Unavailable: what it waits for, and for how long. Empty from then on."""
         return ""
 
     @abc.abstractmethod

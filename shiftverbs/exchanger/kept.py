@@ -19,7 +19,7 @@ class Closable(Protocol):
         """Close the descriptor; may be called again."""
 
 
-# Held while descriptors are made and noted here, and by whoever forks: no fork comes in between. Reentrant, because a
+# Held while descriptors are made and noted here, and during a fork: no fork comes in between. Reentrant, because a
 # signal's handler may fork in a thread that has it.
 making = threading.RLock()
 _kept: dict[int, Closable] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The broker's table of wanted keys: who wants them, what stands there, and which watch tells of changes.
+"""The broker's table of wanted keys: who wants them, their values, and which watch tells of changes.
 
 A key is read once, in a batch with others, and watched from the revision after that, so that no change is missed
 and none is polled for. Where many keys of one directory are wanted (all QPs of one NIC) a single watch covers the
@@ -34,7 +34,7 @@ from shiftverbs.exchanger.link_events import (
 DIRECTORY_KEYS = 16
 # A watch that failed longer ago than this says nothing about the next one.
 FORGIVE_S = 60.0
-# So many of the keys that etcd denies to us are tried again at a time.
+# How many of the keys that etcd denies to us are tried again at a time.
 PROBED_KEYS = 8
 
 

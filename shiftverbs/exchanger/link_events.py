@@ -84,7 +84,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Got(OfSession):
-    """Answers to a read, as of `revision`: bytes, None (nothing stands there), or an int (too large to fetch)."""
+    """Answers to a read, as of `revision`: bytes, None (no value), or an int (too large to fetch)."""
 
     revision: int
     values: dict[str, bytes | int | None]

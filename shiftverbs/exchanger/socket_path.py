@@ -24,13 +24,13 @@ from shiftverbs.exchanger.settings import settings_of
 from shiftverbs.process import run_dir
 
 _PEERCRED = struct.Struct("3i")
-# How long to wait for whoever has the lock. Nobody has it for longer than a connect() may take.
+# How long to wait for the lock. Nobody holds it for longer than a connect() may take.
 LOCK_TIMEOUT_S = 10.0
 _LOCK_PERIOD_S = 0.01
 _NOTE_BYTES = 64
-# Limits that a broker has of who starts it and that may be its end. Of descriptors it takes what it may.
+# Limits that a broker inherits from the process that starts it, and that may end it. It raises that of descriptors.
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_NPROC)
-# Who comes before the broker has loaded waits here: on a large host hundreds, in one moment.
+# Clients that come before the broker has loaded wait here: on a large host hundreds at once.
 _BACKLOG = 4096
 
 
@@ -81,7 +81,7 @@ class SocketInUse(OSError):
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock that goes with the socket `path`. Waits for whoever has it, who never holds it for long.
+    """Hold the lock that goes with the socket `path`. Waits for its holder, which never keeps it for long.
 
     Raises TimeoutError, naming the file and the holder, when it does not become free.
     """
@@ -127,7 +127,7 @@ def _take(lock: int, path: str) -> None:
 
 
 def _holder(lock: int) -> str:
-    """Who has a lock, as far as the kernel tells."""
+    """The process that has a lock, as far as the kernel tells."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/locks").read_text().splitlines():
             # 1: FLOCK  ADVISORY  WRITE 708 00:13:1234 0 EOF; in the lines of those who wait, -> stands before FLOCK.

@@ -35,7 +35,7 @@ logger = logging.getLogger("shiftverbs.exchanger")
 # Python and this package are loaded before the hello; on a busy host with cold caches even that takes its time.
 START_TIMEOUT_S = 30.0
 # How often one that is shared unasked is looked at meanwhile, and how often in a row it may be found without one turn
-# of a processor: who comes then need not wait as long, and may be required to be PROTECTED by that time.
+# of a processor: a program that starts then need not wait as long, and may have to be PROTECTED by that time.
 LOOK_S = 2.5
 LOOKS = 3
 _SHELL = "/bin/sh"
@@ -54,7 +54,7 @@ class _NoHello(BrokerError):
 
 
 class _StandsStill(BrokerError):
-    """There is one that does nothing, and may be slow all the same. seen: what it looks like."""
+    """There is one that does nothing, and may just be slow. seen: what it looks like."""
 
     def __init__(self, seen: Looks):
         super().__init__(f"the broker has done nothing for {LOOKS * LOOK_S:g} s")
@@ -113,7 +113,7 @@ def look_at(pid: int | None) -> Looks | None:
 
 
 def _has_ended(pid: int, began: int) -> bool:
-    """Whether a process is no more, though perhaps nobody has taken note of its end."""
+    """Whether a process has ended, though perhaps its parent has not waited for it."""
     seen = look_at(pid)
     return seen is None or seen.began != began or seen.state in "ZX"
 
@@ -142,7 +142,7 @@ class _Spawned:
     began: int | None = None
 
     def last_words(self) -> str:
-        """What it wrote on its standard error before it died, the last line of it."""
+        """The last line that it wrote on its standard error before it died."""
         text = os.pread(self.diagnostics, 1 << 16, 0).decode("utf-8", "replace").strip()
         return f" ({text.splitlines()[-1][:300]})" if text else ""
 
@@ -164,7 +164,7 @@ class _Spawned:
 def open_connection(config: Config, progress: Callable[[str], None] = lambda phase: None) -> Connection:
     """Get a broker, start it if need be, and exchange hellos. May take seconds.
 
-    progress: is told what is waited for. Raises BrokerError or OSError.
+    progress: is told what this waits for. Raises BrokerError or OSError.
     """
     if config.broker == OWN_BROKER:
         return _open(config, None, progress)
@@ -177,7 +177,7 @@ def open_connection(config: Config, progress: Callable[[str], None] = lambda pha
         except _Ended:  # it took its leave, for want of anything to do, in this very moment
             return _open(config, path, progress)
     except (BrokerError, OSError) as error:
-        # Nobody asked for a shared one: without it all is as it should be, and somewhat slower.
+        # Nobody asked for a shared one: everything works without it, somewhat slower.
         logger.info("no broker to share, this process has one of its own: %s", error)
         return _open(config, None, progress)
 
@@ -202,7 +202,7 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
             end = threading.Thread(target=_wait_for_the_end, args=(sock, named, still.seen), daemon=True)
             try:
                 without_signals(end.start)
-            except RuntimeError:  # no thread is to be had: somebody else will see to it
+            except RuntimeError:  # no thread can be started: somebody else will reap it
                 sock.close()
                 kept.let_go(sock)
             raise still from None
@@ -224,12 +224,12 @@ def _open(config: Config, path: str | None, progress: Callable[[str], None]) -> 
 
 
 def _wait_for_the_end(sock: socket.socket, named: tuple[int, int] | None, before: Looks) -> None:
-    """A broker that says nothing is waited for as long as any; if it had not one turn, it gives way to a successor."""
+    """A silent broker gets as long as any other; one that got no processor time in it gives way to a successor."""
     with contextlib.ExitStack() as stack:
         stack.callback(kept.let_go, sock)
         stack.enter_context(sock)
         sock.settimeout(LOOK_S)
-        # Looks are counted, not seconds: who was stopped meanwhile saw none of it.
+        # Counts looks, not seconds: a process that was stopped meanwhile made none.
         for _ in range(round(START_TIMEOUT_S / LOOK_S) - LOOKS):
             try:
                 sock.recv(1)
@@ -271,7 +271,7 @@ def _join_shared(config: Config, path: str) -> tuple[socket.socket, _Spawned | N
     sock, connected = socket_path.connect_or_bind(path)
     named = socket_path.named_broker(path) if connected else None
     if named is not None and _has_ended(*named):
-        # A child that C code forked when that one's socket was made has a copy: whoever asks there waits in vain.
+        # A child that C code forked when that socket was made has a copy: who asks there would wait for ever.
         sock.close()
         sock, connected = socket_path.connect_or_replace(path, named)
     if connected:
@@ -361,7 +361,7 @@ def _greet(sock: socket.socket, config: Config, spawned: _Spawned | None, shared
         return "" if spawned is None else spawned.last_words()
 
     try:
-        # A broker that turned us away has closed its end; why stands there to be read all the same.
+        # A broker that turned us away has closed its end; its reason can still be read.
         with contextlib.suppress(ConnectionError):
             sock.sendall(wire.encode(hello))
         end, stood, seen = time.monotonic() + START_TIMEOUT_S, 0, look_at(shared)

@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import errno
 import heapq
 import itertools
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shiftverbs import _core, _nic
-from shiftverbs.failover.admission import Turns
-from shiftverbs.failover.control_channel import ControlChannel
-from shiftverbs.failover.cq_polling import Looks
-from shiftverbs.failover.directory import Directory
-from shiftverbs.failover.memory_keys import KeyBook
+from shiftverbs import _core
 from shiftverbs.failover.nic_events import NicEvents
-from shiftverbs.failover.totals import Totals
+from shiftverbs.failover.services.admission import Turns
+from shiftverbs.failover.services.control_channel import ControlChannel
+from shiftverbs.failover.services.cq_polling import Looks
+from shiftverbs.failover.services.directory import Directory
+from shiftverbs.failover.services.machine import Machine
+from shiftverbs.failover.services.memory_keys import KeyBook
+from shiftverbs.failover.services.totals import Totals
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.process.log_lines import Announcements, OutsideTheLock
 from shiftverbs.protocol.codec import Entry, Ping
@@ -37,11 +36,12 @@ from shiftverbs.protocol.messages import PairAddress, Phase, Sync
 from shiftverbs.protocol.pair import MS, ProtocolConfig
 
 if TYPE_CHECKING:
+    from shiftverbs._nic import ModifySteps
     from shiftverbs.config import Config
     from shiftverbs.exchanger.interface import Exchanger
-    from shiftverbs.failover.connection import Connection
-    from shiftverbs.failover.control_channel import Path
-    from shiftverbs.failover.host import HostedQp
+    from shiftverbs.failover.qp.connection import Connection
+    from shiftverbs.failover.services.control_channel import Path
+    from shiftverbs.failover.services.host import HostedQp
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.driver")
@@ -72,6 +72,9 @@ LATER_NS = 5 * MS
 # Connections looked at each period: a thousand idle ones must cost next to nothing.
 WATCH_AT_ONCE = 64
 URGENT_PING_NS = 50 * MS
+# While a work request has failed and not completed: an outage that a NIC's retries do not outlast is to be seen, and
+# not to be taken for a fault of the work request's.
+STUCK_PING_NS = 5 * MS
 QUIET_PING_NS = 1000 * MS
 PINGS_UNTIL_DEAD = 4
 # Of so many lives of QPs that have ended it is kept what their BYE said.
@@ -84,7 +87,8 @@ class Driver:
     """The failover machinery of one process.
 
     config: what the user configured; exchanger: where peers are found; instance: this process's id, 16 hex digits;
-    waiter: the control thread's `_nic.Waiter`; nics: all our NICs so far.
+    waiter: the control thread's `_nic.Waiter`; nics: all our NICs so far; machine: what all this stands on.
+    now_ns: its clock, CLOCK_MONOTONIC in nanoseconds.
     """
 
     def __init__(
@@ -94,18 +98,23 @@ class Driver:
         instance: str,
         waiter: Any,
         nics: Callable[[], list[Nic]],
+        machine: Machine,
     ) -> None:
+        self.machine = machine
+        self.now_ns = machine.now_ns
         self.config = config
         self.instance = instance
         self.exchanger = exchanger
         self.waiter = waiter
-        self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS)
+        self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS, config.invariants)
         self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
         self.by_life: dict[int, HostedQp] = {}
         self._left: collections.OrderedDict[int, Sync] = (
             collections.OrderedDict()
         )  # what a life said when it ended
-        self.channel = ControlChannel(self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD)
+        self.channel = ControlChannel(
+            self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD, machine
+        )
         self.keys = KeyBook()
         self.announcements = Announcements()
         self.totals = Totals()
@@ -144,7 +153,7 @@ class Driver:
         self._next_ping_ns: int | None = None
         self._timeouts_ns = 0
         self._soon_ns = 0  # until then the waiter's deadline is post_soon's
-        self._attention = ctypes.c_int.from_address(_core.attention_address())
+        self._attention = machine.attention
         owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self.outside = OutsideTheLock(owned)
         self.is_in = owned  # whether the calling thread has the lock
@@ -153,11 +162,6 @@ class Driver:
         waiter.add(exchanger.fileno())
 
     # ---- running ----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def now_ns() -> int:
-        """The clock: CLOCK_MONOTONIC in nanoseconds."""
-        return time.monotonic_ns()
 
     @staticmethod
     def wc_name(status: int) -> str:
@@ -170,7 +174,7 @@ class Driver:
         wake: False where the control thread is woken anyway, as by the end of a NIC's command.
         """
         self._posted.append(call)
-        _core.raise_attention()
+        self.machine.raise_attention()
         if wake:
             self.waiter.wake()
 
@@ -181,7 +185,7 @@ class Driver:
         attention flag afterwards, so none is forgotten.
         """
         self._posted.append(call)
-        _core.raise_attention()
+        self.machine.raise_attention()
         now = self.now_ns()
         if now < self._soon_ns:
             return
@@ -207,7 +211,7 @@ class Driver:
                     return
                 self._depth += 1
                 try:
-                    _core.clear_attention()
+                    self.machine.clear_attention()
                     self._once()
                 except BaseException as error:
                     # No timer was set, and what is left must not wait until something else happens.
@@ -322,7 +326,7 @@ class Driver:
             self._take_time()
         # Only when something is there: each system call in it lets go of the GIL, for 5 ms next to a busy program.
         if not hurry or now >= self._exchanged_ns + EXCHANGE_NS:
-            if self.directory.is_behind or _nic.readable(self.exchanger.fileno()):
+            if self.directory.is_behind or self.machine.readable(self.exchanger.fileno()):
                 self._exchanged_ns = now
                 self.directory.take()
         self._timeouts(now)
@@ -364,12 +368,12 @@ class Driver:
                 if entry is not None:
                     later(entry[0], self._command_ended, entry, err, step)
             self._results.popleft()  # only now: what fails may be had again
-        for kind, core, k, a, b, t_ns in _core.take_events():
+        for kind, core, k, a, b, t_ns in self.machine.take_events():
             connection = self.connections.get(core)
             if connection is not None:
                 later(connection, connection.core_event, kind, k, a, b, t_ns)
         lost, self._lost = self._lost, False
-        if _core.events_overflowed():
+        if self.machine.events_overflowed():
             logger.warning("events of the data path overflowed: every QP is looked at, so nothing is lost")
             lost = True
         if lost:
@@ -525,9 +529,10 @@ class Driver:
             connection = self._to_watch.pop()
             self.safely(connection, connection.watchdog.watch, now)
             if connection.watchdog.wants_pings:
+                stuck = connection.watchdog.stuck_wr is not None
                 for path in connection.paths:
                     self._urgent.add(path)
-                    path.ping.interval_ns = URGENT_PING_NS
+                    path.ping.interval_ns = STUCK_PING_NS if stuck else URGENT_PING_NS
                     path.ping.hurry(now)
 
     def forget(self, connection: Connection) -> None:
@@ -558,7 +563,7 @@ class Driver:
     # ---- commands to NICs -------------------------------------------------------------------------------------------
 
     def command(
-        self, connection: HostedQp, k: int, steps: _nic.ModifySteps, done: Callable[[int, int], None]
+        self, connection: HostedQp, k: int, steps: ModifySteps, done: Callable[[int, int], None]
     ) -> None:
         """Have pair k's NIC carry out steps on its QP; done(errno, step) is called under the lock."""
         nic = connection.nic(k)

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from shiftverbs import _nic
-from shiftverbs.failover.host import Host, ProtectedQp
+from shiftverbs.failover.services.host import Host, ProtectedQp
 from shiftverbs.native.ibv import EventType
 
 if TYPE_CHECKING:
     from shiftverbs._core import QPCore
-    from shiftverbs.failover.pairing import Pairing
+    from shiftverbs._nic import Waiter
+    from shiftverbs.failover.qp.pairing import Pairing
     from shiftverbs.shadows.async_events import AsyncEvents
     from shiftverbs.shadows.nic import Nic
 
@@ -44,7 +44,7 @@ class NicHost(Host, Protocol):
     """What this asks of the driver."""
 
     @property
-    def waiter(self) -> _nic.Waiter:
+    def waiter(self) -> Waiter:
         """The control thread's sleep."""
 
     @property
@@ -68,7 +68,7 @@ class NicEvents:
         """Listen to the async events of one of our NICs."""
         if nic.name not in self._watched_nics and nic.ctx and not nic.dead:
             self._watched_nics[nic.name] = nic
-            self._driver.waiter.add(_nic.async_fd(nic.ctx))
+            self._driver.waiter.add(nic.verbs.async_fd(nic.ctx))
 
     def watch_events(self, events: AsyncEvents) -> None:
         """Take the events of an application's Context as they come, for its QPs' sake; it gets its copies."""
@@ -108,12 +108,12 @@ class NicEvents:
                     "the events of %s cannot be read any more, it counts as dead: %s", nic.name, error
                 )
                 del self._watched_nics[nic.name]
-                self._driver.waiter.remove(_nic.async_fd(nic.ctx))
+                self._driver.waiter.remove(nic.verbs.async_fd(nic.ctx))
                 self._on_async(nic, EventType.DEVICE_FATAL)
 
     def _events_of(self, nic: Nic) -> None:
         while nic.ctx:
-            event = _nic.get_async_event(nic.ctx)
+            event = nic.verbs.get_async_event(nic.ctx)
             if event is None:
                 break
             kind, element = event.type, event.element

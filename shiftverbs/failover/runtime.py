@@ -14,17 +14,16 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from shiftverbs import _core, _nic
+from shiftverbs import _core
 from shiftverbs.config import Config, ConfigError
-from shiftverbs.exchanger import open_exchanger
-from shiftverbs.exchanger.interface import new_instance_id
-from shiftverbs.failover import changes, memory_keys
-from shiftverbs.failover.connection import Connection
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.services import memory_keys
+from shiftverbs.failover.services.machine import Machine, ThisMachine
 from shiftverbs.native.ibv import EventType, QpState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
@@ -67,39 +66,37 @@ class Domain:
 
 
 class Runtime:
-    """Everything that runs behind the application in one process. Made by `current()`."""
+    """Everything that runs behind the application in one process. Made by `current()`.
 
-    def __init__(self, config: Config) -> None:
+    config: what the user configured; machine: what it all stands on. Raises OSError and ShiftError.
+    """
+
+    def __init__(self, config: Config, machine: Machine) -> None:
+        self.machine = machine
         self.config = config
         self.pid = os.getpid()
-        self.instance = new_instance_id()
-        self.waiter = _nic.Waiter(_core.attention_address())
-        self.nics = Nics(self._make_worker, _nic)
-        exchanger = open_exchanger(config)
+        self.instance = f"{machine.random_bits(64):016x}"
+        self.waiter = machine.waiter()
+        self.nics = Nics(self._make_worker, machine.verbs)
+        exchanger = machine.exchanger(config)
         if exchanger is None:
             raise ShiftError("SHIFTVERBS_ETCD is not set")
         self.exchanger = exchanger
-        self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all)
+        self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all, machine)
         self._groups: dict[Nic, Any] = {}
         self._stopped = False
-        self.started_ns = time.monotonic_ns()
+        self.started_ns = machine.now_ns()
         self.metrics_port: int | None = None
-        # Application threads blocked in get_cq_event wake up when there is something to do.
-        self.waiter.add_listener(_core.wake_descriptor())
-        _core.set_driver(self.driver.run)
-        self._thread = threading.Thread(target=self._control, name="shiftverbs-control", daemon=True)
-        _core.without_signals(self._thread.start)
+        machine.set_driver(self.driver.run)
+        self._thread = machine.start_thread(self._control, "shiftverbs-control")
         self._dropped: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
-        self._closing = threading.Thread(target=self._close_dropped, name="shiftverbs-closing", daemon=True)
-        _core.without_signals(self._closing.start)
+        self._closing = machine.start_thread(self._close_dropped, "shiftverbs-closing")
         _core.when_dropped(self._dropped.put)
         # What ends with this.
         self._at_stop = [stop for stop in (begin(self) for begin in _at_start) if stop is not None]
 
     def _make_worker(self, name: str) -> Any:
-        worker = _nic.NicWorker(name, _core.attention_address(), self.waiter)
-        worker.post(_core.closes_nothing_here)
-        return worker
+        return self.machine.worker(name, self.waiter)
 
     def _control(self) -> None:
         """The control thread: sleeps without the GIL, runs the driver when no application thread did."""
@@ -146,7 +143,9 @@ class Runtime:
             raise BackupError(f"{nic.name} cannot be opened a second time: {nic.error}")
         if not backups:
             return None
-        events = async_events.AsyncEvents(pointer, pyverbs_objects.async_fd(context), _nic.get_async_event)
+        events = async_events.AsyncEvents(
+            pointer, pyverbs_objects.async_fd(context), nic.verbs.get_async_event
+        )
         domain = Domain(self, nic, backups, events)
         events.listener = self._on_application_event
 
@@ -356,7 +355,7 @@ class Runtime:
                 nic.worker.cancel(pointer)
             if k in used and not nic.dead:
                 # Its destruction comes in the NIC's own time, and messages must not until then.
-                nic.worker.submit(_nobody_waits, pointer, _nic.ModifySteps().add(state=QpState.ERR))
+                nic.worker.submit(_nobody_waits, pointer, nic.verbs.ModifySteps().add(state=QpState.ERR))
             if pending or k in used:
                 self._await_stop(nic, pointer, ours=k > 0)
 
@@ -372,7 +371,7 @@ class Runtime:
             stop()
         self.driver.stop(STOP_S)
         self._stopped = True
-        _core.set_driver(None)
+        self.machine.set_driver(None)
         self.waiter.wake()
         self.waiter.close()
         self._thread.join(1.0)
@@ -384,7 +383,7 @@ class Runtime:
         self.driver.stopped = True
         self.driver.outside.close()
         self.driver.restore_switch_interval()
-        _core.set_driver(None)
+        self.machine.set_driver(None)
         self.waiter.close()
         self.exchanger.close(after_fork=True)
 
@@ -435,7 +434,7 @@ def current() -> Runtime | None:
             return None
         _required = config.require
         try:
-            _runtime = Runtime(config)
+            _runtime = Runtime(config, ThisMachine())
         except (OSError, ShiftError, RuntimeError) as error:
             if config.require:
                 raise ShiftError(f"failover cannot be started: {error}") from error

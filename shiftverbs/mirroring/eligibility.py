@@ -18,7 +18,7 @@ import pyverbs.qp
 
 from shiftverbs import _core
 from shiftverbs.failover import runtime
-from shiftverbs.failover.status import ShiftStatus
+from shiftverbs.failover.qp.status import ShiftStatus
 from shiftverbs.native.ibv import EventType, QpCreateSendOp, QpInitAttrMask, QpType
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import pyverbs_objects
@@ -65,7 +65,7 @@ def domain_of(creator: Any) -> tuple[Any, str]:
         with _lock:
             if not creator._domain_known:
                 found = (None, creator._why) if creator._why else _new_domain(creator)
-                if not creator._domain_known:  # a signal's handler may have made something of it meanwhile
+                if not creator._domain_known:  # a signal's handler may have made one meanwhile
                     creator._domain, creator._why = found
                     creator._domain_known = True
     if not pyverbs_objects.pointer(creator):  # or closed it
@@ -168,7 +168,7 @@ class QpPlan:
         self._cap = attr.cap
         self._asked = pyverbs_objects.cap_tuple(self._cap)
         self._shown: Any = None
-        # Whether the verb is asked for our own WRs too.
+        # Whether the verb is asked for room for our own WRs too.
         self.padded = False
 
     def __enter__(self) -> QpPlan:

@@ -130,7 +130,7 @@ class SendOperations:
         self._writer().wr_set_inline_data_list(num_buf, buf_list)
 
     def _not_protected(self, error: int, name: str, *args: Any) -> None:
-        """Have pyverbs do it, or wr_complete of a protected QP tell that it cannot be."""
+        """Have pyverbs do it; of a protected QP, have wr_complete tell that it is not possible."""
         if self._builder is None:
             getattr(super(), name)(*args)
         else:

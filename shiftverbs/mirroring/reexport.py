@@ -47,7 +47,7 @@ def substituted(value: object) -> object:
 
 
 def reexport(name: str, namespace: dict[str, Any]) -> types.ModuleType:
-    """Copy the names of module `pyverbs.<name>` into namespace; what stands there already stays.
+    """Copy the names of module `pyverbs.<name>` into namespace; names that are there already stay.
 
     Returns the pyverbs module. Raises ImportError as importing it does.
     """

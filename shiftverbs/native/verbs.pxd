@@ -124,7 +124,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         int num_sge
 
     struct ibv_context:
-        pass
+        int async_fd
 
     struct ibv_device:
         pass
@@ -185,7 +185,6 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         uint32_t max_recv_sge
         uint32_t max_inline_data
 
-    # A prefix of struct ibv_qp_init_attr_ex too.
     struct ibv_qp_init_attr:
         void *qp_context
         ibv_cq *send_cq
@@ -194,6 +193,16 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         ibv_qp_cap cap
         ibv_qp_type qp_type
         int sq_sig_all
+
+    struct ibv_qp_init_attr_ex:
+        ibv_qp_type qp_type
+
+    struct ibv_srq_attr:
+        uint32_t max_wr
+
+    struct ibv_srq_init_attr_ex:
+        ibv_srq_attr attr
+        ibv_cq *cq
 
     union ibv_gid:
         uint8_t raw[16]

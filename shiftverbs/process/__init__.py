@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What any program of several threads needs, and knows nothing of verbs: log lines, waiting, the run directory."""
+"""What any program with several threads needs, without verbs: log lines, waiting, the run directory."""

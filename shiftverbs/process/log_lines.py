@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Log lines about QPs: what is to be said of many QPs at once is said in one line, when there is time for it."""
+"""Log lines about QPs: the same news of many QPs becomes one line, written when there is time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 logger = logging.getLogger("shiftverbs.driver")
 
-#: So many QPs are named in one line.
+#: How many QPs are named in one line.
 MOST_NAMED = 8
 #: How far apart lines of one kind are that somebody outside may cause.
 SELDOM_NS = 1_000_000_000
 #: How long the end of a program waits for the last lines, where a handler blocks.
 LAST_LINES_S = 1.0
-#: So many lines wait for handlers that block; what comes then is lost.
+#: How many lines wait for handlers that block; further ones are lost.
 MOST_WAITING = 4096
 
 
@@ -90,7 +90,7 @@ class Seldom:
 
 
 class OutsideTheLock(logging.Filter):
-    """Has what we log written where nothing of ours waits for it: by a thread that does nothing else.
+    """Writes what we log in a thread that does nothing else, so that nothing of ours waits for it.
 
     A handler writes under a lock of its own, and may take as long as it likes; a signal's handler that raised in one
     may have left that locked. The collector may run in there, in any thread, and close a QP, which takes the driver's
@@ -101,7 +101,7 @@ class OutsideTheLock(logging.Filter):
     def __init__(self, held: Callable[[], bool]) -> None:
         super().__init__()
         self._held = held
-        # A lock in it is to be released when everything before it was written; None ends the thread.
+        # A lock in it is released when everything before it was written; None ends the thread.
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Lock | None] = queue.SimpleQueue()
         self._lost = 0
         self._loggers = {

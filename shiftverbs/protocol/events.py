@@ -116,7 +116,7 @@ class FenceDone:
 
 @dataclass(frozen=True, slots=True)
 class RxReached:
-    """MOVE: as many two-sided messages were received as the peer sent before its fence."""
+    """MOVE: as many two-sided messages were received as the peer sent before its fence WR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +287,12 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class BeginFence:
-    """MOVE: make the last outstanding or the next WR the fence. Answered by FencePosted."""
+    """MOVE: make the last outstanding or the next WR the fence WR. Answered by FencePosted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostFenceWrite:
-    """MOVE: nobody posted for a while: post our own zero-length WRITE as the fence, if the peer permits it."""
+    """MOVE: nobody posted for a while: post our own zero-length WRITE as the fence WR, if the peer permits it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,14 +123,14 @@ class MoveStep(enum.IntEnum):
     MOVE = 0
     MOVED = 1
     REFUSED = 2
-    HELD = 3  # everything before the fence was received; the receives are being posted
+    HELD = 3  # everything before the fence WR was received; the receives are being posted
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """One step of MOVE for the direction of the side that says MOVE.
 
-    number: grows with every MOVE of that direction. tx: two-sided messages sent before the fence.
+    number: grows with every MOVE of that direction. tx: two-sided messages sent before the fence WR.
     """
 
     step: MoveStep

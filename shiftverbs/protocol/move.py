@@ -1,20 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""MOVE: one direction moves voluntarily, behind a signaled fence; nothing is replayed. Pure."""
+"""MOVE: one direction moves voluntarily, behind a signaled fence WR; nothing is replayed. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.arm import ArmProcedure
+from shiftverbs.protocol.directions import Directions
 from shiftverbs.protocol.messages import Move, MoveStep, Prefer
-from shiftverbs.protocol.state import ArmState, MoveIn, MoveOut, PairState, Preference
-from shiftverbs.state_machine import RecvInput, SendInput, SendState
+from shiftverbs.protocol.state import MoveIn, MoveOut, PairState, Preference
+from shiftverbs.protocol.tables import ArmState
+from shiftverbs.protocol.timers import Timer
+from shiftverbs.state_machine import RecvInput, SendInput, SendState, Step
 
 
-class MoveProcedure(PairState):
-    """The sender's and the receiver's half, and which pair both sides prefer."""
+class MoveProcedure:
+    """The sender's and the receiver's half, and which pair both sides prefer.
 
-    # ---- MOVE -------------------------------------------------------------------------------------------------------
+    moved_in: number of the peer's last MOVE that our receives followed. prefer: where traffic should be.
+    """
+
+    def __init__(self, state: PairState, directions: Directions, arm: ArmProcedure) -> None:
+        self._state = state
+        self._directions = directions
+        self._arm = arm
+        self.moved_in = 0
+        self.prefer = Preference()
+        self._number = 0  # of our last MOVE
+        self._hold_ns = 0  # no MOVE of ours begins before
+        self._home_backoff_ns = 0
+        self._home_since_ns: int | None = None
+
+    # ---- the sender's half ------------------------------------------------------------------------------------------
 
     def _wanted_pair(self) -> int:
         """Where sends should be: on the preferred pair, unless they must leave theirs so that ARM can reset it.
@@ -22,182 +40,274 @@ class MoveProcedure(PairState):
         The peer cannot come where we send while our stale receives are there. So we follow it, unless both can meet on
         the preferred pair.
         """
-        target = self._prefer.target
-        preferred = self.pairs[target]
-        cannot_meet = target == self.send_pair or preferred.dead or preferred.alive is False
-        if self.pairs[self.send_pair].stale and cannot_meet:
-            return self.recv_pair
+        s = self._state
+        target = self.prefer.target
+        preferred = s.pairs[target]
+        cannot_meet = target == s.send_pair or preferred.dead or preferred.alive is False
+        if s.pairs[s.send_pair].stale and cannot_meet:
+            return s.recv_pair
         return target
 
-    def _wants_move(self) -> bool:
+    def _destination(self) -> int | None:
+        """The pair that sends can leave for, if they are wanted on another one and that is fit."""
+        s = self._state
         target = self._wanted_pair()
-        p = self.pairs[target]
-        return (
-            self.send_pair != target
-            and self._move is None
-            and not self._opening
-            and (p.clean or (p.armed and target == self.recv_pair))
+        p = s.pairs[target]
+        wanted = (
+            s.send_pair != target
+            and s.move_out is None
+            and not self._directions.pausing
+            and (p.clean or (p.works and target == s.recv_pair))
             and p.alive is not False
             and not p.dead
-            and self.send_state in (SendState.DEFAULT, SendState.FALLBACK)
+            and s.send_state in (SendState.DEFAULT, SendState.FALLBACK)
         )
+        return target if wanted else None
 
-    def _begin_move(self, target: int) -> None:
-        self._move_number += 1
-        self._move = MoveOut(self._move_number, target, grace_ns=self._now + self.config.move_grace_ns)
-        self._send_input(SendInput.MOVE_STARTED, self.send_pair)
+    def pursue(self) -> bool:
+        """Begin what is wanted, or set the timer for that; call off what has become impossible and was told nobody.
 
-    def _on_fence_posted(self) -> None:
-        m = self._move
-        if m is not None and self.send_state is SendState.WAIT_SIGNALED:
-            m.grace_ns = None
-            self._send_input(SendInput.FENCE_POSTED, self.send_pair)
+        Returns whether it did either.
+        """
+        s = self._state
+        m = s.move_out
+        impossible = m is not None and m.tx is None and not s.pairs[m.target].works
+        if impossible:
+            self.cancel()
+        target = self._destination()
+        if target is None:
+            s.timers.stop(Timer.MOVE_BEGIN)
+        elif s.now_ns >= self._hold_ns:
+            self._begin(target)
+            return True
+        else:
+            s.timers.set(Timer.MOVE_BEGIN, self._hold_ns)
+        return impossible
 
-    def _on_fence_done(self, tx: int) -> None:
-        m = self._move
-        if m is not None and self.send_state is SendState.WAIT_DRAINED and m.tx is None:
+    def _begin(self, target: int) -> None:
+        s = self._state
+        self._number += 1
+        s.move_out = MoveOut(self._number, target)
+        s.timers.stop(Timer.MOVE_BEGIN)
+        s.timers.set(Timer.FENCE_WRITE, s.now_ns + s.config.move_grace_ns)
+        self._directions.send(SendInput.MOVE_STARTED, s.send_pair)
+
+    def fence_write(self) -> None:
+        """Nobody posted the fence WR in time."""
+        if self._state.send_state is SendState.WAIT_SIGNALED:
+            self._state.do(ev.PostFenceWrite())
+
+    def on_fence_posted(self) -> None:
+        """The fence WR is posted, by whomever."""
+        s = self._state
+        if s.move_out is not None and s.send_state is SendState.WAIT_SIGNALED:
+            s.timers.stop(Timer.FENCE_WRITE)
+            self._directions.send(SendInput.FENCE_WR_POSTED, s.send_pair)
+
+    def on_fence_done(self, tx: int) -> None:
+        """The fence WR is complete: now the peer is told. tx: two-sided messages sent before it."""
+        s = self._state
+        m = s.move_out
+        if m is not None and s.send_state is SendState.WAIT_DRAINED and m.tx is None:
             m.tx = tx
-            m.deadline_ns = self._now + self.config.move_timeout_ns
-            self._send_input(SendInput.FENCE_DONE, self.send_pair)
+            s.timers.set(Timer.MOVE_ANSWER, s.now_ns + s.config.move_timeout_ns)
+            if Step.SEND_MOVE in self._directions.send(SendInput.FENCE_WR_DONE, s.send_pair):
+                self.say()
 
-    def _send_move(self) -> None:
-        m = self._move
+    def say(self) -> None:
+        """Tell the peer of our MOVE, the first time or again."""
+        s = self._state
+        m = s.move_out
         assert m is not None and m.tx is not None
-        m.resend_step_ns = self._backoff(m.resend_step_ns)
-        m.resend_ns = self._now + m.resend_step_ns
-        message = Move(MoveStep.MOVE, self.epoch, m.number, m.target, self.pairs[m.target].arm, m.tx)
-        self._say(message, m.target)
+        m.resend_step_ns = s.backoff(m.resend_step_ns)
+        s.timers.set(Timer.MOVE_RESEND, s.now_ns + m.resend_step_ns)
+        s.say(Move(MoveStep.MOVE, s.epoch, m.number, m.target, s.pairs[m.target].arm, m.tx), m.target)
 
-    def _cancel_move(self) -> None:
-        home = self.send_pair == 0
-        self._move = None
-        self._send_input(
-            SendInput.MOVE_CANCELLED_HOME if home else SendInput.MOVE_CANCELLED_AWAY, self.send_pair
+    def cancel(self) -> None:
+        """Sends stay where they are."""
+        s = self._state
+        home = s.send_pair == 0
+        self._forget()
+        self._directions.send(
+            SendInput.MOVE_CANCELLED_HOME if home else SendInput.MOVE_CANCELLED_AWAY, s.send_pair
         )
-        self._hold_home(self.config.flap_backoff_first_ns)
+        self._hold_ns = max(self._hold_ns, s.now_ns + s.config.flap_backoff_first_ns)
 
-    def _on_move(self, m: Move) -> None:
-        if m.target >= len(self.pairs):
-            self.counts.stale += 1
-            return
-        if m.step is not MoveStep.MOVE:
-            self._on_move_answer(m)
-            return
-        if m.epoch != self.epoch or self._switching():
-            if m.epoch < self.epoch:
-                self._answer_stale()
-            return
-        if m.number == self._moved_in:
-            self._say(replace(m, step=MoveStep.MOVED), m.target)
-            return
-        coming = self._moving_in
-        if coming is not None and coming.posting and m.number == coming.message.number:
-            # Its patience counts for a path that is silent, not for memory that is still being registered.
-            self._say(replace(m, step=MoveStep.HELD), m.target)
-            return
-        if m.number < self._moved_in or (coming is not None and m.number <= coming.message.number):
-            return
-        p = self.pairs[m.target]
-        if p.arm == m.arm and p.state is not ArmState.IDLE:
-            return  # our side of ARM is nearly through: the peer asks again
-        if p.arm != m.arm or not p.armed or p.dead or p.stale:
-            self._say(replace(m, step=MoveStep.REFUSED), m.target)
-            return
-        self._moving_in = MoveIn(m)
-        self._do(ev.AwaitRx(m.tx))
+    def arrive(self, out: MoveOut) -> None:
+        """The peer's receives have followed: so do our sends."""
+        s = self._state
+        self._forget()
+        s.counts.moves += 1
+        s.use(out.target)
+        home = out.target == 0
+        self._directions.send(SendInput.MOVED_HOME if home else SendInput.MOVED_AWAY, out.target)
+        self.note_home()
 
-    def _on_rx_reached(self) -> None:
-        coming = self._moving_in
-        if coming is None or coming.posting or self.over or self._switching():
-            return
-        m = coming.message
-        p = self.pairs[m.target]
-        if p.arm != m.arm or not p.armed or p.dead or p.stale:
-            # It failed while we waited for the last message. Refusing is final: no later life has this `arm`.
-            self._moving_in = None
-            self._say(replace(m, step=MoveStep.REFUSED), m.target)
-            return
-        coming.posting = True
-        self._recv_input(RecvInput.MOVE_HOME if m.target == 0 else RecvInput.MOVE_AWAY, m.target)
+    def _forget(self) -> None:
+        """No MOVE of ours is under way any more."""
+        s = self._state
+        s.move_out = None
+        for timer in (Timer.MOVE_ANSWER, Timer.FENCE_WRITE, Timer.MOVE_RESEND):
+            s.timers.stop(timer)
 
-    def _answer_moved(self) -> None:
-        assert self._moving_in is not None
-        m = self._moving_in.message
-        self._moving_in = None
-        self._moved_in = m.number
-        self._say(replace(m, step=MoveStep.MOVED), m.target)
-        self._note_home()
-
-    def _on_move_answer(self, m: Move) -> None:
-        out = self._move
-        if out is None or m.number != out.number or m.epoch != self.epoch or out.tx is None:
+    def _on_answer(self, m: Move) -> None:
+        s = self._state
+        out = s.move_out
+        if out is None or m.number != out.number or m.epoch != s.epoch or out.tx is None:
             return
         if m.step is MoveStep.HELD:
-            out.deadline_ns = self._now + self.config.move_timeout_ns
+            s.timers.set(Timer.MOVE_ANSWER, s.now_ns + s.config.move_timeout_ns)
             return
         if m.step is MoveStep.REFUSED:
-            if out.target not in (self.send_pair, self.recv_pair):
-                self._disarm(out.target)
-            self._cancel_move()
+            if out.target not in (s.send_pair, s.recv_pair):
+                self._arm.disarm(out.target)
+            self.cancel()
             return
-        self._on_moved(out)
+        self.arrive(out)
 
-    def _on_moved(self, out: MoveOut) -> None:
-        self._move = None
-        self.counts.moves += 1
-        self._use(out.target)
-        home = out.target == 0
-        self._send_input(SendInput.MOVED_HOME if home else SendInput.MOVED_AWAY, out.target)
-        self._note_home()
+    # ---- the receiver's half ----------------------------------------------------------------------------------------
 
-    def _note_home(self) -> None:
-        if self.send_pair == 0 and self.recv_pair == 0:
-            self._home_since_ns = self._now
+    def on_message(self, m: Move) -> bool:
+        """A step of the peer's. Returns whether it is of an epoch that the peer has to be told is over."""
+        s = self._state
+        if m.target >= len(s.pairs):
+            s.counts.stale += 1
+            return False
+        if m.step is not MoveStep.MOVE:
+            self._on_answer(m)
+            return False
+        if m.epoch != s.epoch or s.switching:
+            return m.epoch < s.epoch
+        if m.number == self.moved_in:
+            s.say(replace(m, step=MoveStep.MOVED), m.target)
+            return False
+        coming = s.move_in
+        if coming is not None and coming.posting and m.number == coming.message.number:
+            # Its patience counts for a path that is silent, not for memory that is still being registered.
+            s.say(replace(m, step=MoveStep.HELD), m.target)
+            return False
+        if m.number < self.moved_in or (coming is not None and m.number <= coming.message.number):
+            return False
+        p = s.pairs[m.target]
+        if p.arm == m.arm and p.state is not ArmState.IDLE:
+            return False  # our side of ARM is nearly through: the peer asks again
+        if not self._can_receive(m):
+            s.say(replace(m, step=MoveStep.REFUSED), m.target)
+            return False
+        s.move_in = MoveIn(m)
+        s.do(ev.AwaitRx(m.tx))
+        return False
 
-    def _note_flap(self) -> None:
+    def _can_receive(self, m: Move) -> bool:
+        p = self._state.pairs[m.target]
+        return p.arm == m.arm and p.works and not p.dead and not p.stale
+
+    def on_rx_reached(self) -> None:
+        """All that was sent before the peer's fence WR was received."""
+        s = self._state
+        coming = s.move_in
+        if coming is None or coming.posting or s.switching:
+            return
+        m = coming.message
+        if not self._can_receive(m):
+            # It failed while we waited for the last message. Refusing is final: no later life has this `arm`.
+            s.move_in = None
+            s.say(replace(m, step=MoveStep.REFUSED), m.target)
+            return
+        coming.posting = True
+        self._directions.receive(RecvInput.MOVE_HOME if m.target == 0 else RecvInput.MOVE_AWAY, m.target)
+
+    def await_again(self) -> None:
+        """A question is dropped: a RxReached that came meanwhile was not acted on."""
+        coming = self._state.move_in
+        if coming is not None and not coming.posting:
+            self._state.do(ev.AwaitRx(coming.message.tx))
+
+    def on_receives_posted(self, event: ev.ReceivesPosted) -> ev.PathFailed | None:
+        """Our receives have followed the peer's MOVE, or could not: then this is returned as a failure of that pair."""
+        s = self._state
+        coming = s.move_in
+        if coming is None or not coming.posting:
+            return None
+        if event.error is not None:
+            return ev.PathFailed(s.recv_pair, event.error)
+        if Step.ANSWER_MOVED in self._directions.receive(RecvInput.RECEIVES_MOVED, s.recv_pair):
+            m = coming.message
+            s.move_in = None
+            self.moved_in = m.number
+            s.say(replace(m, step=MoveStep.MOVED), m.target)
+            self.note_home()
+        return None
+
+    # ---- both halves ------------------------------------------------------------------------------------------------
+
+    def call_off(self) -> None:
+        """A SWITCH begins: neither half goes on."""
+        self._forget()
+        self._state.move_in = None
+
+    def end(self) -> None:
+        """The pairing is over."""
+        coming = self._state.move_in
+        if coming is not None and coming.posting:
+            self.moved_in = coming.message.number
+        self.call_off()
+
+    def note_home(self) -> None:
+        """A direction has arrived somewhere: it is noted when both are at home."""
+        s = self._state
+        if s.send_pair == 0 and s.recv_pair == 0:
+            self._home_since_ns = s.now_ns
+
+    def note_flap(self) -> None:
         """A failure soon after coming home makes the next homecoming wait longer."""
+        s = self._state
         since = self._home_since_ns
-        if since is not None and self._now - since < self.config.flap_window_ns:
-            first, most = self.config.flap_backoff_first_ns, self.config.flap_backoff_most_ns
+        if since is not None and s.now_ns - since < s.config.flap_window_ns:
+            first, most = s.config.flap_backoff_first_ns, s.config.flap_backoff_most_ns
             self._home_backoff_ns = min(max(self._home_backoff_ns * 2, first), most)
         elif since is not None:
             self._home_backoff_ns = 0
         self._home_since_ns = None
-        self._home_hold_ns = self._now + self._home_backoff_ns
-
-    def _hold_home(self, for_ns: int) -> None:
-        self._home_hold_ns = max(self._home_hold_ns, self._now + for_ns)
+        self._hold_ns = s.now_ns + self._home_backoff_ns
 
     # ---- preference -------------------------------------------------------------------------------------------------
 
-    def _on_prefer(self, pair: int) -> None:
-        if self.over or pair >= len(self.pairs):
-            return
-        self._prefer = Preference(self._prefer.number + 1, pair)
-        self._home_hold_ns = self._now
-        self._send_prefer()
+    def on_prefer(self, pair: int) -> None:
+        """Somebody here wants traffic on that pair."""
+        if pair < len(self._state.pairs):
+            self._set_preference(Preference(self.prefer.number + 1, pair))
+            self.say_preference()
 
-    def _send_prefer(self) -> None:
-        f = self._prefer
-        f.resend_step_ns = self._backoff(f.resend_step_ns)
-        f.resend_ns = self._now + f.resend_step_ns
-        self._say(Prefer(f.number, f.target), f.target, spread=True)
+    def _set_preference(self, prefer: Preference) -> None:
+        s = self._state
+        self.prefer = prefer
+        s.timers.stop(Timer.PREFER)
+        self._hold_ns = s.now_ns
 
-    def _on_prefer_message(self, m: Prefer) -> None:
-        if m.target >= len(self.pairs):
-            self.counts.stale += 1
+    def say_preference(self) -> None:
+        """Tell the peer of it, the first time or again."""
+        s = self._state
+        f = self.prefer
+        f.resend_step_ns = s.backoff(f.resend_step_ns)
+        s.timers.set(Timer.PREFER, s.now_ns + f.resend_step_ns)
+        s.say(Prefer(f.number, f.target), f.target, spread=True)
+
+    def on_prefer_message(self, m: Prefer) -> None:
+        """A wish of the peer's, or that it has seen ours."""
+        s = self._state
+        if m.target >= len(s.pairs):
+            s.counts.stale += 1
             return
-        f = self._prefer
+        theirs, ours = (m.number, m.target), (self.prefer.number, self.prefer.target)
         if m.seen:
-            if (m.number, m.target) == (f.number, f.target):
-                f.resend_ns = None
+            if theirs == ours:
+                s.timers.stop(Timer.PREFER)
             return
-        if (m.number, m.target) > (f.number, f.target):
-            self._prefer = Preference(m.number, m.target)
-            self._home_hold_ns = self._now
-        f = self._prefer
-        if (m.number, m.target) == (f.number, f.target):
-            f.resend_ns = None
-            self._say(replace(m, seen=True), m.target, spread=True)
+        if theirs > ours:
+            self._set_preference(Preference(*theirs))
+        if theirs >= ours:
+            s.timers.stop(Timer.PREFER)
+            s.say(replace(m, seen=True), m.target, spread=True)
         else:
-            self._send_prefer()
+            self.say_preference()

@@ -5,7 +5,8 @@ A *pair* is our QP on NIC k with the peer's QP on its NIC k; pair 0 is the defau
 side's published order. `PairProtocol` is fed events (`handle`) and the passing of time (`handle_timeout`, due at
 `next_timeout_ns`) and returns actions in the order in which they must be carried out.
 
-The three procedures are in switch.py, arm.py and move.py, what they share in state.py:
+The three procedures are in switch.py, arm.py and move.py, how it ends in ending.py; each holds the state object that
+they share (state.py), and those of the others that it calls: SWITCH calls all, MOVE calls ARM, nobody calls SWITCH.
 
 * SWITCH moves both directions after a failure. Both sides close, fence every used pair, make the target fit if it is
   not, post their receives there and tell each other how much they received; then each trims what is proven and replays
@@ -19,244 +20,308 @@ the same way for ever.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.arm import ArmProcedure
-from shiftverbs.protocol.events import Action, Event
-from shiftverbs.protocol.messages import Arm, ArmStep, Message, Move, Phase, Prefer, Sync
+from shiftverbs.protocol.directions import Directions
+from shiftverbs.protocol.ending import Ending
+from shiftverbs.protocol.events import Action, Event, Status
+from shiftverbs.protocol.invariants import Invariants
+from shiftverbs.protocol.messages import Arm, Message, Move, Phase, Prefer, Sync
 from shiftverbs.protocol.move import MoveProcedure
-from shiftverbs.protocol.state import MS, ArmState, LocalPair, ProtocolConfig
+from shiftverbs.protocol.state import MS, Counts, LocalPair, Pair, PairState, ProtocolConfig
 from shiftverbs.protocol.switch import SwitchProcedure
-from shiftverbs.state_machine import SendState
+from shiftverbs.protocol.tables import ArmState, SwitchState
+from shiftverbs.protocol.timers import Timer, arm_timer
+from shiftverbs.state_machine import RecvState, SendState
 
 __all__ = ["MS", "LocalPair", "PairProtocol", "ProtocolConfig"]
 
 
-class PairProtocol(SwitchProcedure, ArmProcedure, MoveProcedure):
+class PairProtocol:
     """The protocol of one protected QP.
 
     locals_: our QPs, pair 0 first (at least two). initiator: True on the side with the smaller instance id, which
     starts ARM. rng: source of PSNs and of jitter; a seed replays a run bit for bit. now_ns: the present time.
+
+    pairs: what is known of each pair; counts: how often things happened. Both are for reading.
     """
+
+    def __init__(
+        self,
+        config: ProtocolConfig,
+        locals_: Sequence[LocalPair],
+        initiator: bool,
+        rng: random.Random,
+        now_ns: int,
+    ) -> None:
+        self.state = state = PairState(config, locals_, initiator, rng, now_ns)
+        self.pairs: list[Pair] = state.pairs
+        self.counts: Counts = state.counts
+        self.initiator = initiator
+        self.directions = Directions(state)
+        self.arm = ArmProcedure(state)
+        self.move = MoveProcedure(state, self.directions, self.arm)
+        self.ending = Ending(state, self.directions, self.arm, self.move)
+        self.switch = SwitchProcedure(state, self.directions, self.arm, self.move, self.ending)
+        self._invariants = Invariants(state, self.switch, self.move, self.ending)
+
+    # ---- events and time in, actions out ----------------------------------------------------------------------------
 
     def start(self, now_ns: int) -> list[Action]:
         """Begin: arm the backup pairs. Returns actions."""
-        self._now = now_ns
-        self._out = []
-        self._pursue()
-        return self._take()
+        self.state.begin(now_ns)
+        return self._finish()
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Take one event; return the actions it causes, to be carried out in order."""
-        self._now = now_ns
-        self._out = []
+        s = self.state
+        s.begin(now_ns)
         match event:
             case ev.MessageReceived():
-                self.counts.messages_in += 1
+                s.counts.messages_in += 1
                 self._on_message(event.message, event.unsafe)
-            case ev.PathFailed():
-                self._on_path_failed(event)
-            case ev.FenceCompleted():
-                self._on_fence_completed(event)
-            case ev.FenceHung():
-                if self._switching() and event.number == self._fence_number:
-                    self._abort(f"the fence hung: {event.reason}")
-            case ev.PairReset():
-                self._on_pair_reset(event)
-            case ev.PairConnected():
-                self._on_pair_connected(event)
-            case ev.ArmCompletion():
-                self._on_arm_completion(event)
-            case ev.FencePosted():
-                self._on_fence_posted()
-            case ev.FenceDone():
-                self._on_fence_done(event.tx)
-            case ev.RxReached():
-                self._on_rx_reached()
-            case ev.ReceivesPosted():
-                self._on_receives_posted(event)
             case ev.PathHealth():
                 self._on_path_health(event)
             case ev.NicDead():
                 self._on_nic_dead(event.pair)
-            case ev.PreferPair():
-                self._on_prefer(event.pair)
-            case ev.Quit():
-                self._on_quit(event.reason)
-            case ev.KeysMissing():
-                # After the SWITCH too: what cannot be posted where we are would wait for ever.
-                if not self.over and (self._switching() or self.send_pair or self.recv_pair):
-                    self._abort(event.reason)
-            case ev.WorkRefused():
-                if not self.over and not self._switching():  # after a SWITCH it is posted once more
-                    self._abort(event.reason)
-        self._pursue()
-        return self._take()
+            case _:
+                if not s.over:
+                    self._on_event(event)
+        return self._finish()
 
     def handle_timeout(self, now_ns: int) -> list[Action]:
         """Let time pass; return actions. Harmless when nothing is due."""
-        self._now = now_ns
-        self._out = []
+        self.state.begin(now_ns)
         self._on_time()
-        self._pursue()
-        return self._take()
+        return self._finish()
 
     @property
     def next_timeout_ns(self) -> int | None:
         """When `handle_timeout` must be called next, or None."""
-        times: list[int | None] = [self._over_resend_ns]
-        if not self.over:
-            s = self._switch
-            if self._opening:
-                times.append(self._open_ns)
-            if s is not None:
-                times.append(s.resend_ns)
-                if not s.done:
-                    times.append(self._attempt_deadline_ns(s))
-            m = self._move
-            if m is not None:
-                times += [m.grace_ns, m.deadline_ns, m.resend_ns]
-            times.append(self._prefer.resend_ns)
-            if s is None or s.done:
-                times += [t for k in range(len(self.pairs)) for t in self._arm_times(k)]
-                if self._wants_move():
-                    times.append(self._home_hold_ns)
-        due = [t for t in times if t is not None]
-        return min(due) if due else None
+        return self.state.timers.next_ns(self.state.switching)
+
+    # ---- what others may know ---------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ProtocolConfig:
+        """Its times."""
+        return self.state.config
+
+    @property
+    def send_state(self) -> SendState:
+        """The state of the send direction."""
+        return self.state.send_state
+
+    @property
+    def recv_state(self) -> RecvState:
+        """The state of the receive direction."""
+        return self.state.recv_state
+
+    @property
+    def send_pair(self) -> int:
+        """Where sends are."""
+        return self.state.send_pair
+
+    @property
+    def recv_pair(self) -> int:
+        """Where receives are."""
+        return self.state.recv_pair
+
+    @property
+    def epoch(self) -> int:
+        """Number of the last SWITCH."""
+        return self.state.epoch
+
+    @property
+    def status(self) -> Status:
+        """The protection status."""
+        return self.state.status
+
+    @property
+    def over(self) -> bool:
+        """Whether this pairing has ended: by an ABORT or a BYE, of either side."""
+        return self.state.over
 
     @property
     def switching(self) -> bool:
         """True while a SWITCH is under way (asking included)."""
-        return self._switching()
+        return self.state.switching
 
     @property
     def move_told(self) -> bool:
         """True while a MOVE of ours is told and not answered: nobody knows where the peer's receives are."""
-        return self._move is not None and self._move.tx is not None
+        move = self.state.move_out
+        return move is not None and move.tx is not None
 
     @property
     def left(self) -> bool:
         """True when it ended by a BYE, of either side."""
-        return self.over and self._over_phase is Phase.BYE
+        return self.state.over and self.ending.phase is Phase.BYE
 
     @property
     def bye(self) -> Sync:
         """What it says from its end on."""
-        return self._over_sync(self.epoch)
+        return self.ending.sync()
 
     @property
     def busy(self) -> bool:
         """True while completions or commands are awaited: a SWITCH, an ARM or a MOVE is under way."""
-        if self._switching() or self._move is not None or self._moving_in is not None:
+        s = self.state
+        if s.switching or s.move_out is not None or s.move_in is not None:
             return True
-        return any(p.state is not ArmState.IDLE for p in self.pairs)
+        return any(p.state is not ArmState.IDLE for p in s.pairs)
 
     @property
     def all_fit(self) -> bool:
-        """True when every usable pair carries work or is armed and clean."""
-        return all(
-            p.dead or p.clean or k in (self.send_pair, self.recv_pair) for k, p in enumerate(self.pairs)
-        )
+        """True when every usable pair carries work or is clean."""
+        here = (self.state.send_pair, self.state.recv_pair)
+        return all(p.dead or p.clean or k in here for k, p in enumerate(self.state.pairs))
+
+    def unfit(self, k: int) -> str | None:
+        """Why pair `k`, which carries nothing, could not take over as it is; None if it could."""
+        return self.arm.unfit(k)
 
     @property
     def preferred(self) -> int:
         """The pair traffic should be on while all is well."""
-        return self._prefer.target
+        return self.move.prefer.target
 
-    def _pursue(self) -> None:
-        """Start what nobody has to ask for: ARM of idle pairs, MOVE towards the preferred pair."""
-        self._leave_out_posting()
-        if self.over or self._switching():
-            return
-        for k, p in enumerate(self.pairs):
-            if self._needs_arm(k) and self._now >= p.retry_ns:
-                if self.initiator:
-                    self._begin_arm(k, p, p.arm + 1, requester=True)
-                else:
-                    self._ask_for_arm(k, p)
-        m = self._move
-        if m is not None and m.tx is None and not self.pairs[m.target].armed:
-            self._cancel_move()  # the peer was told nothing yet
-        if self._wants_move() and self._now >= self._home_hold_ns:
-            self._begin_move(self._wanted_pair())
+    def invariants(self) -> None:
+        """Check what always holds between two events (invariants.py). Raises AssertionError, naming what does not.
 
-    # ---- health, messages, time -------------------------------------------------------------------------------------
+        Done by itself after each event where `config.invariants` says so.
+        """
+        self._invariants.check()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> list[Action]:
+        """Start what nobody has to ask for, set the timers that follow from all the rest; return the actions."""
+        s = self.state
+        if s.switching:
+            self.switch.pursue()
+        elif not s.over:
+            self.arm.pursue()
+            if self.move.pursue():
+                self.arm.set_timers()
+        if s.config.invariants:
+            self.invariants()
+        return s.take()
+
+    def _on_event(self, event: Event) -> None:
+        """An event that means nothing once the pairing is over."""
+        s = self.state
+        match event:
+            case ev.PathFailed():
+                self.switch.path_failed(event)
+            case ev.FenceCompleted():
+                self.switch.on_fence_completed(event)
+            case ev.FenceHung():
+                self.switch.on_fence_hung(event)
+            case ev.PairReset():
+                if not self.switch.on_pair_reset(event):
+                    self.arm.on_pair_reset(event)
+            case ev.PairConnected():
+                if not self.switch.on_pair_connected(event):
+                    self.arm.on_pair_connected(event)
+            case ev.ArmCompletion():
+                self.arm.on_completion(event)
+            case ev.FencePosted():
+                self.move.on_fence_posted()
+            case ev.FenceDone():
+                self.move.on_fence_done(event.tx)
+            case ev.RxReached():
+                self.move.on_rx_reached()
+            case ev.ReceivesPosted():
+                self._on_receives_posted(event)
+            case ev.PreferPair():
+                self.move.on_prefer(event.pair)
+            case ev.Quit():
+                self.ending.quit(event.reason)
+            case ev.KeysMissing():
+                # After the SWITCH too: what cannot be posted where we are would wait for ever.
+                if s.switching or s.send_pair or s.recv_pair:
+                    self.ending.abort(event.reason)
+            case ev.WorkRefused():
+                if not s.switching:  # after a SWITCH it is posted once more
+                    self.ending.abort(event.reason)
+
+    def _on_receives_posted(self, event: ev.ReceivesPosted) -> None:
+        """For a SWITCH or for a MOVE, whichever asked last."""
+        if event.number == self.state.receives_number and not self.switch.on_receives_posted(event):
+            failed = self.move.on_receives_posted(event)
+            if failed is not None:
+                self.switch.path_failed(failed)
 
     def _on_path_health(self, event: ev.PathHealth) -> None:
-        p = self.pairs[event.pair]
+        s = self.state
+        p = s.pairs[event.pair]
         if event.alive and p.alive is False:
-            p.retry_ns = min(p.retry_ns, self._now)
+            p.retry_ns = min(p.retry_ns, s.now_ns)
             p.backoff_ns = 0
         p.alive = event.alive
-        s = self._switch
-        if (
-            not event.alive
-            and self._switching()
-            and s is not None
-            and s.phase is Phase.ASK
-            and s.target == event.pair
-        ):
-            self._drop_ask()  # nobody will answer there, and our gate is closed
-        if not event.alive and p.state is not ArmState.IDLE and not self.over:
-            self._arm_failed(p)
+        if event.alive or s.over:
+            return
+        if s.switch_state is SwitchState.ASK and s.switch is not None and s.switch.target == event.pair:
+            self.switch.drop_question()  # nobody will answer there, and our gate is closed
+        if p.state is not ArmState.IDLE:
+            self.arm.fail(event.pair)
 
     def _on_nic_dead(self, k: int) -> None:
-        p = self.pairs[k]
+        p = self.state.pairs[k]
         p.dead = True
         p.alive = False
-        p.armed = p.clean = False
-        self._on_path_failed(ev.PathFailed(k, "DEVICE_FATAL"))
+        p.works = p.clean = False
+        self.switch.path_failed(ev.PathFailed(k, "DEVICE_FATAL"))
 
     def _on_message(self, message: Message, unsafe: str | None) -> None:
-        if self.over and not isinstance(message, Sync):
-            self.counts.stale += 1
-            self._say(
-                self._over_sync(self.epoch), message.pair if isinstance(message, Arm) else message.target
-            )
+        s = self.state
+        if s.over:
+            if isinstance(message, Sync):
+                self.ending.answer(message)
+            else:
+                s.counts.stale += 1
+                pair = message.pair if isinstance(message, Arm) else message.target
+                s.say(self.ending.sync(), pair)
             return
         match message:
             case Sync():
-                self._on_sync(message, unsafe)
+                self.switch.on_message(message, unsafe)
             case Arm():
-                self._on_arm(message)
+                self.arm.on_message(message)
             case Move():
-                self._on_move(message)
+                if self.move.on_message(message):
+                    self.switch.answer_stale()
             case Prefer():
-                self._on_prefer_message(message)
+                self.move.on_prefer_message(message)
 
     def _on_time(self) -> None:
-        now = self._now
-        if self.over:
-            if self._over_resend_ns is not None and now >= self._over_resend_ns:
-                self._send_over()
-            return
-        self._open_in_time(now)
-        s = self._switch
-        if s is not None and not s.done and now >= self._attempt_deadline_ns(s):
-            if s.phase is Phase.ASK:
-                self._drop_ask()
-            else:
-                hung = "our own NIC does not carry out a command" if s.command_ns is not None else None
-                self._next_attempt(hung or "the peer does not answer")
-            return
-        if s is not None and s.resend_ns is not None and now >= s.resend_ns:
-            self._send_sync(s)
-        m = self._move
-        if m is not None:
-            if m.deadline_ns is not None and now >= m.deadline_ns:
-                self._on_path_failed(ev.PathFailed(m.target, "a MOVE was not answered"))
-                return
-            if m.grace_ns is not None and now >= m.grace_ns:
-                m.grace_ns = None
-                if self.send_state is SendState.WAIT_SIGNALED:
-                    self._do(ev.PostFenceWrite())
-            if m.resend_ns is not None and now >= m.resend_ns:
-                self._send_move()
-        if self._prefer.resend_ns is not None and now >= self._prefer.resend_ns:
-            self._send_prefer()
-        for k, p in enumerate(self.pairs):
-            if p.state is ArmState.IDLE:
-                continue
-            if now >= p.deadline_ns:
-                self._arm_timed_out(p)
-            elif p.resend_ns is not None and now >= p.resend_ns:
-                self._say_arm(ArmStep.REQ if p.requester else ArmStep.REP, k)
+        for row in self.state.timers.expire(self.state.now_ns):
+            match row:
+                case Timer.OVER:
+                    self.ending.say()
+                case Timer.OPEN:
+                    self.directions.open_now()
+                case Timer.ATTEMPT:
+                    self.switch.on_attempt_over()
+                    return  # what else is over is looked at in the next call: all is different now
+                case Timer.SYNC:
+                    self.switch.say_again()
+                case Timer.MOVE_ANSWER:
+                    move = self.state.move_out
+                    assert move is not None
+                    self.switch.path_failed(ev.PathFailed(move.target, "a MOVE was not answered"))
+                    return
+                case Timer.FENCE_WRITE:
+                    self.move.fence_write()
+                case Timer.MOVE_RESEND:
+                    self.move.say()
+                case Timer.PREFER:
+                    self.move.say_preference()
+                case Timer.MOVE_BEGIN:
+                    pass  # begun in _finish, as where it need not wait
+                case _:
+                    self.arm.on_timer(*arm_timer(row))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Is a NIC pair alive: pings between two control ports, judged in the caller's time. Pure: no I/O, no clock.
 
-One `PingState` per NIC pair and process, however many QPs use it (design: one ping per NIC pair).
+One `PingState` per NIC pair and process, however many QPs use it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 FRESH_NS = 150_000_000
 # What an answer takes on a busy machine.
 PATIENCE_NS = 25_000_000
+# Pings go out at most as often as so many answers take, one after the other: a slow peer is not a dead one.
+ANSWERS_APART = 4
 
 
 class PingState:
@@ -28,6 +30,8 @@ class PingState:
         self._answered_ns: int | None = None
         self._sent_ns = 0
         self._unanswered = 0
+        self._lost_ns = -FRESH_NS  # when one was last found to be unanswered
+        self._takes_ns = 0  # an answer, of late
 
     def poll_ping(self, now_ns: int) -> int | None:
         """Return the number of the ping to send now, or None."""
@@ -35,14 +39,19 @@ class PingState:
             return None
         if self._number > self._answered:
             self._unanswered += 1
+            self._lost_ns = now_ns
         self._number += 1
         self._sent_ns = now_ns
-        self._next_ns = now_ns + self.interval_ns
+        self._next_ns = now_ns + self._apart_ns
         return self._number
+
+    @property
+    def _apart_ns(self) -> int:
+        return max(self.interval_ns, ANSWERS_APART * self._takes_ns)
 
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""
-        self._next_ns = min(self._next_ns, now_ns + self.interval_ns)
+        self._next_ns = min(self._next_ns, now_ns + self._apart_ns)
 
     def handle_pong(self, number: int, now_ns: int) -> None:
         """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
@@ -50,6 +59,8 @@ class PingState:
             self._answered = number
             self._answered_ns = now_ns
             self._unanswered = 0
+            if number == self._number:
+                self._takes_ns = max(now_ns - self._sent_ns, self._takes_ns * 3 // 4)
 
     def suspect(self) -> None:
         """Something failed there: dead until a ping sent from now on is answered."""
@@ -58,8 +69,10 @@ class PingState:
         self._next_ns = 0
 
     def answers(self, now_ns: int) -> bool:
-        """Whether pings were answered up to now: one not long ago, and none for which it was time is missing."""
+        """Whether pings were answered up to now: one not long ago, and none is, or was just before, missing."""
         if not self.port_ok or self._answered_ns is None or now_ns - self._answered_ns > FRESH_NS:
+            return False
+        if now_ns - self._lost_ns < FRESH_NS:
             return False
         missing = self._number - self._answered
         return missing == 0 or (missing == 1 and now_ns - self._sent_ns <= PATIENCE_NS)

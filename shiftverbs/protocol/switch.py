@@ -1,26 +1,58 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""SWITCH: both directions move to another pair after a failure, and how a pairing ends. Pure."""
+"""SWITCH: both directions move to another pair after a failure. Pure."""
 
 from __future__ import annotations
 
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.arm import ArmProcedure
+from shiftverbs.protocol.directions import Directions
+from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.events import Stage, Status
+from shiftverbs.protocol.hopeless import HopelessWork
 from shiftverbs.protocol.messages import Phase, Sync
-from shiftverbs.protocol.state import ArmState, PairState, Switch
+from shiftverbs.protocol.move import MoveProcedure
+from shiftverbs.protocol.state import PairState, Switch
+from shiftverbs.protocol.tables import SwitchInput, SwitchState, SwitchStep
+from shiftverbs.protocol.timers import Timer
 from shiftverbs.state_machine import RecvInput, SendInput, SendState
 
 
-class SwitchProcedure(PairState):
-    """Close, fence, agree on a fit target, compare counters, trim, replay."""
+class SwitchProcedure:
+    """Close, fence, agree on a fit target, compare counters, trim, replay.
 
-    # ---- SWITCH -----------------------------------------------------------------------------------------------------
+    hopeless: which send WRs failed where. tried: the pairs that were targets since the last SWITCH that was done.
+    """
+
+    def __init__(
+        self,
+        state: PairState,
+        directions: Directions,
+        arm: ArmProcedure,
+        move: MoveProcedure,
+        ending: Ending,
+    ) -> None:
+        self._state = state
+        self._directions = directions
+        self._arm = arm
+        self._move = move
+        self._ending = ending
+        self.hopeless = HopelessWork(state, directions)
+        self.tried: set[int] = set()
+        self.fence_number = 0  # of the last Fence
+        self._started_ns = 0  # when the first pair was tried; later by the time in which receives were posted
+        self._posting_ns: int | None = None  # since when they are
+        self._ask = 0  # number of the last question
+        self._ask_retry_ns = 0  # no question before
+        self._avoid: list[int] = []  # where what is to be carried now has failed already
+
+    # ---- which pair, and how long it may take -----------------------------------------------------------------------
 
     def _choose_target(self, left: int) -> int | None:
         """The next pair to try: fit ones first, the one just left last; None when all were tried."""
         best = [
             (k == left, p.alive is False, self._failed_last(k), not p.clean, k)
-            for k, p in enumerate(self.pairs)
-            if not p.dead and k not in self._tried
+            for k, p in enumerate(self._state.pairs)
+            if not p.dead and k not in self.tried
         ]
         return min(best)[-1] if best else None
 
@@ -29,16 +61,17 @@ class SwitchProcedure(PairState):
         return max((n for n, j in enumerate(self._avoid, 1) if j == k), default=0)
 
     def _attempt_deadline_ns(self, s: Switch) -> int:
-        patience, resend = self.config.peer_deadline_ns, self.config.resend_most_ns
-        usable = max(1, sum(not p.dead for p in self.pairs))
+        config = self._state.config
+        patience, resend = config.peer_deadline_ns, config.resend_most_ns
+        usable = max(1, sum(not p.dead for p in self._state.pairs))
         # One lost message must not end it, unless the user will not wait even for one that is said again.
         share = min(max(patience // usable, 2 * resend), patience)
         if s.command_ns is not None:
             # The peer may go on talking for ever while our own NIC hangs: another pair may do better.
-            return s.command_ns + self.config.fence_deadline_ns
+            return s.command_ns + config.fence_deadline_ns
         if s.phase is not Phase.ASK and s.final is None:
             # our own fence runs against its own deadline; the peer's silence counts from its end
-            return s.heard_ns + self.config.fence_deadline_ns + share
+            return s.heard_ns + config.fence_deadline_ns + share
         if s.posting:
             # Memory is being registered, here or there: as long as that takes, if only the peer is heard.
             return s.heard_ns + max(patience, 4 * resend)
@@ -46,479 +79,511 @@ class SwitchProcedure(PairState):
 
     def _leave_out_posting(self) -> None:
         """Time in which memory is registered, here or there, is not time in which pairs were tried."""
-        s = self._switch
-        if s is not None and not s.done and s.posting:
+        s = self._under_way()
+        if s is not None and s.posting:
             if self._posting_ns is None:
-                self._posting_ns = self._now
+                self._posting_ns = self._state.now_ns
         elif self._posting_ns is not None:
-            self._started_ns += self._now - self._posting_ns
+            self._started_ns += self._state.now_ns - self._posting_ns
             self._posting_ns = None
 
-    def _is_hopeless(self, k: int, wr: int) -> bool:
-        """Whether no pair gets `wr` through, which failed on pair k though nothing else did there.
+    def pursue(self) -> None:
+        """Set the timer of the attempt under way: it follows from so much that it is looked at after each event."""
+        assert self._state.switch is not None
+        self._leave_out_posting()
+        self._state.timers.set(Timer.ATTEMPT, self._attempt_deadline_ns(self._state.switch))
 
-        A later WR than ever before is progress: all before it got through. A round that is over soon may have come upon
-        rails that fail in turn, so there is another, with growing pauses that make both long enough. Where the pairs do
-        not come round because somebody else leaves them, its own failures on the rest decide, after two rounds' worth.
-        """
-        if wr > self._stuck_wr:
-            self._stuck_wr = wr
-            self._stuck_on = []
-            self._stuck_ns = self._now
-        self._stuck_on.append(k)
-        failures, pairs, round_ns = len(self._stuck_on), len(self.pairs), self.config.round_ns
-        tried = all(p.dead or j in self._stuck_on for j, p in enumerate(self.pairs))
-        long_enough = self._now - self._stuck_ns >= round_ns
-        if failures >= 2 * pairs or (tried and failures >= pairs and long_enough):
-            return True
-        if failures >= pairs:
-            # The shares of 1 + 2 + ... + pairs; a little more, by chance, to be out of step with what comes and goes.
-            pause_ns = round_ns * 2 * (failures - pairs + 1) // (pairs * (pairs + 1))
-            self._open_ns = self._now + pause_ns + self.rng.randrange(pause_ns // 4 + 1)
-        return False
+    def on_attempt_over(self) -> None:
+        """The attempt under way has taken too long."""
+        s = self._under_way()
+        assert s is not None
+        if self._state.switch_state is SwitchState.ASK:
+            self.drop_question()
+        else:
+            hung = "our own NIC does not carry out a command" if s.command_ns is not None else None
+            self._next_attempt(hung or "the peer does not answer")
 
-    def _open_in_time(self, now_ns: int) -> None:
-        """Hand over what waited for its next attempt, if it is time."""
-        if self._opening and now_ns >= self._open_ns:
-            self._opening = False
-            self._do(ev.OpenSend(self.send_pair))
+    def _under_way(self) -> Switch | None:
+        """The SWITCH under way (asking included), if there is one."""
+        return self._state.switch if self._state.switching else None
 
-    def _on_path_failed(self, event: ev.PathFailed) -> None:
-        if self.over:
+    def fencing(self) -> bool:
+        """Whether a SWITCH is under way from which there is no way back."""
+        return self._state.switch_state not in (SwitchState.IDLE, SwitchState.ASK)
+
+    # ---- its beginning, and its steps -------------------------------------------------------------------------------
+
+    def path_failed(self, event: ev.PathFailed) -> None:
+        """A pair failed, or looks as if it did."""
+        s = self._state
+        if s.over:
             return
-        s = self._switch
-        here = event.pair == self.send_pair and (s is None or s.done or s.phase is Phase.ASK)
-        if here and event.wr is not None and self._is_hopeless(event.pair, event.wr):
-            self._abort(f"every path fails the same work: {event.reason}")
+        asking = s.switch_state is SwitchState.ASK
+        here = event.pair == s.send_pair and not self.fencing()
+        if here and event.wr is not None and self.hopeless.is_hopeless(event.pair, event.wr):
+            self._ending.abort(f"every path fails the same work: {event.reason}")
+        elif self.fencing():
+            if not event.advisory:
+                self._failed_on_the_way(event)
+        elif asking:
+            if not event.advisory:
+                self._failed_while_asking(event)
+        elif s.carries(event.pair):
+            self._failed_in_use(event)
+        else:
+            self._arm.disarm(event.pair)
+
+    def _failed_on_the_way(self, event: ev.PathFailed) -> None:
+        s = self._state
+        p = s.pairs[event.pair]
+        assert s.switch is not None
+        target = event.pair == s.switch.target
+        if target and (s.switch_state in (SwitchState.POSTING, SwitchState.READY) or p.dead):
+            self._next_attempt(event.reason)
             return
-        if s is not None and not s.done:
-            if event.pair == s.target and s.phase is not Phase.ASK and not event.advisory:
-                p = self.pairs[s.target]
-                if s.phase in (Phase.POSTING, Phase.READY) or p.dead:
-                    self._next_attempt(event.reason)
-                else:  # late news of a life that this SWITCH ends anyway, or of an idle pair: it must be reset
-                    p.armed = p.clean = False
-                    self._advance()
-            elif s.phase is not Phase.ASK and not event.advisory:
-                self.pairs[event.pair].armed = self.pairs[event.pair].clean = False
-            elif s.phase is Phase.ASK and not event.advisory:
-                if event.pair in (self.send_pair, self.recv_pair):
-                    self._begin_fencing(s, event.reason)
-                    return
-                self._disarm(event.pair)
-                if (
-                    event.pair == s.target
-                ):  # nothing is broken where we are: do not fence that for a dead target
-                    self._drop_ask()
+        p.works = p.clean = False
+        if target:  # late news of a life that this SWITCH ends anyway, or of an idle pair: it must be reset
+            self._advance()
+
+    def _failed_while_asking(self, event: ev.PathFailed) -> None:
+        s = self._state
+        assert s.switch is not None
+        if event.pair in (s.send_pair, s.recv_pair):
+            s.switch.reason = event.reason
+            self._step(s.switch, SwitchInput.PATH_FAILED)
             return
-        if event.pair not in (self.send_pair, self.recv_pair) and not (
-            self._move is not None and self._move.target == event.pair
-        ):
-            self._disarm(event.pair)
+        self._arm.disarm(event.pair)
+        if (
+            event.pair == s.switch.target
+        ):  # nothing is broken where we are: do not fence that for a dead target
+            self.drop_question()
+
+    def _failed_in_use(self, event: ev.PathFailed) -> None:
+        s = self._state
+        if event.advisory and (event.unsafe is not None or s.now_ns < self._ask_retry_ns):
             return
-        if event.advisory and (event.unsafe is not None or self._now < self._ask_retry_ns):
-            return
-        self._tried = set()
-        self._avoid = self._stuck_on if event.wr is not None else []
-        self._started_ns = self._now
+        self.tried = set()
+        self._avoid = self.hopeless.failed_on if event.wr is not None else []
+        self._started_ns = s.now_ns
         target = self._choose_target(event.pair)
         if target is None:
-            self._abort(f"no pair left: {event.reason}")
+            self._ending.abort(f"no pair left: {event.reason}")
             return
-        if event.advisory and (target == event.pair or self.pairs[target].alive is False):
+        if event.advisory and (target == event.pair or s.pairs[target].alive is False):
             return  # nowhere better to go: a short blip would lose nothing here
-        self._begin(self.epoch + 1, target, event.pair, event.reason, ask=event.advisory)
+        if event.advisory:
+            self._ask_peer(target, event)
+        else:
+            self._begin(SwitchInput.PATH_FAILED, s.epoch + 1, target, event.pair, event.reason)
 
-    def _begin(self, epoch: int, target: int, left: int, reason: str, ask: bool = False) -> None:
-        """Start or join a SWITCH."""
-        if ask and self._move is not None:
-            if self._move.tx is not None:
+    def _ask_peer(self, target: int, event: ev.PathFailed) -> None:
+        """A mere hint: nothing is fenced before the peer agrees."""
+        s = self._state
+        if s.move_out is not None:
+            if s.move_out.tx is not None:
                 # The peer was told: it may have moved its receives. The MOVE ends soon, one way or the other.
-                self._ask_retry_ns = self._now + self.config.ask_retry_ns
+                self._ask_retry_ns = s.now_ns + s.config.ask_retry_ns
                 return
-            self._cancel_move()
-        s = Switch(epoch, target, Phase.ASK if ask else Phase.START, reason, left, heard_ns=self._now)
-        if ask and self._switch is not None and self._switch.done:
-            s.before = self._switch
-        self._switch = s
-        if not ask:
-            self._begin_fencing(s, reason)
-            return
+            self._move.cancel()
         self._ask += 1
-        s.ask = self._ask
-        self.counts.asks += 1
-        self._send_input(SendInput.ASKED, self.send_pair)
-        self._send_sync(s)
+        s.counts.asks += 1
+        s.switch = Switch(
+            s.epoch + 1,
+            target,
+            Phase.ASK,
+            event.reason,
+            event.pair,
+            ask=self._ask,
+            heard_ns=s.now_ns,
+            before=s.switch,
+            before_due_ns=s.timers.due_ns(Timer.SYNC),
+        )
+        self._directions.send(SendInput.ASKED, s.send_pair)
+        self._step(s.switch, SwitchInput.HINTED)
 
-    def _begin_fencing(self, s: Switch, reason: str) -> None:
-        """From here on there is no way back: gates closed, ARM and MOVE cancelled, every used pair fenced."""
-        self.epoch = s.epoch
-        s.phase = Phase.START
-        s.reason = reason
-        s.heard_ns = self._now
-        s.final = None
-        self.counts.switches += 1
-        self._tried.add(s.target)
-        self._note_flap()
-        self._move = None
-        self._moving_in = None
-        self._do(ev.AwaitRx(None))
-        self._send_input(SendInput.PATH_FAILED, self.send_pair)
-        self._recv_input(RecvInput.PATH_FAILED, self.recv_pair)
-        self._do(ev.SwitchStarted(s.epoch, s.target, reason))
-        for p in self.pairs:
-            if p.state is not ArmState.IDLE:
-                self._arm_failed(p, backoff=False)
-        pairs = tuple(k for k, p in enumerate(self.pairs) if p.used and not p.fenced)
-        self._send_sync(s)
-        self._fence_number += 1
-        self._do(ev.Fence(self._fence_number, pairs, self._now + self.config.fence_deadline_ns))
+    def _begin(self, given: SwitchInput, epoch: int, target: int, left: int, reason: str) -> None:
+        """Start or join a SWITCH, or start over with another target."""
+        s = self._state
+        s.switch = Switch(epoch, target, Phase.START, reason, left, heard_ns=s.now_ns)
+        self._step(s.switch, given)
 
     def _next_attempt(self, reason: str) -> None:
         """The target did not work, or the peer did not answer there: epoch + 1 and the next pair."""
-        s = self._switch
-        assert s is not None
-        target = self._choose_target(s.left)
+        s = self._state
+        assert s.switch is not None
+        left = s.switch.left
+        target = self._choose_target(left)
         if target is None:
-            self._abort(f"no pair left: {reason}")
+            self._ending.abort(f"no pair left: {reason}")
             return
-        self._begin(self.epoch + 1, target, s.left, reason)
+        self._begin(SwitchInput.NEXT_PAIR, s.epoch + 1, target, left, reason)
 
-    def _drop_ask(self) -> None:
+    def drop_question(self) -> None:
         """Nothing was fenced yet: go on where we are, ask again later if the reason persists."""
-        assert self._switch is not None
-        self._switch = self._switch.before  # the last finished one answers late messages again
-        self._ask_retry_ns = self._now + self.config.ask_retry_ns
-        home = (
-            SendInput.ASK_DROPPED_HOME if self.send_state is SendState.DEFAULT else SendInput.ASK_DROPPED_AWAY
-        )
-        self._send_input(home, self.send_pair)
-        if self._moving_in is not None and not self._moving_in.posting:
-            self._do(
-                ev.AwaitRx(self._moving_in.message.tx)
-            )  # a RxReached that came while asking was not acted on
+        s = self._state.switch
+        assert s is not None
+        self._step(s, SwitchInput.DROPPED)
 
-    def _on_fence_completed(self, event: ev.FenceCompleted) -> None:
-        s = self._switch
-        if self.over or s is None or s.done or s.final is not None or event.number != self._fence_number:
-            return
-        for p in self.pairs:
-            if p.used:
-                p.fenced = True
-                p.armed = p.clean = False
-        s.final = event
-        s.heard_ns = self._now
-        if event.unsafe is not None:
-            self._abort(f"work that cannot be replayed: {event.unsafe}")
-            return
-        self._advance()
+    def _step(self, s: Switch, given: SwitchInput) -> None:
+        """Step the machine of SWITCH, and carry its steps out."""
+        steps = self._state.step_switch(given)
+        if self._state.switching:
+            s.phase = Phase[self._state.switch_state.value]
+        else:
+            self._state.timers.stop(Timer.ATTEMPT)
+            self._leave_out_posting()
+        for step in steps:
+            match step:
+                case SwitchStep.FENCE:
+                    self._fence(s)
+                case SwitchStep.SAY:
+                    self._say(s)
+                case SwitchStep.REOPEN:
+                    self._reopen(s)
+                case SwitchStep.CLOSE_RECV:
+                    self._directions.receive(RecvInput.PATH_FAILED, s.target)
+                case SwitchStep.RESET:
+                    assert s.resetting is not None
+                    self._state.do(ev.ResetPair(s.target, s.resetting, dummy=False))
+                case SwitchStep.POST_RECEIVES:
+                    self._post_receives(s)
+                case SwitchStep.HAND_OVER:
+                    self._hand_over(s)
+
+    def _fence(self, switch: Switch) -> None:
+        """From here on there is no way back: gates closed, ARM and MOVE cancelled, every used pair fenced."""
+        s = self._state
+        s.epoch = switch.epoch
+        switch.before = None
+        switch.heard_ns = s.now_ns
+        s.counts.switches += 1
+        self.tried.add(switch.target)
+        self._move.note_flap()
+        self._move.call_off()
+        s.do(ev.AwaitRx(None))
+        self._directions.send(SendInput.PATH_FAILED, s.send_pair)
+        self._directions.receive(RecvInput.PATH_FAILED, s.recv_pair)
+        s.do(ev.SwitchStarted(switch.epoch, switch.target, switch.reason))
+        self._arm.call_off()
+        pairs = tuple(k for k, p in enumerate(s.pairs) if p.used and not p.fenced)
+        self._say(switch)
+        self.fence_number += 1
+        s.do(ev.Fence(self.fence_number, pairs, s.now_ns + s.config.fence_deadline_ns))
+
+    def _reopen(self, asked: Switch) -> None:
+        s = self._state
+        s.switch = asked.before  # the last finished one answers late messages again
+        if asked.before_due_ns is not None:
+            s.timers.set(Timer.SYNC, asked.before_due_ns)
+        else:
+            s.timers.stop(Timer.SYNC)
+        self._ask_retry_ns = s.now_ns + s.config.ask_retry_ns
+        home = s.send_state is SendState.DEFAULT
+        self._directions.send(SendInput.ASK_DROPPED_HOME if home else SendInput.ASK_DROPPED_AWAY, s.send_pair)
+        self._move.await_again()
+
+    def _post_receives(self, switch: Switch) -> None:
+        """The target is fit. READY is said when the receives are there: the peer sends the moment it hears it."""
+        p = self._state.pairs[switch.target]
+        # clean lasts until something is posted; what makes the target fit from now on is this SWITCH itself
+        switch.reset_arm = p.arm
+        p.works = True
+        home = switch.target == 0
+        self._directions.receive(RecvInput.READY_HOME if home else RecvInput.READY_AWAY, switch.target)
+
+    def _hand_over(self, switch: Switch) -> None:
+        """What the peer received is proven, everything later is replayed."""
+        s = self._state
+        peer = switch.peer
+        assert peer is not None
+        self.tried = set()
+        if s.status is Status.PAIRING:
+            # the peer's ARM was through, ours was cut short: both pairs work
+            s.set_status(Status.PROTECTED)
+        s.use(switch.target)
+        home = switch.target == 0
+        self._directions.send(
+            SendInput.SWITCHED_HOME if home else SendInput.SWITCHED_AWAY, switch.target, peer_rx=peer.rx
+        )
+        self._move.note_home()
+        switch.settled = peer.seen_phase == Phase.READY and peer.seen_arm == peer.arm
+
+    # ---- how far it can be taken ------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Take the SWITCH as far as what is known allows."""
-        s = self._switch
-        if self.over or s is None or s.done or s.final is None:
+        switch, state = self._under_way(), self._state.switch_state
+        if switch is None or switch.final is None:
             return
-        p = self.pairs[s.target]
-        fit = p.clean or s.reset_arm == p.arm
+        p, peer = self._state.pairs[switch.target], switch.peer
+        fit = p.clean or switch.reset_arm == p.arm
         goal = p.arm if fit else p.arm + 1
-        peer = s.peer
         if peer is not None:
             goal = max(goal, peer.arm if peer.clean or peer.phase is not Phase.START else peer.arm + 1)
-        if s.resetting is not None:
+        if switch.resetting is not None:
             return  # the result brings us back here
         if not (fit and p.arm == goal):
-            if s.phase in (Phase.POSTING, Phase.READY):
-                self._recv_input(RecvInput.PATH_FAILED, s.target)
-            s.phase = Phase.START
-            s.resetting = goal
-            s.command_ns = self._now
-            self._do(ev.ResetPair(s.target, goal, dummy=False))
-            return
-        if s.phase is Phase.READY:
+            switch.resetting = goal
+            switch.command_ns = self._state.now_ns
+            self._step(switch, SwitchInput.UNFIT)
+        elif state is SwitchState.READY:
             if peer is not None and peer.phase is Phase.READY and peer.arm == p.arm:
-                self._complete(s, peer)
-            return
-        if s.phase is Phase.POSTING:
-            return  # the event brings us back here
-        if p.clean:
-            self._post_receives(s)
-            return
-        if s.phase is Phase.START:
-            s.phase = Phase.FENCED
-            self._send_sync(s)
-        if (
-            peer is not None
-            and peer.phase in (Phase.FENCED, Phase.POSTING, Phase.READY)
-            and peer.arm == p.arm
-            and not s.connecting
-        ):
-            s.connecting = True
-            s.command_ns = self._now
-            self._do(ev.ConnectPair(s.target, p.arm, Stage.RTR_RTS, p.local.psn, peer.address))
-
-    def _post_receives(self, s: Switch) -> None:
-        """The target is fit. READY is said when the receives are there: the peer sends the moment it hears it."""
-        s.phase = Phase.POSTING
-        # clean lasts until something is posted; what makes the target fit from now on is this SWITCH itself
-        s.reset_arm = self.pairs[s.target].arm
-        self.pairs[s.target].armed = True
-        self._recv_input(RecvInput.READY_HOME if s.target == 0 else RecvInput.READY_AWAY, s.target)
-
-    def _on_receives_posted(self, event: ev.ReceivesPosted) -> None:
-        """For a SWITCH or for a MOVE, whichever asked last."""
-        if self.over or event.number != self._receives_number:
-            return
-        s = self._switch
-        if s is not None and not s.done and s.phase is Phase.POSTING:
-            if event.error is not None:
-                self._next_attempt(f"pair {s.target}: {event.error}")
+                self._complete(switch, peer)
+        elif state is not SwitchState.POSTING:  # there, the event brings us back here
+            if p.clean:
+                self._step(switch, SwitchInput.CLEAN)
                 return
-            s.phase = Phase.READY
-            s.heard_ns = max(s.heard_ns, self._now)
-            self._send_sync(s)
-            self._advance()
-        elif self._moving_in is not None and self._moving_in.posting:
-            if event.error is not None:
-                self._on_path_failed(ev.PathFailed(self.recv_pair, event.error))
-                return
-            self._recv_input(RecvInput.RECEIVES_MOVED, self.recv_pair)
+            if state is SwitchState.START:
+                self._step(switch, SwitchInput.WAS_RESET)
+            connected = peer is not None and peer.phase in (Phase.FENCED, Phase.POSTING, Phase.READY)
+            if peer is not None and connected and peer.arm == p.arm and not switch.connecting:
+                switch.connecting = True
+                switch.command_ns = self._state.now_ns
+                self._state.do(ev.ConnectPair(switch.target, p.arm, Stage.RTR_RTS, p.local.psn, peer.address))
 
-    def _complete(self, s: Switch, peer: Sync) -> None:
-        """The peer is READY: what it received is proven, everything later is replayed."""
-        final = s.final
+    def _complete(self, switch: Switch, peer: Sync) -> None:
+        """The peer is READY: hand over, unless what it received does not fit what we sent."""
+        final = switch.final
         assert final is not None
         if not final.acked <= peer.rx <= final.wired:
-            self._abort(
+            self._ending.abort(
                 f"the peer received {peer.rx} messages, but {final.acked} were acknowledged and {final.wired} sent:"
                 " a message was acknowledged and lost"
                 if peer.rx < final.acked
                 else f"the peer received {peer.rx} messages, but only {final.wired} were sent"
             )
-            return
-        if peer.receipts_lost and final.unsafe_if_lost is not None:
-            self._abort(
+        elif peer.receipts_lost and final.unsafe_if_lost is not None:
+            self._ending.abort(
                 f"the peer's NIC died with receipts, and work cannot be replayed: {final.unsafe_if_lost}"
             )
-            return
-        s.done = True
-        self._tried = set()
-        if self.status is Status.PAIRING:
-            self._set_status(
-                Status.PROTECTED
-            )  # the peer's ARM was through, ours was cut short: both pairs work
-        self._use(s.target)
-        home = s.target == 0
-        self._send_input(
-            SendInput.SWITCHED_HOME if home else SendInput.SWITCHED_AWAY, s.target, peer_rx=peer.rx
-        )
-        self._note_home()
-        if peer.seen_phase == Phase.READY and peer.seen_arm == peer.arm:
-            s.settled = True
-            s.resend_ns = None
-        self._send_sync(s)
+        else:
+            self._step(switch, SwitchInput.PEER_READY)
 
-    def _sync(self, s: Switch, phase: Phase | None = None) -> Sync:
-        p = self.pairs[s.target]
-        clean = p.clean or (s.reset_arm == p.arm and s.phase in (Phase.POSTING, Phase.READY))
+    def on_fence_completed(self, event: ev.FenceCompleted) -> None:
+        """Every pair is fenced."""
+        s = self._state
+        switch = s.switch
+        if switch is None or not self.fencing() or switch.final is not None:
+            return
+        if event.number != self.fence_number:
+            return
+        for p in s.pairs:
+            if p.used:
+                p.fenced = True
+                p.works = p.clean = False
+        switch.final = event
+        switch.heard_ns = s.now_ns
+        if event.unsafe is not None:
+            self._ending.abort(f"work that cannot be replayed: {event.unsafe}")
+            return
+        self._advance()
+
+    def on_fence_hung(self, event: ev.FenceHung) -> None:
+        """A NIC does not stop: nothing is proven."""
+        if self._state.switching and event.number == self.fence_number:
+            self._ending.abort(f"the fence hung: {event.reason}")
+
+    def on_pair_reset(self, event: ev.PairReset) -> bool:
+        """RESET and INIT of a pair. Returns whether this SWITCH had asked for that."""
+        s, switch = self._state, self._under_way()
+        if switch is None or switch.target != event.pair or switch.resetting is None:
+            return False
+        if event.arm == switch.resetting:
+            switch.resetting = switch.command_ns = None
+            if event.error is not None:
+                self._next_attempt(f"pair {event.pair}: {event.error}")
+                return True
+            s.renew(event.pair, event.arm, event)
+            switch.reset_arm = event.arm
+            switch.heard_ns = max(switch.heard_ns, s.now_ns)
+            self._advance()
+        return True
+
+    def on_pair_connected(self, event: ev.PairConnected) -> bool:
+        """RTR and RTS of a pair. Returns whether this SWITCH had asked for that."""
+        s, switch = self._state, self._under_way()
+        if switch is None or switch.target != event.pair or not switch.connecting:
+            return False
+        p = s.pairs[event.pair]
+        if event.arm == p.arm:
+            switch.connecting = False
+            if switch.resetting is None:
+                switch.command_ns = None
+            switch.heard_ns = max(switch.heard_ns, s.now_ns)
+            if event.error is not None:
+                self._next_attempt(f"pair {event.pair}: {event.error}")
+            elif (
+                s.switch_state is SwitchState.FENCED
+                and switch.reset_arm == p.arm
+                and switch.resetting is None
+            ):
+                self._step(switch, SwitchInput.CONNECTED)
+        return True
+
+    def on_receives_posted(self, event: ev.ReceivesPosted) -> bool:
+        """The last receives asked for are posted, or cannot be. Returns whether this SWITCH had asked for them."""
+        s, switch = self._state, self._state.switch
+        if switch is None or s.switch_state is not SwitchState.POSTING:
+            return False
+        if event.error is not None:
+            self._next_attempt(f"pair {switch.target}: {event.error}")
+            return True
+        switch.heard_ns = max(switch.heard_ns, s.now_ns)
+        self._step(switch, SwitchInput.RECEIVES_POSTED)
+        self._advance()
+        return True
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def _sync(self, switch: Switch) -> Sync:
+        p = self._state.pairs[switch.target]
+        clean = p.clean or (switch.reset_arm == p.arm and switch.phase in (Phase.POSTING, Phase.READY))
         return Sync(
-            epoch=s.epoch,
-            target=s.target,
-            phase=s.phase if phase is None else phase,
+            epoch=switch.epoch,
+            target=switch.target,
+            phase=switch.phase,
             arm=p.arm,
             clean=clean,
             address=p.local,
-            rx=s.final.rx if s.final is not None else 0,
-            ask=s.ask,
-            seen_phase=int(s.peer.phase) if s.peer is not None else -1,
-            seen_arm=s.peer.arm if s.peer is not None else -1,
-            settled=s.settled,
-            receipts_lost=s.final is not None and s.final.receipts_lost,
+            rx=switch.final.rx if switch.final is not None else 0,
+            ask=switch.ask,
+            seen_phase=int(switch.peer.phase) if switch.peer is not None else -1,
+            seen_arm=switch.peer.arm if switch.peer is not None else -1,
+            settled=switch.settled,
+            receipts_lost=switch.final is not None and switch.final.receipts_lost,
         )
 
-    def _send_sync(self, s: Switch) -> None:
-        message = self._sync(s)
+    def _say(self, switch: Switch) -> None:
+        s = self._state
+        message = self._sync(switch)
         now_at = (int(message.phase), message.arm)
-        if now_at != s.sent_phase:
-            s.resend_step_ns = 0
-        s.sent_phase = now_at
-        s.sent_ns = self._now
-        s.resend_step_ns = self._backoff(s.resend_step_ns)
-        s.resend_ns = None if s.settled else self._now + s.resend_step_ns
+        if now_at != switch.sent_phase:
+            switch.resend_step_ns = 0
+        switch.sent_phase = now_at
+        switch.sent_ns = s.now_ns
+        switch.resend_step_ns = s.backoff(switch.resend_step_ns)
+        if switch.settled:
+            s.timers.stop(Timer.SYNC)
+        else:
+            s.timers.set(Timer.SYNC, s.now_ns + switch.resend_step_ns)
         # Only over the target's own NIC pair: an answer there shows that the target works at all.
-        self._say(message, s.target)
+        s.say(message, switch.target)
+
+    def say_again(self) -> None:
+        """The last SYNC was not answered."""
+        assert self._state.switch is not None
+        self._say(self._state.switch)
+
+    def _say_again_soon(self, switch: Switch) -> None:
+        if self._state.now_ns - switch.sent_ns >= self._state.config.resend_first_ns // 3:
+            self._say(switch)
+
+    def answer_stale(self) -> None:
+        """The peer speaks of a former epoch: it is told of ours."""
+        s = self._state
+        s.counts.stale += 1
+        if s.switch is not None and s.switch.phase is not Phase.ASK:
+            s.say(self._sync(s.switch), s.switch.target)
+
+    def on_message(self, m: Sync, unsafe: str | None) -> None:
+        """A SYNC of the peer's, before the pairing is over. unsafe: see `events.PathFailed`."""
+        s = self._state
+        if m.target >= len(s.pairs):
+            s.counts.stale += 1
+            return
+        match m.phase:
+            case Phase.ABORT:
+                if m.epoch >= s.epoch:
+                    self._ending.abort("the peer gave up", answer=True)
+            case Phase.BYE:
+                self._on_bye(m)
+            case Phase.REFUSE:
+                self._on_refuse(m)
+            case _:
+                self._on_sync(m, unsafe)
 
     def _on_sync(self, m: Sync, unsafe: str | None) -> None:
-        if self.over:
-            if m.phase not in (Phase.ABORT, Phase.BYE):
-                self._say_over(m)
-            else:
-                self._over_resend_ns = None
-            return
-        if m.target >= len(self.pairs):
-            self.counts.stale += 1
-            return
-        if m.phase is Phase.ABORT:
-            if m.epoch >= self.epoch:
-                self._abort("the peer gave up", answer=True)
-            return
-        if m.phase is Phase.BYE:
-            self._on_bye(m)
-            return
-        s = self._switch
-        if m.phase is Phase.REFUSE:
-            if (
-                s is not None
-                and not s.done
-                and s.phase is Phase.ASK
-                and m.ask == s.ask
-                and m.epoch == s.epoch
-            ):
-                self.counts.asks_refused += 1
-                self._drop_ask()
-            return
-        if s is not None and not s.done and s.phase is Phase.ASK:
-            if (m.epoch, m.target) < (s.epoch, s.target):
+        s = self._state
+        switch = s.switch
+        theirs = (m.epoch, m.target)
+        if switch is not None and s.switch_state is SwitchState.ASK:
+            asked = (switch.epoch, switch.target)
+            if theirs < asked:
                 return  # a crossing question with a smaller target, or something late: ours stands
-            if (m.epoch, m.target) == (s.epoch, s.target):
-                self._on_current_sync(s, m)
+            if theirs == asked:
+                # The peer agreed, or asked the same at the same time. Nothing unsafe can have come since: the gate is
+                # closed.
+                switch.peer = m if m.phase is not Phase.ASK else None
+                self._step(switch, SwitchInput.PEER_AGREED)
                 return
-        ours = (s.epoch, s.target) if s is not None and s.phase is not Phase.ASK else (self.epoch, -1)
-        if (m.epoch, m.target) > ours:
+        known = switch is not None and switch.phase is not Phase.ASK
+        ours = (switch.epoch, switch.target) if switch is not None and known else (s.epoch, -1)
+        if theirs > ours:
             self._join(m, unsafe)
+        elif switch is None or theirs < ours:
+            self.answer_stale()
+        else:
+            self._on_current_sync(switch, m)
+
+    def _on_bye(self, m: Sync) -> None:
+        if self.fencing():
+            self._ending.abort("the peer closed its QP", answer=True)
             return
-        if s is None or (m.epoch, m.target) < ours:
-            self._answer_stale()
-            return
-        self._on_current_sync(s, m)
+        if self._state.switching:
+            self.drop_question()
+        self._ending.peer_left(m)
+
+    def _on_refuse(self, m: Sync) -> None:
+        s = self._state
+        switch = s.switch
+        asking = switch is not None and s.switch_state is SwitchState.ASK
+        if switch is not None and asking and (m.ask, m.epoch) == (switch.ask, switch.epoch):
+            s.counts.asks_refused += 1
+            self.drop_question()
 
     def _join(self, m: Sync, unsafe: str | None) -> None:
         """A newer SWITCH of the peer: refuse a question we cannot afford, else take part."""
+        s = self._state
+        p = s.pairs[m.target]
         if m.phase is Phase.ASK and unsafe is not None:
-            p = self.pairs[m.target]
-            self._say(Sync(m.epoch, m.target, Phase.REFUSE, p.arm, p.clean, p.local, 0, ask=m.ask), m.target)
+            s.say(Sync(m.epoch, m.target, Phase.REFUSE, p.arm, p.clean, p.local, 0, ask=m.ask), m.target)
             return
-        left = self.send_pair
-        if self._switch is None or self._switch.done or self._switch.phase is Phase.ASK:
-            self._tried = set()
-            self._started_ns = self._now
-        p = self.pairs[m.target]
-        if p.dead or (p.alive is False and any(q.alive is not False and not q.dead for q in self.pairs[:])):
-            self._tried.add(m.target)
+        left = s.send_pair
+        if not self.fencing():
+            self.tried = set()
+            self._started_ns = s.now_ns
+        if p.dead or (p.alive is False and any(q.alive is not False and not q.dead for q in s.pairs)):
+            self.tried.add(m.target)
             other = self._choose_target(left)
-            if other is not None and (p.dead or self.pairs[other].alive is not False) and other != left:
-                self._begin(
-                    m.epoch + 1, other, left, f"the peer's target, pair {m.target}, does not work here"
-                )
+            if other is not None and (p.dead or s.pairs[other].alive is not False) and other != left:
+                why = f"the peer's target, pair {m.target}, does not work here"
+                self._begin(SwitchInput.JOINED, m.epoch + 1, other, left, why)
                 return
-        self._begin(m.epoch, m.target, left, "the peer switches")
-        s = self._switch
-        assert s is not None
+        self._begin(SwitchInput.JOINED, m.epoch, m.target, left, "the peer switches")
+        assert s.switch is not None
         if m.phase is not Phase.ASK:
-            s.peer = m
+            s.switch.peer = m
         self._advance()
 
-    def _on_current_sync(self, s: Switch, m: Sync) -> None:
-        if s.phase is Phase.ASK:
-            # The peer agreed, or asked the same at the same time. Nothing unsafe can have come since: the gate is
-            # closed.
-            s.peer = m if m.phase is not Phase.ASK else None
-            self._begin_fencing(s, s.reason)
-            return
+    def _on_current_sync(self, switch: Switch, m: Sync) -> None:
+        s = self._state
         if m.phase is Phase.ASK:
-            self._resend_sync_soon(s)
+            self._say_again_soon(switch)
             return
-        s.heard_ns = self._now
-        known = s.peer
+        switch.heard_ns = s.now_ns
+        known = switch.peer
         if known is None or (m.arm, m.phase) >= (known.arm, known.phase):
-            s.peer = m
-        if s.done:
-            if m.seen_phase == Phase.READY and m.seen_arm == self.pairs[s.target].arm:
-                s.settled = True
-                s.resend_ns = None
+            switch.peer = m
+        if not s.switching:
+            if m.seen_phase == Phase.READY and m.seen_arm == s.pairs[switch.target].arm:
+                switch.settled = True
+                s.timers.stop(Timer.SYNC)
             if not m.settled:
-                self._send_sync(s)
+                self._say(switch)
             return
-        before = s.sent_phase
+        before = switch.sent_phase
         self._advance()
-        if self.over or s.done or s is not self._switch:
+        if switch is not self._under_way():
             return
-        if s.sent_phase == before and (m.seen_phase, m.seen_arm) != before:
-            self._resend_sync_soon(s)
-
-    def _resend_sync_soon(self, s: Switch) -> None:
-        if self._now - s.sent_ns >= self.config.resend_first_ns // 3:
-            self._send_sync(s)
-
-    def _answer_stale(self) -> None:
-        self.counts.stale += 1
-        s = self._switch
-        if s is not None and s.phase is not Phase.ASK:
-            self._say(self._sync(s), s.target)
-
-    # ---- the end of a pairing ---------------------------------------------------------------------------------------
-
-    def _abort(self, reason: str, answer: bool = False) -> None:
-        self.counts.aborts += 1
-        self._end(Phase.ABORT, tell=True)
-        self._do(ev.AwaitRx(None))
-        self._recv_input(RecvInput.ABORTED, 0)
-        self._send_input(SendInput.ABORTED, 0, reason=reason)
-        self._set_status(Status.FAILED, reason)
-        if answer:
-            self._over_resend_ns = None
-
-    def _end(self, phase: Phase, tell: bool) -> None:
-        self.over = True
-        self._over_phase = phase
-        if self._opening and phase is Phase.BYE:
-            self._open_in_time(self._open_ns)  # nobody will do it later
-        self._move = None
-        if self._moving_in is not None and self._moving_in.posting:
-            self._moved_in = self._moving_in.message.number
-        self._moving_in = None
-        for p in self.pairs:
-            p.state = ArmState.IDLE
-        if tell:
-            self._over_until_ns = self._now + self.config.bye_deadline_ns
-            self._over_step_ns = 0
-            self._send_over()
-
-    def _send_over(self) -> None:
-        self._over_step_ns = self._backoff(self._over_step_ns)
-        due = self._now + self._over_step_ns
-        self._over_resend_ns = due if due < self._over_until_ns else None
-        self._say(self._over_sync(self.epoch), self.send_pair, spread=True)
-
-    def _over_sync(self, epoch: int) -> Sync:
-        s = self._switch
-        p = self.pairs[0]
-        target = s.target if s is not None else 0
-        moved = self._moved_in + 1 if self._over_phase is Phase.BYE else 0
-        return Sync(max(epoch, self.epoch), target, self._over_phase, p.arm, False, p.local, 0, ask=moved)
-
-    def _say_over(self, m: Sync) -> None:
-        self._say(self._over_sync(m.epoch), m.target)
-
-    def _on_bye(self, m: Sync) -> None:
-        if self._switching() and self._switch is not None and self._switch.phase is not Phase.ASK:
-            self._abort("the peer closed its QP", answer=True)
-            return
-        if self._switching():
-            self._drop_ask()
-        # The peer may have moved its receives: what is sent to those it left would be acknowledged, and lost.
-        # Unless its BYE says which of our MOVEs was the last that it followed.
-        out = self._move
-        unanswered = out is not None and out.tx is not None and not m.ask
-        if out is not None and out.tx is not None and m.ask > out.number:
-            self._on_moved(out)
-        elif out is not None and not unanswered:
-            self._cancel_move()
-        self._end(Phase.BYE, tell=False)
-        self._do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP", unanswered))
-        if self.status is not Status.PAIRING:  # else: the pairing ends, and another may follow
-            self._set_status(Status.UNPROTECTED, "the peer closed its QP")
-
-    def _on_quit(self, reason: str) -> None:
-        if not self.over:
-            self._end(Phase.BYE, tell=True)
-            self._set_status(Status.UNPROTECTED, reason)
+        if switch.sent_phase == before and (m.seen_phase, m.seen_arm) != before:
+            self._say_again_soon(switch)

@@ -22,7 +22,7 @@ import pyverbs.device
 from shiftverbs import _core
 from shiftverbs.shadows import pyverbs_objects
 
-# Beyond this the oldest is dropped: a NIC that raises events without end must not eat the memory of a program
+# Beyond this the oldest is dropped: a NIC that raises events endlessly must not eat the memory of a program
 # that never asks for them.
 MAX_QUEUED = 4096
 
@@ -73,7 +73,7 @@ class AsyncEvents:
     def pump(self, wait: bool = True) -> int:
         """Take all events that are there. Returns how many. Any thread; never blocks on the device.
 
-        wait: False where another thread that is at it need not be waited for. The driver must not: the collector may
+        wait: False returns at once where another thread is taking events. The driver must not: the collector may
         take memory away in that thread, and wait for a NIC.
         """
         count = 0
@@ -116,7 +116,7 @@ class AsyncEvents:
                 raise pyverbs.device.PyverbsRDMAError("Failed to get async event", error.errno) from error
             with self._lock:
                 if not self._closed:
-                    # It was rung for what failover caused, too, which is nobody's here.
+                    # It also woke for what failover caused, which nobody gets here.
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
                 if self._queue:

@@ -73,7 +73,7 @@ class Plugs:
             self.keys[rkey] = handle
 
     def release(self, is_held: Callable[[int], bool]) -> None:
-        """Let go of what is not held any more."""
+        """Release what is not held any more."""
         for rkey in [rkey for rkey in self.keys if not is_held(rkey)]:
             try:
                 self._nic.verbs.dereg_mr(self.keys.pop(rkey))

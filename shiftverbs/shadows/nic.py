@@ -70,7 +70,7 @@ class Gid:
 
     @property
     def is_ipv4(self) -> bool:
-        """Whether this is an IPv4 address in IPv6's clothes."""
+        """Whether this is an IPv4-mapped address."""
         return self.raw.startswith(_IPV4_MAPPED)
 
     @property
@@ -178,7 +178,7 @@ class Nic:
     Nothing of it belongs to the application: its async events are ours alone. `port` and `gid_index` are what our
     control channel uses on it; shadow QPs use what `route()` finds for the application's.
 
-    A sick NIC lets whoever asks it something hang. So only its own thread asks: it leaves what it saw in `ports`, and
+    Whoever asks a sick NIC something hangs. So only its own thread asks: it leaves what it saw in `ports`, and
     everybody else goes by that. `look_again` has it look anew.
 
     name: the device; worker: its command thread (a NicWorker); verbs: the module of raw verbs (`_nic`).
@@ -201,7 +201,7 @@ class Nic:
         self.plugs = Plugs(self)
         self._pid = os.getpid()
         self._thread = 0
-        self._given_up_ns = 0  # when the command began that was waited for in vain; 0: none was
+        self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
         self._opened = worker.call(self._open)
@@ -249,12 +249,12 @@ class Nic:
         return threading.get_ident() == self._thread
 
     def hangs(self, longer_than_s: float) -> bool:
-        """Whether the thread has been busy with one command for so long."""
+        """Whether the thread has been busy with one command for longer than this."""
         since_ns = self.worker.busy_since_ns
         return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
 
     def give_up(self) -> bool:
-        """What is under way was waited for long enough. Returns whether that was not known of this command yet."""
+        """Somebody has waited long enough for the command under way. Returns whether that is new for this command."""
         before, self._given_up_ns = self._given_up_ns, self.worker.busy_since_ns
         return before != self._given_up_ns or not before
 
@@ -309,7 +309,7 @@ class Nic:
         return gid.raw
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Read `ports` anew, and call then() on the NIC's thread afterwards, whether the device answered or not.
+        """Read `ports` again, and call then() on the NIC's thread afterwards, whether the device answered or not.
 
         Never waits: where the device hangs, then() is not called before it answers. Who asks before a look has begun
         shares it.
@@ -354,7 +354,7 @@ class Nic:
         return table[index]
 
     def pkey_index(self, port: int, pkey: int) -> int:
-        """Where a QP on this port finds `pkey`, which its peers' QPs use. Raises OSError where it is not to be had."""
+        """The index of `pkey`, which its peers' QPs use, in this port's table. Raises OSError where it is not there."""
         index = best_pkey(self.port_seen(port).pkeys, pkey)
         if index is None:
             raise OSError(errno.ENODATA, f"{self.name} has no P_Key {pkey:#06x} on port {port}")

@@ -12,7 +12,6 @@ import os
 import weakref
 from typing import Any
 
-from shiftverbs import _nic
 from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol.events import Status
@@ -57,7 +56,6 @@ class ShadowQP(Shadow):
     """
 
     kind = "QP"
-    _query_state = staticmethod(_nic.query_qp_state)
 
     def __init__(
         self,
@@ -212,7 +210,7 @@ class ShadowQP(Shadow):
         self._ended_without_nic = True
 
     def ended(self, without_nic: bool = False) -> None:
-        """After the application moved the QP to ERR, or tried to: what no hardware will flush is flushed by us."""
+        """After the application moved the QP to ERR, or tried to: we flush what no hardware will."""
         self._tell("qp_ended", without_nic or self._ended_without_nic)
 
     def was_rebuilt(self) -> bool:
@@ -220,9 +218,9 @@ class ShadowQP(Shadow):
         return self.connection is not None and 0 in self.connection.given
 
     def known_state(self, ask: bool = False) -> int | None:
-        """The state that the application is to see (enum ibv_qp_state); None where the default QP has it.
+        """The state that the application should see (enum ibv_qp_state); None where the default QP has it.
 
-        ask: have the NICs be asked that carry the traffic of a QP that is not protected any more.
+        ask: where the QP is not protected any more, ask the NICs that carry its traffic.
         """
         core = self.core
         if core.ending or core.aborted:
@@ -241,7 +239,7 @@ class ShadowQP(Shadow):
         if not ask:
             return False
         try:
-            return bool(self._query_state(self.handle(k)) == ERR)
+            return bool(self.domain.nic.verbs.query_qp_state(self.handle(k)) == ERR)
         except OSError:
             return True
 
@@ -260,7 +258,7 @@ class ShadowQP(Shadow):
         return f"no shadow QP: {self.reason(1)}" if self.state(1) == FAILED else None
 
     def is_owed(self) -> bool:
-        """Whether the QP is at RTS and was not protected yet, nor ended for that: SHIFTVERBS_REQUIRE is about this."""
+        """Whether the QP is at RTS, was never protected nor ended for that: what SHIFTVERBS_REQUIRE is about."""
         connection = self.connection
         return self.ready_ns is not None and (connection is None or connection.requirement.is_open)
 
@@ -283,7 +281,7 @@ class ShadowQP(Shadow):
         return bool(core.guarded and protocol is not None and protocol.switching)
 
     def look_for_failure(self) -> None:
-        """If the default QP, or its NIC, has failed, the driver is to know before the application's modify goes on.
+        """If the default QP, or its NIC, has failed, let the driver know before the application's modify goes on.
 
         Behind what is withheld from the application, this may be the first that tells of it.
         """
@@ -291,7 +289,7 @@ class ShadowQP(Shadow):
         if self._pid != os.getpid() or connection is None or connection.status is not Status.PROTECTED:
             return
         try:
-            if self._query_state(self.default) not in (SQE, ERR):
+            if self.domain.nic.verbs.query_qp_state(self.default) not in (SQE, ERR):
                 return
         except OSError as error:
             if error.errno not in GONE:
@@ -356,7 +354,7 @@ class ShadowQP(Shadow):
     def show(
         self, attr: pyverbs_objects.Attr, init: pyverbs_objects.InitAttr | pyverbs_objects.InitAttrEx
     ) -> None:
-        """Turn what ibv_query_qp found into what the application is to see."""
+        """Turn what ibv_query_qp found into what the application should see."""
         for cap in (attr.cap, init.cap):
             pyverbs_objects.set_cap(cap, self.cap)
         state = self.seen_state(attr.qp_state, ask=True)

@@ -61,7 +61,7 @@ _FIELDS = {
     QpAttrMask.DEST_QPN: "dest_qp_num",
     QpAttrMask.RATE_LIMIT: "rate_limit",
 }
-# More notes than this are read, and kept as what they say.
+# More notes than this are merged into one.
 _MOST_NOTES = 32
 
 # Fields of ibv_qp_attr by name, for each of "INIT", "RTR" and "RTS".
@@ -83,7 +83,7 @@ def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
     if attr.is_global:
         grh = attr.grh
         fields.update(
-            dgid=bytes(grh.dgid),
+            dgid=grh.dgid,
             flow_label=grh.flow_label,
             sgid_index=grh.sgid_index,
             hop_limit=grh.hop_limit,
@@ -128,7 +128,7 @@ class QpAttributes:
     """What the application gave to each transition of one QP. Any thread may ask, and nobody is kept waiting."""
 
     def __init__(self) -> None:
-        # Since the last RESET. Only ever appended to, or another list: who reads sees all of it or the former one.
+        # Since the last RESET. Only ever appended to, or replaced: a reader sees all of it or the former one.
         self._notes: list[_Note] = []
         # What was read: of which list, how many of its notes, what they come to. Replaced as a whole.
         self._read: tuple[list[_Note], int, Transitions, dict[str, Any]] = (self._notes, 0, {}, {})
@@ -189,7 +189,7 @@ def _apply(transitions: Transitions, note: _Note) -> None:
     name = _STATE_NAMES.get(state)
     if name is None:
         return
-    fields = masked_fields(pyverbs_objects.Attr.from_buffer_copy(raw), mask)
+    fields = masked_fields(pyverbs_objects.Attr(raw), mask)
     if state == before or (state, before) == (RTS, SQD):
         fields = {**transitions.get(name, {}), **fields}
     elif state == INIT:
@@ -200,7 +200,7 @@ def _apply(transitions: Transitions, note: _Note) -> None:
 def _set_address_vector(attr: pyverbs_objects.AhAttr, fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name == "dgid":
-            attr.grh.dgid[:] = value
+            attr.grh.dgid = value
         elif name in ("flow_label", "sgid_index", "hop_limit", "traffic_class"):
             setattr(attr.grh, name, value)
         else:

@@ -37,13 +37,13 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 DEREG_TIMEOUT_S = 5.0
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
-# A NIC that gives out a key that it must not, though it could have given others, is asked again so often.
+# How often a NIC is asked again that gave out a forbidden key, though it could have given others.
 KEY_TRIES = 16
 
 # (address, length, iova, access) of a registration.
 Region = tuple[int, int, int, int]
 
-# The NIC that something is being taken away from, and what waits for that so many seconds and says whether it is done.
+# The NIC that something is being taken away from, and a call that waits so many seconds and says if it is done.
 Ending = tuple[Any, Callable[[float], bool]]
 
 
@@ -91,7 +91,7 @@ class Shadow:
         self.closed = False
         self._disposed = False
         self._pid = os.getpid()
-        # Taken by whoever calls settled(): popping is atomic.
+        # Taken by the first that calls settled(): popping is atomic.
         self._to_settle = [True]
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class Shadow:
         self.gone(k)
 
     def gone(self, k: int) -> None:
-        """Called when close() was called and NIC k has nothing of it any more; perhaps twice."""
+        """Called when NIC k holds nothing of it any more after close(); perhaps twice."""
 
 
 def _ended(job: Any, timeout_s: float) -> bool:
@@ -406,7 +406,7 @@ class ShadowMR(Shadow):
     def hand_over(self) -> list[int]:
         """As close(), but the registrations stay: they are the caller's. By backup, 0 where there is none.
 
-        Peers that ask meanwhile wait for what takes its place: `handed_over` is to follow.
+        Peers that ask meanwhile wait for what takes its place: `handed_over` must follow.
         """
         if self.closed or self._pid != os.getpid():
             return []
@@ -468,7 +468,7 @@ class ShadowMR(Shadow):
 
     def _await(self, endings: list[Ending]) -> None:
         for nic, ended in endings:
-            # A NIC that hangs already is not waited for again and again.
+            # Do not wait again and again for a NIC that hangs already.
             if not in_slices(ended, 0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
 
@@ -543,7 +543,7 @@ class ShadowCQ(Shadow):
             self._protected -= entries
 
     def count_other(self, entries: int) -> None:
-        """An unprotected QP with so many WRs came (or, negative, went)."""
+        """An unprotected QP with this many WRs came (or, negative, went)."""
         if self.is_inherited:
             return
         refused: OSError | None = None

@@ -129,7 +129,7 @@ def _run(args: argparse.Namespace) -> None:
         case name if name in _PORT_ACTIONS:
             action, _, done = _PORT_ACTIONS[name]
             for target in args.target:
-                users = faults.status()  # of before: whose it is that it happens to
+                users = faults.status()  # before it happens: whose devices are hit
                 action(target)
                 _tell(users, done, target=target)
         case "switch-down" | "switch-up":

@@ -5,7 +5,7 @@ Nothing here is on the data path. Whoever wants to know asks, and only then is a
 
     totals.py     what is counted over the life of the process: written by failover, under the driver's lock
     snapshot.py   the state of this process as plain data
-    publisher.py  tells it to whoever connects to this process's socket
+    publisher.py  sends it to those that connect to this process's socket
     reader.py     asks all processes of this host
     metrics.py    the same for Prometheus, on an HTTP port
 """

@@ -31,7 +31,7 @@ _PEERCRED = struct.Struct("3i")
 
 
 def remove_if_dead(path: Path) -> bool:
-    """Take a socket away that nobody listens on any more. Returns whether it is gone. Never waits."""
+    """Remove a socket that nobody listens on any more. Returns whether it is gone. Never waits."""
     with socket.socket(
         socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     ) as probe:

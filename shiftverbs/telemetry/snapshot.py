@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from shiftverbs.process.releases import release
 
 if TYPE_CHECKING:
-    from shiftverbs.failover.connection import Connection
     from shiftverbs.failover.driver import Driver
+    from shiftverbs.failover.qp.connection import Connection
     from shiftverbs.failover.runtime import Runtime
     from shiftverbs.shadows.nic import Nic
 
-#: Of what `take` returns. Who reads another one shows what it knows.
+#: Of what `take` returns. A reader of another version shows what it knows.
 VERSION = 1
 _TRIES = 8
 

@@ -7,18 +7,20 @@ import ctypes
 from collections.abc import Callable
 
 import pytest
-from pyverbs.addr import AH, AHAttr, GlobalRoute
+from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ, CQEX, CompChannel
 from pyverbs.device import Context
-from pyverbs.mr import MR
+from pyverbs.mr import MR, MW
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPEx, QPInitAttr, QPInitAttrEx
-from pyverbs.srq import SRQ
+from pyverbs.srq import SRQ, SrqInitAttrEx
 from pyverbs.wr import SGE
+from pyverbs.xrcd import XRCD
 
 from shiftverbs import _core
 
-CAP = {"max_send_wr": 11, "max_recv_wr": 12, "max_send_sge": 3, "max_recv_sge": 4, "max_inline_data": 15}
+CAP = (11, 12, 3, 4, 15)
+ADDRESS = 0x7F0012345678
 
 
 def test_the_installed_pyverbs_is_known() -> None:
@@ -27,29 +29,70 @@ def test_the_installed_pyverbs_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "offset"),
+    ("cls", "read", "offset"),
     [
-        *((Context, 40), (PD, 40), (MR, 56), (CompChannel, 40), (CQ, 40), (CQEX, 48)),
-        *((QP, 40), (QPEx, 40), (SRQ, 40), (AH, 40)),
+        *((cls, _core.pointer, 40) for cls in (Context, PD, CompChannel, CQ, CQEX, QP, QPEx, SRQ, AH, XRCD)),
+        (CQEX, _core.cqex_pointer, 48),
+        (MR, _core.mr_pointer, 56),
+        (MW, _core.mw_pointer, 48),
     ],
 )
-def test_pointer(cls: type, offset: int) -> None:
+def test_pointer(cls: type, read: Callable[[object], int], offset: int) -> None:
     class Sub(cls):  # type: ignore[misc]
         pass
 
     for c in (cls, Sub):
         obj = c.__new__(c)
-        assert _core.pointer(obj) == 0
+        assert read(obj) == 0
         field = ctypes.c_uint64.from_address(id(obj) + offset)
-        field.value = 0x7F0012345678
-        assert _core.pointer(obj) == 0x7F0012345678
+        field.value = ADDRESS
+        assert read(obj) == ADDRESS
+        if read is not _core.cqex_pointer:
+            _core.forget_pointer(obj)
+            assert field.value == 0
         field.value = 0
 
 
-@pytest.mark.parametrize("bad", [None, 3, "x", SGE(1, 2, 3), QPCap()])
-def test_pointer_of_something_else(bad: object) -> None:
-    with pytest.raises(TypeError, match="no libibverbs object behind"):
-        _core.pointer(bad)
+def test_where_the_pointers_are() -> None:
+    assert (_core.POINTER, _core.MR_POINTER, _core.MW_POINTER) == (40, 56, 48)
+
+
+@pytest.mark.parametrize("bad", [None, 3, "x", QPCap()])
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(_core.pointer, _core.mr_pointer, _core.mw_pointer, _core.cqex_pointer, _core.forget_pointer),
+        *(_core.async_fd, _core.channel_fd, _core.cq_entries, _core.init_attr, _core.qp_attr),
+    ],
+)
+def test_something_else(read: Callable[[object], object], bad: object) -> None:
+    with pytest.raises(TypeError):
+        read(bad)
+
+
+@pytest.mark.parametrize("bad", [SGE(1, 2, 3), QPAttr()])
+def test_init_attr_of_something_else(bad: object) -> None:
+    with pytest.raises(TypeError, match="expected QPInitAttr or QPInitAttrEx"):
+        _core.init_attr(bad)
+
+
+def test_an_mr_has_no_number_of_entries() -> None:
+    with pytest.raises(TypeError, match="CQ or CQEX expected"):
+        _core.cq_entries(MR.__new__(MR))
+
+
+@pytest.mark.parametrize(
+    ("cls", "read"),
+    [
+        (Context, _core.async_fd),
+        (CompChannel, _core.channel_fd),
+        (CQ, _core.cq_entries),
+        (CQEX, _core.cq_entries),
+    ],
+)
+def test_what_a_closed_object_has_not(cls: type, read: Callable[[object], int]) -> None:
+    with pytest.raises(ValueError, match=f"a closed {cls.__name__}"):
+        read(cls.__new__(cls))
 
 
 @pytest.mark.parametrize("cls", [QPInitAttr, QPInitAttrEx])
@@ -57,37 +100,40 @@ def test_init_attr(cls: type) -> None:
     class Sub(cls):  # type: ignore[misc]
         pass
 
-    attr = Sub(qp_type=2, sq_sig_all=1)
-    _core.set_init_attr(attr, 0x1000, 0x2000, QPCap(*(CAP[k] for k in CAP)))
-    read = _core.read_init_attr(attr)
-    assert read == {"send_cq": 0x1000, "recv_cq": 0x2000, "srq": 0, "cap": CAP, "qp_type": 2, "sq_sig_all": 1}
-    _core.set_init_attr(attr, recv_cq_ptr=0, cap={"max_send_wr": 99})
-    read = _core.read_init_attr(attr)
-    assert (read["send_cq"], read["recv_cq"], read["cap"]) == (0x1000, 0, {**CAP, "max_send_wr": 99})
-    assert _core.read_cap(attr)["max_send_wr"] == 99 and attr.max_send_wr == 99
-    _core.set_init_attr(attr, 0, 0)
+    obj = Sub(qp_type=2, sq_sig_all=1)
+    attr = _core.init_attr(obj)
+    assert isinstance(attr, _core.InitAttrEx) == (cls is QPInitAttrEx)
+    attr.send_cq, attr.recv_cq = 0x1000, ADDRESS
+    _core.set_cap(attr.cap, CAP)
+    again = _core.init_attr(obj)
+    assert (again.send_cq, again.recv_cq, again.srq) == (0x1000, ADDRESS, 0)
+    assert (again.qp_type, again.sq_sig_all) == (2, 1) and _core.cap_tuple(again.cap) == CAP
+    assert (obj.max_send_wr, obj.max_inline_data) == (11, 15)
+    attr.send_cq = attr.recv_cq = 0
 
 
-@pytest.mark.parametrize("call", [_core.read_init_attr, _core.read_cap, _core.set_init_attr])
-@pytest.mark.parametrize("bad", [None, 3, SGE(1, 2, 3)])
-def test_init_attr_of_something_else(call: Callable[[object], object], bad: object) -> None:
-    with pytest.raises(TypeError, match="QPInitAttr or QPInitAttrEx expected"):
-        call(bad)
+def test_a_struct_keeps_what_it_lies_in() -> None:
+    cap = _core.init_attr(QPInitAttr(cap=QPCap(*CAP))).cap
+    others = [QPInitAttr() for _ in range(100)]
+    assert _core.cap_tuple(cap) == CAP and len(others) == 100
 
 
 def test_caps() -> None:
-    for obj in (QPCap(), QPAttr(), QPInitAttr(), QPInitAttrEx()):
-        _core.write_cap(obj, CAP)
-        assert _core.read_cap(obj) == CAP
-        _core.write_cap(obj, {"max_recv_sge": 9})
-        assert _core.read_cap(obj) == {**CAP, "max_recv_sge": 9}
-    with pytest.raises(OverflowError):
-        _core.write_cap(QPCap(), {"max_recv_sge": -1})
+    for obj in (_core.qp_attr(QPAttr()), _core.init_attr(QPInitAttr()), _core.init_attr(QPInitAttrEx())):
+        _core.set_cap(obj.cap, CAP)
+        assert _core.cap_tuple(obj.cap) == CAP
+        obj.cap.max_recv_sge = 9
+        assert _core.cap_tuple(obj.cap) == (11, 12, 3, 9, 15) and obj.cap.max_recv_sge == 9
+        with pytest.raises(OverflowError):
+            _core.set_cap(obj.cap, (1, 2, 3, -1, 5))
+        with pytest.raises(ValueError, match="unpack"):
+            _core.set_cap(obj.cap, (1, 2, 3))  # type: ignore[arg-type]
+        assert _core.cap_tuple(obj.cap) == (11, 12, 3, 9, 15)
 
 
 def test_qp_attr() -> None:
     gid = "fe80:0000:0000:0000:0211:22ff:fe33:4455"
-    route = GlobalRoute(dgid=_gid(gid), sgid_index=3)
+    route = GlobalRoute(dgid=GID(gid), sgid_index=3)
     route.flow_label, route.hop_limit, route.traffic_class = 0xABCDE, 7, 9
     ah = AHAttr(dlid=0x1234, sl=2, port_num=1, is_global=1, gr=route)
     ah.src_path_bits, ah.static_rate = 5, 6
@@ -95,30 +141,65 @@ def test_qp_attr() -> None:
     attr.ah_attr = ah
     attr.qp_state, attr.path_mtu, attr.port_num, attr.pkey_index = 3, 4, 2, 8
     attr.qp_access_flags = 15
-    read = _core.read_qp_attr(attr)
-    assert read["ah_attr"] == {
-        "dgid": bytes.fromhex(gid.replace(":", "")),
-        "flow_label": 0xABCDE,
-        "sgid_index": 3,
-        "hop_limit": 7,
-        "traffic_class": 9,
-        "dlid": 0x1234,
-        "sl": 2,
-        "src_path_bits": 5,
-        "static_rate": 6,
-        "is_global": 1,
-        "port_num": 1,
-    }
-    assert (read["qp_state"], read["path_mtu"], read["port_num"], read["pkey_index"]) == (3, 4, 2, 8)
-    assert read["qp_access_flags"] == 15
-    with pytest.raises(TypeError):
-        _core.read_qp_attr(None)
+    read = _core.qp_attr(attr)
+    grh = read.ah_attr.grh
+    assert grh.dgid == bytes.fromhex(gid.replace(":", ""))
+    assert (grh.flow_label, grh.sgid_index, grh.hop_limit, grh.traffic_class) == (0xABCDE, 3, 7, 9)
+    vector = read.ah_attr
+    assert (vector.dlid, vector.sl, vector.src_path_bits, vector.static_rate) == (0x1234, 2, 5, 6)
+    assert (vector.is_global, vector.port_num) == (1, 1)
+    assert (read.qp_state, read.path_mtu, read.port_num, read.pkey_index) == (3, 4, 2, 8)
+    assert read.qp_access_flags == 15
+    read.ah_attr.grh.dgid = bytes(range(16))
+    read.timeout = 17
+    assert "0001:0203:0405:0607:0809:0a0b:0c0d:0e0f" in str(attr.ah_attr) and attr.timeout == 17
 
 
-def _gid(text: str) -> object:
-    from pyverbs.addr import GID
+def test_a_struct_of_its_own() -> None:
+    attr = _core.Attr()
+    assert bytes(attr) == bytes(len(bytes(attr)))
+    attr.rq_psn, attr.qp_state = 0xABCDEF, 3
+    copy = _core.Attr(bytes(attr))
+    attr.rq_psn = 0
+    assert (copy.rq_psn, copy.qp_state) == (0xABCDEF, 3)
+    _core.copy_struct(attr, copy)
+    assert bytes(attr) == bytes(copy)
+    with pytest.raises(ValueError, match="bytes, not 3"):
+        _core.Attr(b"abc")
+    with pytest.raises(TypeError, match="Attr expected, not Cap"):
+        _core.copy_struct(attr, _core.Cap())
+    with pytest.raises(TypeError, match="no struct"):
+        _core.Struct()
 
-    return GID(text)
+
+def test_fields_take_what_fits() -> None:
+    attr = _core.Attr()
+    for name, value, error in (
+        ("timeout", 256, OverflowError),
+        ("timeout", -1, OverflowError),
+        ("pkey_index", 1 << 16, OverflowError),
+        ("qkey", 1 << 32, OverflowError),
+        ("qp_state", "RTS", TypeError),
+        ("qp_sate", 1, AttributeError),
+        ("cap", CAP, AttributeError),
+    ):
+        with pytest.raises(error):
+            setattr(attr, name, value)
+    with pytest.raises(ValueError, match="dgid has 16 bytes, not 3"):
+        attr.ah_attr.grh.dgid = b"abc"
+    with pytest.raises(AttributeError):
+        print(attr.qp_sate)
+    assert bytes(attr) == bytes(_core.Attr())
+
+
+def test_the_cq_of_an_srq() -> None:
+    attr = SrqInitAttrEx()
+    before = ctypes.string_at(id(attr) + 32, 64)
+    _core.set_srq_cq(attr, ADDRESS)
+    field = ctypes.c_uint64.from_address(id(attr) + 32 + 48)  # struct ibv_srq_init_attr_ex
+    assert field.value == ADDRESS
+    field.value = 0
+    assert ctypes.string_at(id(attr) + 32, 64) == before
 
 
 def test_the_stub_names_what_there_is() -> None:
@@ -153,7 +234,7 @@ def test_the_stub_names_what_there_is() -> None:
                 assert isinstance(value, int) or value.__doc__, f"{name}.{member} says nothing about itself"
 
 
-@pytest.mark.parametrize("name", ["WC", "SGE", "SendWR", "QPInitAttr", "MR"])
+@pytest.mark.parametrize("name", ["WC", "SGE", "SendWR", "QPInitAttr", "MR", "MW", "QPAttr", "SrqInitAttrEx"])
 def test_an_unknown_layout_is_refused_by_name(name: str) -> None:
     """A pyverbs whose class derives from something else, or has another size, is not read at all."""
     import subprocess
@@ -161,8 +242,8 @@ def test_an_unknown_layout_is_refused_by_name(name: str) -> None:
 
     # The type object's own fields are changed before _core looks at them, in an interpreter that dies afterwards.
     program = f"""
-import ctypes, pyverbs.cq, pyverbs.wr, pyverbs.qp, pyverbs.mr
-for module in (pyverbs.cq, pyverbs.wr, pyverbs.qp, pyverbs.mr):
+import ctypes, pyverbs.cq, pyverbs.wr, pyverbs.qp, pyverbs.mr, pyverbs.srq
+for module in (pyverbs.cq, pyverbs.wr, pyverbs.qp, pyverbs.mr, pyverbs.srq):
     if hasattr(module, {name!r}):
         cls = getattr(module, {name!r})
 size = ctypes.c_ssize_t.from_address(id(cls) + 32)  # tp_basicsize

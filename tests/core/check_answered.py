@@ -301,23 +301,24 @@ def test_an_answer_of_before_a_switch(half_home: Callable[..., World], target: i
     refused(w, 4)
 
 
-def test_our_own_write_waits_for_what_has_no_room(half_home: Callable[..., World]) -> None:
-    """Nothing that waits tells of its end: what was to be the fence when there was no room for it is posted behind."""
+def test_what_has_no_room_is_the_fence(half_home: Callable[..., World]) -> None:
+    """Our own WRITE would have to be posted behind what waits for room: the last of that becomes the fence."""
     w = half_home(max_send=2)
     for i in range(2):
         w.send(i)
     w.hw[0].receive(2)
     w.poll()
-    assert w.qp.move_begin(False) == "posted"
+    assert w.qp.move_begin() == "posted"
     w.qp.move_cancel()
     w.send(2, flags=0)
-    assert w.qp.move_begin(False) == "wanted"
+    assert w.qp.move_begin() == "wanted"
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN
     w.hw[1].complete()
     assert w.poll() == [(0, SUCCESS)] and (_core.EV_FENCE_POSTED, 1, 0, 0) in w.events()
-    assert w.hw[1].post(-1).remote_addr == 0xABC and not w.qp.send_is_open
+    fence = w.hw[1].post(-1)
+    assert seqs([fence]) == [2] and fence.flags == SIGNALED and not w.qp.send_is_open
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN, "there is one"
-    w.hw[1].complete(3)
+    w.hw[1].complete(2)
     assert w.poll() == [(1, SUCCESS)] and w.kinds() == [_core.EV_FENCE_DONE]
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN, "and it is done"
     assert w.qp.outstanding[0] == 0

@@ -144,7 +144,7 @@ def test_default_cq_without_core(w: World) -> None:
     try:
         for cq in (other, unknown):
             w.lib.fv_acked(cq.ptr)
-            _core.CQCore(cq.ptr).arm_hw(0)
+            _core.CQCore(cq.ptr).req_notify()
             cq.push(1)
         assert w.channel.wait(0) == (None, 0, other.ptr)
         assert w.channel.wait(0) == (None, -1, 0), "a shadow CQ that is gone is nobody's"

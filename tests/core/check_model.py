@@ -389,12 +389,12 @@ class DataPath(RuleBasedStateMachine):
         side.sending.add(target)
         self.consume()
 
-    @rule(q=st.integers(0, 1), step=st.integers(1, NICS - 1), posts=st.integers(0, 2), force=st.booleans())
-    def move_send(self, q: int, step: int, posts: int, force: bool) -> None:
+    @rule(q=st.integers(0, 1), step=st.integers(1, NICS - 1), posts=st.integers(0, 2))
+    def move_send(self, q: int, step: int, posts: int) -> None:
         side = self.sides[q]
         core = side.world.qp
         _core.take_events()
-        how = core.move_begin(force)
+        how = core.move_begin()
         if how == "wanted":
             if core.post_fence_write(0, 0):
                 core.move_cancel()
@@ -466,7 +466,7 @@ class DataPath(RuleBasedStateMachine):
         qp = side.world.qp
         before = (qp.outstanding, qp.unwired, qp.counters(), self.cq.buffered)
         assert qp.unsafe_reason() is None and qp.missing_keys(1) == (set(), set())
-        _ = (qp.oldest_post_ns, qp.first_error(0), qp.fence_state(0), qp.seen_rkeys, qp.stale, qp.posted)
+        _ = (qp.oldest_post_age(1), qp.first_error(0), qp.fence_state(0), qp.seen_rkeys, qp.stale, qp.posted)
         assert (qp.outstanding, qp.unwired, qp.counters(), self.cq.buffered) == before
 
     def finish(self, side: Side) -> None:

@@ -70,18 +70,6 @@ def test_move_waits_for_the_next_post(guarded: World) -> None:
     assert w.hw[1].post(0).flags == 0
 
 
-def test_move_without_forcing_waits_for_a_signaled_post(guarded: World) -> None:
-    w = guarded
-    w.send(0, flags=0)
-    assert w.qp.move_begin(force_signal=False) == "wanted"
-    w.send(1, flags=0)
-    assert w.events() == [] and w.qp.send_is_open
-    w.send(2)
-    assert w.kinds() == [_core.EV_FENCE_POSTED] and not w.qp.send_is_open
-    w.hw[0].complete(3)
-    assert w.poll() == [(2, SUCCESS)] and w.kinds() == [_core.EV_FENCE_DONE]
-
-
 def test_move_takes_a_whole_chain(guarded: World) -> None:
     w = guarded
     w.send(0, flags=0)

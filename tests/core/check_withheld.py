@@ -214,16 +214,6 @@ def test_not_guarded_or_touched_delivers_everything(guarded: World) -> None:
     assert w.events() == []
 
 
-def test_clear_error_lets_the_next_one_through(guarded: World) -> None:
-    w = guarded
-    for i in range(2):
-        w.send(i)
-        w.hw[0].fail_send(FLUSH)
-        w.poll()
-        assert w.kinds() == [_core.EV_ERROR]
-        w.qp.clear_error(0)
-
-
 def test_the_error_that_says_why_goes_before_a_flush(guarded: World) -> None:
     w = guarded
     w.recv(1)

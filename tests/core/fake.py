@@ -357,7 +357,7 @@ class World:
             self.scq.drain(k)
             self.rcq.drain(k)
             assert self.qp.fence_state(k) == (True, True)
-            assert self.qp.fence_drained(k) == (True, True)
+            assert self.scq.drain(k) == 0 and self.rcq.drain(k) == 0
             self.qp.forget_pair(k)
 
     def switch(self, target: int, peer_rx: int) -> None:

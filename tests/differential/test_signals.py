@@ -101,7 +101,7 @@ def test_ctrl_c_wherever_it_comes(network: Network, faults: Any) -> None:
     """A failover that a signal's handler breaks into is carried out, and every QP comes home protected."""
     a, b = network.protected()
     a("import signal, threading; signal.signal(signal.SIGINT, signal.default_int_handler); None")
-    a("from shiftverbs.failover import connection")
+    a("from shiftverbs.failover.qp import connection")
     a("""
 execute = connection.Connection.execute
 done = [0]

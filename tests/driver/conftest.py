@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from driver.doubles import make_nic
+from memory_exchanger import MemoryExchanger, MemoryStore
+from typed_doubles import double
 
 from shiftverbs import _core, _nic
 from shiftverbs.config import Config
-from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.services.machine import ThisMachine
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    time = SimpleNamespace(now=10**9)
-    monkeypatch.setattr(Driver, "now_ns", staticmethod(lambda: time.now))
-    return time
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=10**9)
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def nic() -> Any:
 def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(_nic, "async_fd", lambda ctx: 99)
     monkeypatch.setattr(_nic, "get_async_event", lambda ctx: None)
-    waiter = SimpleNamespace(
+    waiter = double(
+        _nic.Waiter,
         add=lambda fd: None,
         remove=lambda fd: None,
         wake=lambda: None,
@@ -41,7 +42,9 @@ def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) ->
         wake_within=lambda ns: None,
     )
     exchanger = MemoryExchanger(MemoryStore())
-    made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic])
+    machine = ThisMachine()
+    machine.now_ns = lambda: clock.now  # type: ignore[assignment]
+    made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic], machine)
     made.run()
     yield made
     exchanger.close()

@@ -6,26 +6,34 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
+from typed_doubles import Double, double
 
-from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.failover.control_channel import ControlChannel
+from shiftverbs import _core, _nic
+from shiftverbs.exchanger.records import ControlEndpoint, QpRecord
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.watchdog import Watchdog
+from shiftverbs.failover.runtime import Domain
+from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry
+from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.protocol.seal import Seals
+from shiftverbs.shadows.nic import Nic
+from shiftverbs.shadows.qp import ShadowQP
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
 PEER_SECRET = "5e" * 16  # of the control port of a peer
 
 
-class Worker:
+class Worker(Double, real=_nic.NicWorker, own=("jobs", "submitted", "finished", "under_way", "work")):
     """A NIC's thread that does what it is told when `work` is called."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.jobs: list[Any] = []
         self.submitted: list[Any] = []
         self.finished: list[tuple[Any, int, int, int]] = []
@@ -51,42 +59,46 @@ class Worker:
 
 
 def make_nic(name: str = "nic0") -> Any:
-    return SimpleNamespace(
-        name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(),
-        look_again=lambda then: None,
+    return double(
+        Nic, name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(),
+        look_again=lambda then=None: None, verbs=_nic,
     )  # fmt: skip
 
 
-class Connection:
+class Connection(Double, real=RealConnection, own=("bug", "told", "nic_", "port_", "hears")):
     """Remembers what it was told; raises where `bug` is set."""
 
     def __init__(self, nic: Any, bug: bool = False, port: int = 1) -> None:
-        self.shadow = SimpleNamespace(qp_num=1, handle=lambda k: 1)
-        self.protocol: object = object()
+        super().__init__()
+        self.shadow = double(ShadowQP, qp_num=1, handle=lambda k: 1)
+        self.protocol: Any = double(PairProtocol)
         self.closed = False
-        self.watchdog = SimpleNamespace(watch=self.__getattr__("watch"), wants_pings=False)
         self.n_pairs = 1
         self.paths: list[Any] = []
         self.superseded = 0
         self.bug = bug
         self.why = None
         self.told: list[str] = []
-        self._nic = nic
-        self._port = port
+        self.nic_ = nic
+        self.port_ = port
+        self.watchdog = double(Watchdog, watch=lambda now_ns: self.hears("watch"), wants_pings=False)
 
     def port(self, k: int) -> int:
-        return self._port
+        return self.port_
 
     def nic(self, k: int) -> Any:
-        return self._nic
+        return self.nic_
+
+    def hears(self, name: str) -> None:
+        self.told.append(name)
+        if self.bug and name != "give_up":
+            raise RuntimeError("a bug")
 
     def __getattr__(self, name: str) -> Any:
-        def tell(*args: Any) -> None:
-            self.told.append(name)
-            if self.bug and name != "give_up":
-                raise RuntimeError("a bug")
-
-        return tell
+        """What the real one has as a method, and is not given here, is told."""
+        if not callable(getattr(RealConnection, name, None)):
+            raise AttributeError(f"{name} was not given to this Connection")
+        return self._checked(name, lambda *args, **kwargs: self.hears(name))
 
 
 def add(driver: Driver, connection: Connection) -> Connection:
@@ -94,10 +106,11 @@ def add(driver: Driver, connection: Connection) -> Connection:
     return connection
 
 
-class Queue:
+class Queue(Double, real=_core.CQCore, own=("looks", "dead")):
     """A CQCore: counts the looks at it."""
 
     def __init__(self, dead: bool = False) -> None:
+        super().__init__()
         self.looks: list[int] = []
         self.dead = dead
 
@@ -138,7 +151,7 @@ def heard_of(driver: Driver, nic: Any) -> tuple[Any, list[Any], Callable[..., No
     driver.run()
     heard: list[Any] = []
     one: Any = add(driver, Connection(nic))
-    one.peer = SimpleNamespace(life=f"{22:016x}")
+    one.peer = peer_of(22)
     one.paths = [path]
     one.handle_message = heard.append
     driver.by_life[11] = one
@@ -150,12 +163,13 @@ def heard_of(driver: Driver, nic: Any) -> tuple[Any, list[Any], Callable[..., No
     return one, heard, arrive
 
 
-class Port:
-    """A control port: `ah` is what the next create_ah gives, 0 an error."""
+class Port(Double, real=_nic.ControlPort, own=("ah", "inbox", "gone")):
+    """A control port: `ah` is what the next create_ah gives, 0 an error; sent: what it was given, in order."""
 
     state, max_message, fd, qpn, qkey = "ready", 4096, 5, 7, 9
 
     def __init__(self) -> None:
+        super().__init__()
         self.ah = 1
         self.sent: list[bytes] = []
         self.inbox: list[Any] = []
@@ -185,10 +199,14 @@ def with_port(channel: ControlChannel, nic: Any) -> Port:
     return port
 
 
-class Shadow(SimpleNamespace):
-    """A ShadowMR: hashable."""
+def peer_of(life: int) -> Any:
+    """A peer's entry, of which only the life of its QP matters."""
+    return double(QpRecord, life=f"{life:016x}")
 
-    __hash__ = object.__hash__
+
+def shadow_qp(nic: Any, **attributes: Any) -> Any:
+    """A ShadowQP of a QP on nic, which has no backups."""
+    return double(ShadowQP, qp_num=1, domain=double(Domain, nic=nic, backups=[]), **attributes)
 
 
 def as_the_collector(driver: Driver) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from shiftverbs.failover import changes
-from shiftverbs.failover.host import Route
-from shiftverbs.failover.rebuild import Rebuild
+from shiftverbs import _nic
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.failover.services.host import Route
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
 from shiftverbs.protocol.messages import PairAddress
@@ -61,7 +62,9 @@ class Rebuilt:
         self.told: list[Any] = []
         self.driver = SimpleNamespace(command=lambda c, k, steps, done: self.commands.append((steps, done)))
         self._nic = SimpleNamespace(
-            uses_grh=True, limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap}
+            uses_grh=True,
+            limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap},
+            verbs=_nic,
         )
 
     def route(self, k: int) -> Route:
@@ -87,7 +90,7 @@ def attributes(rts: bool = True, alternate: bool = False) -> QpAttributes:
     made, attr = QpAttributes(), pyverbs_objects.Attr()
     attr.qp_access_flags, attr.max_dest_rd_atomic, attr.max_rd_atomic, attr.min_rnr_timer = 7, 4, 2, 12
     attr.alt_ah_attr.is_global, attr.alt_port_num, attr.path_mig_state = 1, 2, 1
-    attr.alt_ah_attr.grh.dgid[:] = THERE
+    attr.alt_ah_attr.grh.dgid = THERE
     made.note(attr, STATE | ACCESS | 1 << 4 | 1 << 5, 0, INIT)
     made.note(attr, STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 17 | 1 << 20 | RNR_TIMER, INIT, RTR)
     if rts:

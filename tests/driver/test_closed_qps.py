@@ -10,23 +10,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver.doubles import Connection, Queue, Shadow, add, as_the_collector, ends
+from driver.doubles import Connection, Queue, add, as_the_collector, ends, shadow_qp
 from harness import wait_until
+from typed_doubles import Double, double
 
 from shiftverbs import _core
 from shiftverbs.failover import runtime as runtime_module
-from shiftverbs.failover.admission import UNDER_WAY
-from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
-from shiftverbs.failover.pairing import Pairing
-from shiftverbs.failover.runtime import Runtime
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.runtime import Domain, Runtime
+from shiftverbs.failover.services.admission import UNDER_WAY
 from shiftverbs.protocol.codec import Entry
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress
+from shiftverbs.protocol.pair import PairProtocol
+from shiftverbs.shadows.async_events import AsyncEvents
+from shiftverbs.shadows.qp import ShadowQP
 
 
 def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any) -> None:
@@ -54,7 +57,7 @@ def test_what_comes_back_after_its_pairing_is_dropped(driver: Driver, nic: Any) 
     for expected in ([(0, 2)], [(0, 2)]):
         driver.command(connection, 0, None, lambda err, step: came.append((err, step)))  # type: ignore[arg-type]
         if came:
-            connection.protocol = object()
+            connection.protocol = double(PairProtocol)
         nic.worker.finished.append((nic.worker.submitted.pop(), 0, 2, 0))
         driver.run()
         assert came == expected
@@ -64,15 +67,21 @@ def test_what_comes_back_after_its_pairing_is_dropped(driver: Driver, nic: Any) 
 def test_a_qp_whose_shadows_go_is_not_told_as_unprotected(driver: Driver) -> None:
     """The collector closes its shadows a moment before its connection hears of it: a warning came of that."""
     told: list[str] = []
-    shadow = SimpleNamespace(
+    shadow = double(
+        ShadowQP,
         closed=True,
-        transitions=["RTR"],
-        domain=SimpleNamespace(backups=[object()]),
+        transitions={"RTR": {}},
+        domain=double(Domain, backups=[object()]),
         state=lambda k: "failed",
         reason=lambda k: "closed",
     )
-    connection = SimpleNamespace(
-        driver=driver, shadow=shadow, closed=False, status=Status.PAIRING, never_protected=told.append
+    connection = double(
+        RealConnection,
+        driver=driver,
+        shadow=shadow,
+        closed=False,
+        status=Status.PAIRING,
+        never_protected=told.append,
     )
     pairing = Pairing(connection)  # type: ignore[arg-type]
     pairing.advance()
@@ -88,10 +97,10 @@ def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver:
     nic.worker.pending = lambda qp: 0
 
     def qp(number: int) -> Any:
-        core = SimpleNamespace(send_cq=None, recv_cq=None)
-        return Shadow(
-            core=Shadow(**vars(core)), connection=None, closed=False, transitions={}, qp_num=number,
-            domain=SimpleNamespace(nic=nic, backups=[]), handle=lambda k: 4096, state=lambda k: "pending",
+        return double(
+            ShadowQP, core=double(_core.QPCore, send_cq=None, recv_cq=None), connection=None, closed=False,
+            transitions={}, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
+            handle=lambda k: 4096, state=lambda k: "pending",
         )  # fmt: skip
 
     unused, asked, connected = qp(1), qp(2), qp(3)
@@ -160,8 +169,7 @@ def waits(nic: Any) -> list[tuple[str, int]]:
 
 
 def closed_qp(nic: Any) -> Any:
-    domain = SimpleNamespace(nic=nic, backups=[])
-    return Shadow(connection=object(), closed=True, handle=lambda k: 4096, domain=domain)
+    return shadow_qp(nic, connection=object(), closed=True, handle=lambda k: 4096)
 
 
 def test_no_command_is_under_way_on_a_qp_closed_at_exit(driver: Driver, nic: Any) -> None:
@@ -185,9 +193,7 @@ def test_no_command_waits_for_a_qp_that_ends_on_a_nics_own_thread(driver: Driver
 
 def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
     """The collector may close a QP in a thread that waits for a state, while the driver changes that state."""
-    connection = RealConnection(
-        driver, Shadow(core=None, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
-    )
+    connection = RealConnection(driver, shadow_qp(nic, core=None))
     collect, began = as_the_collector(driver)
     told = [False]
 
@@ -219,7 +225,7 @@ def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, n
     """Its CQs would be looked at two thousand times a second for ever."""
     holder: list[RealConnection] = []
 
-    class Core(Shadow):
+    class Core(Double, real=_core.QPCore):
         @property
         def send_cq(self) -> Queue:
             if holder:
@@ -227,9 +233,8 @@ def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, n
             return Queue()
 
     core = Core(recv_cq=Queue(), remote_keys=None)
-    domain = SimpleNamespace(nic=nic, backups=[])
-    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=domain))
-    protocol: Any = SimpleNamespace(over=False, busy=True, handle=lambda event, now: [], pairs=[])
+    connection = RealConnection(driver, shadow_qp(nic, core=core))
+    protocol: Any = double(PairProtocol, over=False, busy=True, handle=lambda event, now: [], pairs=[])
     connection.protocol = protocol
     holder.append(connection)
     connection._look()
@@ -274,7 +279,7 @@ def test_a_context_that_is_closed_when_it_is_to_be_watched(
 ) -> None:
     """Its descriptor may be another file's by then, which would keep the control thread awake."""
     watched: set[int] = set()
-    events: Any = Shadow(closed=False, fd=7)
+    events: Any = double(AsyncEvents, closed=False, fd=7)
 
     def watch(fd: int) -> None:
         events.closed = True
@@ -324,11 +329,8 @@ def test_a_connection_made_for_a_qp_that_the_collector_finds_is_closed_with_it(
     runtime: Any = Runtime.__new__(Runtime)
     runtime.driver, runtime._stopped, runtime.pid = driver, False, os.getpid()
     nic.worker.pending = lambda qp: 0
-    domain = SimpleNamespace(nic=nic, backups=[])
-    shadow = Shadow(
-        core=Shadow(send_cq=None, recv_cq=None), connection=None, closed=False, qp_num=1, domain=domain,
-        handle=lambda k: 4096,
-    )  # fmt: skip
+    core = double(_core.QPCore, send_cq=None, recv_cq=None)
+    shadow = shadow_qp(nic, core=core, connection=None, closed=False, handle=lambda k: 4096)
 
     def close() -> None:
         shadow.closed = True

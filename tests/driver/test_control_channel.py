@@ -10,9 +10,9 @@ import pytest
 from driver.doubles import GID, PEER_SECRET, Peer, Port, arrived, heard_of, with_port
 
 from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.failover import control_channel
-from shiftverbs.failover.control_channel import RETRY_FIRST_NS, TRUST_NS
 from shiftverbs.failover.driver import PINGS_UNTIL_DEAD, QUIET_PING_NS, Driver
+from shiftverbs.failover.services import control_channel
+from shiftverbs.failover.services.control_channel import RETRY_FIRST_NS, TRUST_NS
 from shiftverbs.native.ibv import EventType
 from shiftverbs.process.log_lines import SELDOM_NS
 from shiftverbs.protocol import codec

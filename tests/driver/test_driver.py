@@ -13,15 +13,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver.doubles import Connection, Queue, Shadow, add, as_the_collector
+from driver.doubles import Connection, Queue, add, as_the_collector, shadow_qp
+from typed_doubles import double
 
 from shiftverbs import _core, _nic
-from shiftverbs.failover.admission import TURN_COUNT, TURN_NS, UNDER_WAY
-from shiftverbs.failover.connection import Connection as RealConnection
-from shiftverbs.failover.cq_polling import LOOK_NS, LOOK_SHARE
 from shiftverbs.failover.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.services.admission import TURN_COUNT, TURN_NS, UNDER_WAY
+from shiftverbs.failover.services.cq_polling import LOOK_NS, LOOK_SHARE
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.pair import PairProtocol
+from shiftverbs.protocol.state import Pair
 from shiftverbs.shadows.async_events import AsyncEvents
 from shiftverbs.state_machine import SendState
 
@@ -220,7 +223,7 @@ def test_a_long_hurry_does_not_keep_the_keys_of_memory_away(
     """Where a thousand QPs switch one after the other, some may wait for a key of the peer's memory."""
     began = clock.now
     looked: list[int] = []
-    monkeypatch.setattr(_nic, "readable", lambda fd: True)
+    monkeypatch.setattr(driver.machine, "readable", lambda fd: True)
     driver.exchanger.poll_events = lambda: looked.append(clock.now - began) or []  # type: ignore[method-assign]
     for _ in range(30):
         driver.hurry(clock.now)
@@ -298,7 +301,7 @@ def test_lost_events_make_it_look_at_every_qp(
 ) -> None:
     both = [add(driver, Connection(nic)) for _ in range(2)]
     lost = [True]
-    monkeypatch.setattr(_core, "events_overflowed", lambda: lost.pop() if lost else False)
+    monkeypatch.setattr(driver.machine, "events_overflowed", lambda: lost.pop() if lost else False)
     driver.run()
     driver.run()
     assert all(each.told.count("look_again") == 1 for each in both)
@@ -369,24 +372,22 @@ def test_the_driver_does_not_wait_for_who_takes_async_events(driver: Driver) -> 
 
 def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) -> None:
     """The run that told the QPs was interrupted."""
-    core = Shadow(
-        seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
+    core = double(
+        _core.QPCore, seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
         outstanding=(0, 0), unwired=(0, 0), refused=0,
     )  # fmt: skip
-    connection = RealConnection(
-        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
-    )
+    connection = RealConnection(driver, shadow_qp(nic, core=core))
     told: list[ev.Event] = []
-    pair = SimpleNamespace(dead=False)
+    pair = double(Pair, dead=False)
 
     def handle(event: ev.Event, now: int) -> list[ev.Action]:
         told.append(event)
         pair.dead = True
         return []
 
-    protocol: Any = SimpleNamespace(
-        over=False, switching=False, busy=False, pairs=[pair], send_pair=0, recv_pair=0, send_state=SendState.DEFAULT,
-        next_timeout_ns=None, handle=handle,
+    protocol: Any = double(
+        PairProtocol, over=False, switching=False, busy=False, pairs=[pair], send_pair=0, recv_pair=0,
+        send_state=SendState.DEFAULT, next_timeout_ns=None, handle=handle,
     )  # fmt: skip
     connection.protocol = protocol
     connection.look_again()
@@ -399,19 +400,17 @@ def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) ->
 
 def test_a_refused_post_that_nobody_was_told_of_is_found(driver: Driver, nic: Any) -> None:
     """Its event was lost among too many: without it the gate would stay closed for ever."""
-    cq = SimpleNamespace(drain=lambda k: None)
-    core = Shadow(
-        seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
+    cq = double(_core.CQCore, drain=lambda k: None)
+    core = double(
+        _core.QPCore, seen_rkeys=(), guarded=True, ending=False, ends_at_post=False, first_error=lambda k: None,
         outstanding=(1, 0), unwired=(1, 0), refused=errno.EINVAL, send_pair=0, send_cq=cq, recv_cq=cq,
     )  # fmt: skip
-    connection = RealConnection(
-        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
-    )
+    connection = RealConnection(driver, shadow_qp(nic, core=core))
     told: list[ev.Event] = []
-    pairs = [SimpleNamespace(dead=False)]
-    protocol: Any = SimpleNamespace(
-        over=False, switching=True, busy=False, pairs=pairs, send_pair=0, recv_pair=0, send_state=SendState.DEFAULT,
-        next_timeout_ns=None, handle=lambda event, now: told.append(event) or [],
+    pairs = [double(Pair, dead=False)]
+    protocol: Any = double(
+        PairProtocol, over=False, switching=True, busy=False, pairs=pairs, send_pair=0, recv_pair=0,
+        send_state=SendState.DEFAULT, next_timeout_ns=None, handle=lambda event, now: told.append(event) or [],
     )  # fmt: skip
     connection.protocol = protocol
     connection.look_again()

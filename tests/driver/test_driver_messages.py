@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver.doubles import GID, PEER_SECRET, Connection, Peer, add, heard_of, with_port
+from driver.doubles import GID, PEER_SECRET, Connection, Peer, add, heard_of, peer_of, with_port
 
 from shiftverbs import _core
 from shiftverbs.exchanger.records import ControlEndpoint
-from shiftverbs.failover.control_channel import READ_AT_ONCE
 from shiftverbs.failover.driver import LATER_NS, MOST_UNREAD, RUN_NS, SLICE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.services.control_channel import READ_AT_ONCE
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
@@ -104,7 +104,7 @@ def test_of_what_a_peer_says_again_only_the_newest_is_read(driver: Driver, nic: 
     # What its former life said is not newer, whatever numbers that had come to.
     arrive(22, replace(second, arm=99))
     driver._collect(0)
-    one.peer = SimpleNamespace(life=f"{33:016x}")
+    one.peer = peer_of(33)
     arrive(33, first)
     driver.run()
     assert heard == [second, other, first, first]
@@ -237,7 +237,7 @@ def test_what_a_former_life_of_the_peer_said_is_not_for_its_next(driver: Driver,
     request = Arm(ArmStep.REQ, 0, 1, 1, PairAddress(bytes(16), 0, 1, 0, 3))
 
     def found() -> None:
-        one.peer = SimpleNamespace(life=f"{33:016x}")
+        one.peer = peer_of(33)
 
     driver.post(found)
     arrive(22, request)

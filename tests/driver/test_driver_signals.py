@@ -14,12 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver.doubles import Connection, Shadow, add
+from driver.doubles import Connection, add, shadow_qp
+from typed_doubles import double
 
-from shiftverbs import _core, _nic
+from shiftverbs import _core
 from shiftverbs.exchanger.interface import Found
-from shiftverbs.failover.connection import Connection as RealConnection
 from shiftverbs.failover.driver import WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.protocol.pair import PairProtocol
 
 
 def test_a_log_handler_that_raises_is_not_the_verbs_business(driver: Driver) -> None:
@@ -74,7 +76,7 @@ def test_what_an_interrupted_run_took_is_found_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(_core, "take_events", taken)
+        patched.setattr(driver.machine, "take_events", taken)
         driver.run()
     assert "look_again" not in one.told
     driver.run()
@@ -279,7 +281,7 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
     heard: list[Any] = []
     later, told = driver.later, [Found("a", {}), Found("b", {})]
     nic.worker.finished = [(heard.append, number, 0, 0) for number in range(3)]
-    monkeypatch.setattr(_nic, "readable", lambda fd: bool(told))
+    monkeypatch.setattr(driver.machine, "readable", lambda fd: bool(told))
     monkeypatch.setattr(driver.exchanger, "poll_events", lambda: [told.pop(0) for _ in told[:]])
     for key in ("a", "b"):
         driver.directory._wanted[key] = [functools.partial(lambda key, value: heard.append(key), key)]
@@ -297,11 +299,8 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
 
 def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:
     """QP.close raises it, and is carried out."""
-    core = Shadow(remote_keys=None)
-    connection = RealConnection(
-        driver, Shadow(core=core, qp_num=1, domain=SimpleNamespace(nic=nic, backups=[]))
-    )
-    protocol: Any = SimpleNamespace(handle=lambda event, now: alarm() or [], pairs=[])
+    connection = RealConnection(driver, shadow_qp(nic, core=double(_core.QPCore, remote_keys=None)))
+    protocol: Any = double(PairProtocol, handle=lambda event, now: alarm() or [], pairs=[])
     connection.protocol = protocol
     with pytest.raises(TimeoutError, match="application"), driver.locked():
         connection.close()

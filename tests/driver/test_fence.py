@@ -8,24 +8,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver.doubles import Connection, Shadow
+from driver.doubles import Connection, shadow_qp
+from typed_doubles import Double, double
 
-from shiftverbs.failover.connection import Connection as RealConnection
-from shiftverbs.failover.drain import Fence
+from shiftverbs import _core
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.state_machine import SendState
 
 
 def fence_of(driver: Driver, nic: Any, deadline_ns: int) -> tuple[Fence, list[Any]]:
     """A fence of pair 0 of a QP on `nic`, and where its end will be told."""
     ends: list[Any] = []
-    core = SimpleNamespace(
-        begin_fence=lambda k: None, post_marker=lambda k: 0, fence_state=lambda k: (False, False),
-        counters=lambda: (0, 0, 0), unsafe_reason=lambda cqes_lost, receipts_lost=False: None,
+    core = double(
+        _core.QPCore, begin_fence=lambda k: None, post_marker=lambda k: 0, fence_state=lambda k: (False, False),
+        counters=lambda: (0, 0, 0), unsafe_reason=lambda k=None, cqes_lost=False, receipts_lost=False: None,
     )  # fmt: skip
     connection: Any = Connection(nic)
     connection.driver, connection.core, connection.timer_ns = driver, core, None
-    connection.rebuild = SimpleNamespace(call_off=lambda k: None)
+    connection.rebuild = double(Rebuild, call_off=lambda k: None)
     connection.device = lambda k: nic.name
     connection.fence = Fence(connection, (0,), deadline_ns, lambda: ends.append("done"), ends.append)
     connection.fence.begin()
@@ -111,7 +115,7 @@ def test_giving_up_opens_the_gates(
     """Amid a MOVE from home, or while errors wait for the pairs to stop: nobody would come back."""
     done: list[str] = []
 
-    class Core(Shadow):
+    class Core(Double, real=_core.QPCore):
         @property
         def is_plain(self) -> bool:
             return bool(self.send_is_open and self.recv_is_open)
@@ -125,13 +129,12 @@ def test_giving_up_opens_the_gates(
 
     core.move_cancel = move_cancel
     core.first_error = lambda k: (12, 0) if closed == "withheld" else None
-    if closed:
+    if closed and closed != "withheld":
         setattr(core, "send_is_open" if closed == "told" else closed, closed == "ending")
-    domain = SimpleNamespace(nic=nic, backups=[])
-    connection = RealConnection(driver, Shadow(core=core, qp_num=1, domain=domain))
+    connection = RealConnection(driver, shadow_qp(nic, core=core))
     connection.ending.begin = lambda first: done.append("end")  # type: ignore[method-assign]
-    connection.protocol = SimpleNamespace(  # type: ignore[assignment]
-        switching=False, send_state=state, pairs=[], move_told=closed == "told"
+    connection.protocol = double(
+        PairProtocol, switching=False, send_state=state, pairs=[], move_told=closed == "told"
     )
     connection.give_up("a bug")
     assert done == [expected] and connection.status.value == "FAILED"

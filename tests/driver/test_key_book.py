@@ -12,9 +12,9 @@ import pytest
 from harness import wait_until
 
 from shiftverbs import _core
-from shiftverbs.failover import memory_keys
-from shiftverbs.failover.connection_keys import ConnectionKeys
-from shiftverbs.failover.memory_keys import GONE_KEPT, KeyBook, PeerKeys, Told
+from shiftverbs.failover.qp.connection_keys import ConnectionKeys
+from shiftverbs.failover.services import memory_keys
+from shiftverbs.failover.services.memory_keys import GONE_KEPT, KeyBook, PeerKeys, Told
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shiftverbs.config import Config
-from shiftverbs.failover.requirement import CATCH_UP_NS, LATE_NS, Requirement
+from shiftverbs.failover.qp.requirement import CATCH_UP_NS, LATE_NS, Requirement
 from shiftverbs.protocol.events import Status
 
 S = 1_000_000_000

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 from harness import EtcdServer, readable
+from memory_exchanger import MemoryExchanger, MemoryStore
 
 from shiftverbs.config import Config
 from shiftverbs.exchanger import (
@@ -24,7 +25,6 @@ from shiftverbs.exchanger import (
     qp_key,
 )
 from shiftverbs.exchanger.etcd import EtcdExchanger
-from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 
 GID_A = "fe80::a"
 GID_B = "fe80::b"

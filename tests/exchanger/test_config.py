@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shiftverbs.config import Config, ConfigError, Endpoint, known_variables, unknown_variables
+from shiftverbs.config import VARIABLES, Config, ConfigError, Endpoint, unknown_variables
 
 
 def read(**variables: object) -> Config:
@@ -40,7 +40,7 @@ def test_nothing_set_is_the_default() -> None:
 
 
 def test_empty_counts_as_not_set() -> None:
-    assert Config.from_environ(dict.fromkeys(known_variables(), " ")) == Config()
+    assert Config.from_environ(dict.fromkeys(VARIABLES, " ")) == Config()
 
 
 def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +222,13 @@ def test_run_dir(tmp_path: Path) -> None:
     assert read(RUN_DIR="/" + "x" * 200).run_dir == "/" + "x" * 200
 
 
+def test_invariants() -> None:
+    assert not read().invariants and not read(INVARIANTS="0").invariants
+    assert read(INVARIANTS="1").invariants
+    with pytest.raises(ConfigError, match=r"SHIFTVERBS_INVARIANTS=.*must be 1 or 0"):
+        read(INVARIANTS="maybe")
+
+
 def test_unknown_variables_are_named_with_the_nearest_known(caplog: pytest.LogCaptureFixture) -> None:
     environ = {"SHIFTVERBS_BAKCUP": "x", "SHIFTVERBS_ZZZ": "1", "SHIFTVERB_JOB": "other", "HOME": "/"}
     with caplog.at_level(logging.WARNING, "shiftverbs.config"):
@@ -234,7 +241,7 @@ def test_unknown_variables_are_named_with_the_nearest_known(caplog: pytest.LogCa
 
 
 @given(
-    st.sampled_from(known_variables()),
+    st.sampled_from(tuple(VARIABLES)),
     st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=60),
 )
 def test_any_text_is_taken_or_refused_by_name(name: str, value: str) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from memory_exchanger import MemoryExchanger, MemoryStore
+
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key
-from shiftverbs.exchanger.memory import MemoryExchanger, MemoryStore
 
 from .conftest import GID_A, Watched, publish_qp, qp_record
 

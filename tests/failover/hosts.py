@@ -152,7 +152,8 @@ def go(faults: Any, where: str, *hosts: Host) -> None:
 @pytest.fixture(name="network")
 def network_of(spawn: Spawn, shared_etcd: EtcdServer, job: str, softrnic_dir: Path) -> Network:
     """Two hosts to be, with etcd."""
-    return Network(spawn, {"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job}, softrnic_dir)
+    env = {"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job, "SHIFTVERBS_INVARIANTS": "1"}
+    return Network(spawn, env, softrnic_dir)
 
 
 @pytest.fixture(name="faults")

@@ -24,8 +24,8 @@ SAYS_AND_IS_BUSY = """
 c = ep.qp._shadow.connection
 with c.driver.locked():
     c.say = say
-    c.protocol._send_move()
-    c.execute(c.protocol._take())
+    c.protocol.move.say()
+    c.execute(c.protocol.state.take())
     c.driver.channel.flush()
     time.sleep(1)
 """

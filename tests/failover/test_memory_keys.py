@@ -250,7 +250,7 @@ def test_a_nic_that_hangs_is_not_waited_for(network: Network, faults: Any, whose
     a, b = two_each(network)
     a(WRITE)
     for h in (a, b):
-        h("from shiftverbs.failover import memory_keys; memory_keys.HANGS_S = 0.5")
+        h("from shiftverbs.failover.services import memory_keys; memory_keys.HANGS_S = 0.5")
     a("sleeper(2)")
     if whose == "peer":
         faults.hang("b/soft1")

@@ -9,6 +9,8 @@ import pytest
 from harness import wait_until
 from hosts import AWAY, HOME, WHERE, Host, HostError, Network, go
 
+from shiftverbs.protocol.timers import Timer
+
 FLAGS = "attr = qp.QPAttr(); attr.qp_access_flags = {}; ep.qp.modify(attr, e.IBV_QP_ACCESS_FLAGS)"
 LOCAL = "e.IBV_ACCESS_LOCAL_WRITE"
 SHOWN = "ep.qp.query(e.IBV_QP_ACCESS_FLAGS)[0].qp_access_flags"
@@ -181,7 +183,7 @@ def test_a_backup_that_does_not_follow_is_out_of_use(network: Network, faults: A
     faults.hang("b/soft1")
     took_s = b(f"began = time.monotonic(); {FLAGS.format(LOCAL)}; time.monotonic() - began")
     assert took_s < 5, took_s
-    assert b("ep.qp._shadow.connection.protocol.pairs[1].armed") is False
+    assert b("ep.qp._shadow.connection.protocol.pairs[1].works") is False
     # Nobody waits for it again and again.
     more = FLAGS.format(f"{LOCAL} | e.IBV_ACCESS_REMOTE_READ")
     took_s = b(f"began = time.monotonic(); {more}; time.monotonic() - began")
@@ -274,8 +276,8 @@ def test_a_fence_that_the_peer_refuses_is_our_affair(network: Network, faults: A
         h(f"ep.wait({AWAY!r}, 20)")
     a("ep.wait('ep.qp._shadow.connection.protocol.pairs[0].clean', 20)")
     a("ep.post('SEND', wr_id=2, signaled=False); ep.qp.shift.restore()")
-    given_up = "ep.qp._shadow.connection.protocol._move"
-    a(f"ep.wait('{given_up} is not None and {given_up}.grace_ns is None')")
+    state = "ep.qp._shadow.connection.protocol.state"
+    a(f"ep.wait('{state}.move_out is not None and not {state}.timers.runs({int(Timer.FENCE_WRITE)})')")
     a("ep.post('SEND', wr_id=3)")
     assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[3, "SUCCESS"]], a("ep.shift()")
     assert [wc[:2] for wc in b("ep.poll(3, 20)")] == [[50 + i, "SUCCESS"] for i in range(3)]

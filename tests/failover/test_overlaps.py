@@ -41,7 +41,7 @@ def test_a_failure_while_arm_asks_for_the_route(network: Network, faults: Any) -
 SLOW_RESETS = """
 import threading
 from shiftverbs.shadows import nic as backup
-from shiftverbs.failover import connection, rebuild
+from shiftverbs.failover.qp import connection, rebuild
 from shiftverbs.protocol import events as ev
 begun, told, given = [], threading.Event(), []
 reset, give, look, feed = rebuild.Rebuild.reset, rebuild.Rebuild._reset, backup.Nic._look, connection.Connection.feed

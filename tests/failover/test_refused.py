@@ -277,7 +277,8 @@ def test_rails_that_lose_it_in_turn_cost_no_error(network: Network, faults: Any,
     a, b = network.protected()
     a(
         f"""
-from shiftverbs.failover import connection, watchdog; from shiftverbs.protocol import events
+from shiftverbs.failover.qp import connection
+from shiftverbs.failover.qp import watchdog; from shiftverbs.protocol import events
 from shiftverbs.softrnic import faults
 plain = connection.Connection._HANDLERS[events.SwitchStarted]
 hole = lambda k: faults.drop(f'a/soft{{k}}', direction='tx', opcode='write', count=0)

@@ -16,7 +16,7 @@ ENDED = r"QPs? [0-9a-fx, ]+: it ends in errors: SHIFTVERBS_REQUIRE is set, and t
 STATE = "ep.qp.query(e.IBV_QP_STATE)[0].qp_state == e.IBV_QPS_ERR and ep.qp.qp_state == e.IBV_QPS_ERR"
 #: The driver's looks at its QPs are counted.
 LOOKS = """
-from shiftverbs.failover import watchdog
+from shiftverbs.failover.qp import watchdog
 if "looked" not in globals():
     looked, watch = [], watchdog.Watchdog.watch
     watchdog.Watchdog.watch = lambda self, now_ns: (watch(self, now_ns), looked.append(now_ns))
@@ -287,7 +287,7 @@ def test_a_qp_that_failed_by_itself_keeps_its_error(network: Network, faults: An
     a("ep.recv(1); ep.post('SEND', wr_id=2); ep.post('SEND', wr_id=3)")
     wait_until(lambda: a("ep.qp.query(e.IBV_QP_STATE)[0].qp_state == e.IBV_QPS_ERR"), 20, "the NIC gives up")
     deadline(a, 0)
-    a("from shiftverbs.failover import requirement; requirement.CATCH_UP_NS = 0")
+    a("from shiftverbs.failover.qp import requirement; requirement.CATCH_UP_NS = 0")
     looks(a)
     seen = sorted(wc[:2] for wc in a("ep.poll(3)"))
     assert seen == [[1, "WR_FLUSH_ERR"], [2, "RETRY_EXC_ERR"], [3, "WR_FLUSH_ERR"]]
@@ -302,7 +302,7 @@ def test_it_ends_amid_traffic(network: Network) -> None:
     b("[ep.recv(i) for i in range(60)]")
     deadline(a, 3_000_000)
     posted, got = a("""
-from shiftverbs.failover import requirement
+from shiftverbs.failover.qp import requirement
 requirement.CATCH_UP_NS, posted, seen = 0, 0, []
 while not seen or seen[-1][1] == "SUCCESS":
     if posted - len(seen) < 32:
@@ -326,7 +326,7 @@ def test_who_stood_still_over_the_deadline_is_protected_after_all(network: Netwo
     require(network, 60_000)
     a = network.host("a")
     b = network.host("b", SHIFTVERBS_REQUIRE="0")
-    a("from shiftverbs.failover import requirement; requirement.CATCH_UP_NS = 60 * 10**9")
+    a("from shiftverbs.failover.qp import requirement; requirement.CATCH_UP_NS = 60 * 10**9")
     names = [h("ep = Endpoint(); ep.name()") for h in (a, b)]
     a(f"ep.connect({names[1]!r}); ep.wait(\"'has not published' in s.why\", 20)")
     deadline(a, 60_000)

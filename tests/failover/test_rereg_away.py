@@ -13,7 +13,7 @@ from test_memory_keys import WRITE, resolved
 #: Between letting go of the registrations and the verb, other threads have the GIL until the peer has asked for long.
 SLOWLY = """
 import threading
-from shiftverbs.failover import memory_keys; from shiftverbs.shadows import shadow
+from shiftverbs.failover.services import memory_keys; from shiftverbs.shadows import shadow
 asked, enough = [], threading.Event()
 find, hand_over = memory_keys.KeyBook._find, shadow.ShadowMR.hand_over
 def found(book, told, rkey, backups):

@@ -48,7 +48,7 @@ def with_memory(network: Network, attrs: str = "") -> tuple[Host, Host, Any]:
 
 def deaf(a: Host) -> None:
     """What b says of its keys is lost for a; it goes on using what it knows."""
-    a("from shiftverbs.failover.memory_keys import PeerKeys")
+    a("from shiftverbs.failover.services.memory_keys import PeerKeys")
     a("take, PeerKeys.take = PeerKeys.take, lambda keys, m: False")
 
 
@@ -87,7 +87,7 @@ def test_a_wr_that_is_posted_while_the_withdrawal_is_heard(network: Network, fau
     go(faults, "away", a, b)
     faults.delay("a/soft1", 0.7, direction="tx", opcode="write", count=1)
     a(f"""
-from shiftverbs.failover import memory_keys as mk
+from shiftverbs.failover.services import memory_keys as mk
 leave_behind, posted = mk.PeerKeys._leave_behind, []
 def between(keys, rkey, but=None):
     leave_behind(keys, rkey, but)

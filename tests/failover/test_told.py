@@ -12,7 +12,7 @@ from hosts import Host, Network, connect
 SECONDS = 15
 # From here on five seconds count as over: whoever is to be told of is, at the next looks.
 AS_IF_LONG_AGO = """
-from shiftverbs.failover import watchdog
+from shiftverbs.failover.qp import watchdog
 watchdog.PAIRING_NS, looked, watch = 0, [], watchdog.Watchdog.watch
 watchdog.Watchdog.watch = lambda self, now_ns: (watch(self, now_ns), looked.append(now_ns))
 """
@@ -130,7 +130,7 @@ def test_a_peer_that_lost_its_entry_is_not_gone(network: Network, etcd_server: E
 
 def test_a_peer_that_stands_still_may_be_gone(network: Network) -> None:
     a, b = network.protected()
-    a("from shiftverbs.failover import absence; absence.SILENT_NS = 0")
+    a("from shiftverbs.failover.qp import absence; absence.SILENT_NS = 0")
     b.child.signal(signal.SIGSTOP)
     try:
         why(a, "the peer may be gone: none of its NICs has answered a ping for ")

@@ -10,7 +10,7 @@ from typing import Any
 from harness import wait_until
 from hosts import AWAY, Host, Network
 
-from shiftverbs.failover.watchdog import Watchdog
+from shiftverbs.failover.qp.watchdog import Watchdog
 
 # The partitions that backup NICs are in, as their P_Key tables say.
 PARTITIONS = """

@@ -101,7 +101,7 @@ def test_a_receive_that_is_never_posted_ends_the_qp(network: Network, faults: An
     a, b = network.protected(attrs="rnr=0")
     go(faults, "away", a, b)
     a("ep.recv(7)")
-    b("from shiftverbs.failover import memory_keys; memory_keys.HANGS_S = 0.3")
+    b("from shiftverbs.failover.services import memory_keys; memory_keys.HANGS_S = 0.3")
     faults.hang("b/soft1")
     b(CREDIT)
     b("ep.wait(\"s.status == 'FAILED'\")")

@@ -48,10 +48,10 @@ def test_noted_at_once_read_later() -> None:
     made = QpAttributes()
     reused = attr(port_num=1)
     reused.ah_attr.is_global = 1
-    reused.ah_attr.grh.dgid[:] = bytes(range(16))
+    reused.ah_attr.grh.dgid = bytes(range(16))
     made.note(reused, STATE | PORT | AV, RESET, INIT)
     reused.port_num = 2
-    reused.ah_attr.grh.dgid[:] = bytes(16)
+    reused.ah_attr.grh.dgid = bytes(16)
     assert made.merged["port_num"] == 1 and made.merged["ah_attr"]["dgid"] == bytes(range(16))
     written = attr()
     made.write_to(written)

@@ -4,8 +4,8 @@
  * told or fail with a given errno, completions that do not come or lie. Loaded RTLD_GLOBAL before anything
  * that uses libibverbs.
  *
- * ibv_modify_qp is entirely a fake for QP pointers below 4096, which name no memory; other QPs and address
- * handles go to the functions given to fake_set_next, and can be held too.
+ * ibv_modify_qp and ibv_query_qp are entirely fakes for QP pointers below 4096, which name no memory; other QPs and
+ * address handles go to the functions given to fake_set_next, and can be held too.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -41,14 +41,16 @@ static struct {
 static struct ibv_qp_attr last_attr;
 
 static int (*next_modify_qp)(struct ibv_qp *, struct ibv_qp_attr *, int);
+static int (*next_query_qp)(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
 static struct ibv_ah *(*next_create_ah)(struct ibv_pd *, struct ibv_ah_attr *);
 static int (*next_poll_cq)(struct ibv_cq *, int, struct ibv_wc *);
 static int (*next_post_send)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
 static int post_send_err;
 static int lie_byte_len = -1;
 
-void fake_set_next(void *modify_qp, void *create_ah) {
+void fake_set_next(void *modify_qp, void *query_qp, void *create_ah) {
     next_modify_qp = (int (*)(struct ibv_qp *, struct ibv_qp_attr *, int))modify_qp;
+    next_query_qp = (int (*)(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *))query_qp;
     next_create_ah = (struct ibv_ah * (*)(struct ibv_pd *, struct ibv_ah_attr *)) create_ah;
 }
 
@@ -149,6 +151,21 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
     pthread_mutex_unlock(&lock);
     errno = err;
     return ret;
+}
+
+/* Counted and held as a command is. */
+int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init) {
+    uintptr_t id = (uintptr_t)qp;
+    if (id >= FAKE_QPS)
+        return next_query_qp(qp, attr, mask, init);
+    pthread_mutex_lock(&lock);
+    n_calls++;
+    while (held_qp == 0 || held_qp == (int)id)
+        pthread_cond_wait(&changed, &lock);
+    n_returned++;
+    pthread_mutex_unlock(&lock);
+    attr->qp_state = IBV_QPS_RESET;
+    return 0;
 }
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr) {

@@ -41,7 +41,10 @@ def install(path: str) -> None:
     else:
         real = ctypes.CDLL("libibverbs.so.1")
     library.fake_set_next(
-        ctypes.cast(real.ibv_modify_qp, ctypes.c_void_p), ctypes.cast(real.ibv_create_ah, ctypes.c_void_p)
+        *(
+            ctypes.cast(verb, ctypes.c_void_p)
+            for verb in (real.ibv_modify_qp, real.ibv_query_qp, real.ibv_create_ah)
+        )
     )
 
 
@@ -55,6 +58,17 @@ def calls() -> list[tuple[int, int]]:
 def n_calls() -> int:
     """How many commands have begun."""
     return int(library.fake_calls(None, 0))
+
+
+def modify_qp(qp: int, steps: Any) -> None:
+    """Take a QP through some transitions as the product does: in the thread of a NIC."""
+    from shiftverbs import _nic
+
+    worker = _nic.NicWorker("modify")
+    worker.submit(None, qp, steps)
+    assert worker.drain(timeout_s=30)
+    ((_, err, done, _),) = worker.results()
+    assert (err, done) == (0, len(steps)) and worker.stop()
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from fakes import fds, in_child, library, until
+from fakes import fds, in_child, library, modify_qp, until
 
 from shiftverbs import _nic
 from shiftverbs.softrnic import faults
@@ -192,7 +192,7 @@ def case_broken_qp_is_made_again() -> None:
     port = bench.port
     identity = (port.qpn, port.qkey, port.fd)
     assert bench.to_self(b"before") and bench.take(1)
-    _nic.modify_qp(port.qp, _nic.ModifySteps().add(state=ERR))
+    modify_qp(port.qp, _nic.ModifySteps().add(state=ERR))
     until(lambda: port.recv() == [] and port.recv_errors == 8)  # all buffers are flushed
     assert port.state == "error"
     assert not bench.to_self(b"m") and port.recv() == []

@@ -98,8 +98,7 @@ def case_elapsed_is_time_of_execution_and_not_of_waiting() -> None:
     assert worker.drain(timeout_s=30)
     slow, quick = worker.results()
     assert slow[3] > 30_000_000
-    begun, ended = worker.last_command_ns
-    assert quick[3] == ended - begun and begun >= since + slow[3]
+    assert slow[3] + quick[3] <= time.monotonic_ns() - since, "one after the other"
     assert worker.busy_since_ns == 0
     assert worker.stop()
 
@@ -139,12 +138,11 @@ def case_commands_need_no_gil() -> None:
         if time.monotonic_ns() > deadline:
             sys.setswitchinterval(0.005)
             raise AssertionError("the command waits for the GIL")
-    command_begun_ns, command_ended_ns = worker.last_command_ns
     held_until_ns = time.monotonic_ns()
     assert ran == []
     sys.setswitchinterval(0.005)
-    assert begun_ns <= command_begun_ns <= command_ended_ns <= held_until_ns
-    assert [r[:3] for r in worker.results()] == [("failover", 0, 3)]
+    ((*result, elapsed_ns),) = worker.results()
+    assert result == ["failover", 0, 3] and elapsed_ns <= held_until_ns - begun_ns
     until(lambda: os.eventfd_read(listener) if _readable(listener) else 0)
     assert waiter.wait(timeout_ms=0, grace_us=0) == []
     assert worker.drain(timeout_s=30)
@@ -403,7 +401,7 @@ def case_forked_child_finds_it_dead_and_can_make_its_own() -> None:
                 continue
             raise AssertionError("used in a child")
         assert worker.results() == [] and worker.pending() == 0 and worker.completed == 0
-        assert worker.busy_since_ns == 0 and worker.last_command_ns == (0, 0)
+        assert worker.busy_since_ns == 0
         assert worker.drain() and worker.stop()
         worker = None  # type: ignore[assignment]
         gc.collect()
@@ -468,7 +466,7 @@ def case_exit_with_a_hung_job_that_comes_back_too_late() -> None:
     """A job whose verb returns when the interpreter is finalized already must not touch Python."""
     worker = _nic.NicWorker("late")
     library.fake_hold(1)
-    worker.call(_nic.modify_qp, 1, steps(ERR))
+    worker.call(_nic.query_qp_state, 1)
     until(n_calls)
     globals()["kept"] = worker
 

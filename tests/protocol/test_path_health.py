@@ -144,6 +144,32 @@ def test_answers_up_to_now() -> None:
     assert ping.poll_ping(110 * ms) == 3
     assert not ping.answers(111 * ms), "that another was sent excuses nothing"
     ping.handle_pong(3, 112 * ms)
-    assert ping.answers(120 * ms)
+    assert not ping.answers(120 * ms), (
+        "the path was down a moment ago: what failed now may have failed for that"
+    )
+    for n, t in enumerate(range(160, 270, 50)):
+        assert ping.poll_ping(t * ms) == 4 + n
+        ping.handle_pong(4 + n, t * ms + 1)
+    assert not ping.answers(259 * ms)
+    assert ping.answers(261 * ms)
     ping.port_ok = False
-    assert not ping.answers(120 * ms)
+    assert not ping.answers(261 * ms)
+
+
+def test_a_slow_answer_slows_pings_down() -> None:
+    """Or every one of them would count as unanswered when the next goes out."""
+    ms = 1_000_000
+    ping = PingState(5 * ms, dead_after=4)
+    assert ping.poll_ping(0) == 1
+    ping.handle_pong(1, 10 * ms)
+    assert ping.poll_ping(10 * ms) == 2, "it was to go out before the first answer was there"
+    ping.handle_pong(2, 20 * ms)
+    assert ping.poll_ping(49 * ms) is None
+    assert ping.poll_ping(50 * ms) == 3
+    ping.hurry(51 * ms)
+    assert ping.poll_ping(60 * ms) is None
+    ping.handle_pong(3, 51 * ms)
+    assert ping.poll_ping(90 * ms) == 4, "as it was before"
+    ping.handle_pong(4, 91 * ms)
+    assert ping.poll_ping(117 * ms) is None
+    assert ping.poll_ping(118 * ms) == 5, "and faster again, little by little"

@@ -3,31 +3,24 @@
 
 from __future__ import annotations
 
-import re
+import sys
 
+import pytest
 from harness import ROOT
 
-from shiftverbs import state_machine
 from shiftverbs.protocol.messages import ArmStep, MoveStep, Phase
 from shiftverbs.protocol.pair import MS, ProtocolConfig
 
+sys.path.insert(0, str(ROOT / "tools"))
+import protocol_diagrams
+
 PAGE = ROOT / "docs" / "protocol.md"
-BEGIN, END = "<!-- state diagram: generated, do not edit -->\n", "<!-- end of the state diagram -->"
 
 
-def diagrams() -> str:
-    """The generated diagrams as they stand in the page: one Mermaid block per machine."""
-    return "".join(
-        f"\n```mermaid\n{part.strip()}\n```\n"
-        for part in re.split(r"\n\n", state_machine.mermaid())
-        if part.strip()
-    )
-
-
-def test_the_state_diagram_is_the_generated_one() -> None:
+@pytest.mark.parametrize("name", protocol_diagrams.DIAGRAMS)
+def test_each_diagram_is_the_generated_one(name: str) -> None:
     text = PAGE.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    assert text[begin:end].strip() == diagrams().strip(), "run: python -m shiftverbs.state_machine, and paste"
+    assert protocol_diagrams.filled(text, name) == text, "run: python tools/protocol_diagrams.py"
 
 
 def test_every_word_of_the_protocol_is_explained() -> None:

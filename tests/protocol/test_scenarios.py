@@ -309,7 +309,7 @@ def test_one_lost_message_does_not_end_an_attempt(deadline_ms: int, silent_ms: i
         allowed_ms = posting_ms if phase is Phase.POSTING else silent_ms
         w = one_side(3)
         p, now = w.a.protocol, w.now
-        p.config = replace(p.config, peer_deadline_ns=deadline_ms * MS)
+        p.state.config = replace(p.config, peer_deadline_ns=deadline_ms * MS)
         arm = p.pairs[1].arm
         p.handle(ev.PathFailed(0, "RETRY_EXC_ERR"), now)
         p.handle(ev.FenceCompleted(1, 0, 0, 0), now)
@@ -491,7 +491,7 @@ def test_the_initiator_hears_that_its_backup_is_not_fit() -> None:
 def test_whoever_speaks_to_a_side_that_gave_up_hears_so() -> None:
     w = one_side()
     p, now = w.a.protocol, w.now
-    p._abort("test")
+    p.ending.abort("test")
     for message in (Arm(ArmStep.REQ, 0, 1, 9, address()), Move(MoveStep.MOVE, 0, 1, 1, 1, 0)):
         actions = p.handle(ev.MessageReceived(message), now)
         assert [a.message.phase for a in actions if isinstance(a, ev.SendMessage)] == [Phase.ABORT]
@@ -509,8 +509,8 @@ def test_no_message_is_sent_to_receives_that_a_move_left_behind() -> None:
     actions = p.handle(ev.MessageReceived(back), now)
     assert [a.message.step for a in actions if isinstance(a, ev.SendMessage)][:1] == [MoveStep.REFUSED]
     # Our own sends make room, so that the pair can be reset; then both come home.
-    assert p._move is not None
-    assert p._move.target == 1
+    assert p.state.move_out is not None
+    assert p.state.move_out.target == 1
 
 
 def test_migrate_and_restore_in_quick_succession_lose_nothing() -> None:
@@ -538,6 +538,6 @@ def test_a_completion_of_the_life_before_proves_nothing_of_the_new_one() -> None
     (connect,) = [a for a in p.handle(ev.MessageReceived(rep), now) if isinstance(a, ev.ConnectPair)]
     p.handle(ev.PairConnected(1, connect.arm, connect.stage), now)
     p.handle(ev.ArmCompletion(1, receive=False, ok=True), now)
-    assert not p.pairs[1].armed
+    assert not p.pairs[1].works
     p.handle(ev.ArmCompletion(1, receive=True, ok=True), now)
-    assert p.pairs[1].armed
+    assert p.pairs[1].works

@@ -28,22 +28,22 @@ SEND = """
 DEFAULT        ASKED                DEFAULT        CLOSE_SEND
 DEFAULT        ASK_DROPPED_HOME     DEFAULT        REOPEN_SEND
 DEFAULT        PATH_FAILED          FALLBACK       CLOSE_SEND
-DEFAULT        MOVE_STARTED         WAIT_SIGNALED  BEGIN_FENCE
+DEFAULT        MOVE_STARTED         WAIT_SIGNALED  BEGIN_FENCE_WR
 DEFAULT        ABORTED              DEFAULT        DELIVER_ERRORS
 FALLBACK       ASKED                FALLBACK       CLOSE_SEND
 FALLBACK       ASK_DROPPED_AWAY     FALLBACK       REOPEN_SEND
 FALLBACK       PATH_FAILED          FALLBACK       CLOSE_SEND
 FALLBACK       SWITCHED_HOME        DEFAULT        TRIM OPEN_SEND
 FALLBACK       SWITCHED_AWAY        FALLBACK       TRIM OPEN_SEND
-FALLBACK       MOVE_STARTED         WAIT_SIGNALED  BEGIN_FENCE
+FALLBACK       MOVE_STARTED         WAIT_SIGNALED  BEGIN_FENCE_WR
 FALLBACK       ABORTED              DEFAULT        DELIVER_ERRORS
 WAIT_SIGNALED  PATH_FAILED          FALLBACK       CLOSE_SEND
-WAIT_SIGNALED  FENCE_POSTED         WAIT_DRAINED
+WAIT_SIGNALED  FENCE_WR_POSTED         WAIT_DRAINED
 WAIT_SIGNALED  MOVE_CANCELLED_HOME  DEFAULT        CANCEL_MOVE
 WAIT_SIGNALED  MOVE_CANCELLED_AWAY  FALLBACK       CANCEL_MOVE
 WAIT_SIGNALED  ABORTED              DEFAULT        DELIVER_ERRORS
 WAIT_DRAINED   PATH_FAILED          FALLBACK       CLOSE_SEND
-WAIT_DRAINED   FENCE_DONE           WAIT_DRAINED   SEND_MOVE
+WAIT_DRAINED   FENCE_WR_DONE           WAIT_DRAINED   SEND_MOVE
 WAIT_DRAINED   MOVED_HOME           DEFAULT        OPEN_SEND
 WAIT_DRAINED   MOVED_AWAY           FALLBACK       OPEN_SEND
 WAIT_DRAINED   MOVE_CANCELLED_HOME  DEFAULT        CANCEL_MOVE
@@ -124,7 +124,7 @@ def test_the_wait_states_are_entered_by_move_only() -> None:
     }
     assert entries == {("DEFAULT", "MOVE_STARTED"), ("FALLBACK", "MOVE_STARTED")}
     drained = {(s, g) for (s, g), (t, _) in EXPECTED_SEND.items() if t == "WAIT_DRAINED" and s != t}
-    assert drained == {("WAIT_SIGNALED", "FENCE_POSTED")}
+    assert drained == {("WAIT_SIGNALED", "FENCE_WR_POSTED")}
 
 
 def test_a_broken_path_leads_to_fallback_from_everywhere() -> None:
@@ -143,15 +143,15 @@ def test_nothing_opens_before_the_trim() -> None:
 @pytest.mark.parametrize("state", list(SendState), ids=lambda state: state.value)
 def test_an_illegal_input_leaves_the_protocol_as_it_was(state: SendState) -> None:
     locals_ = [LocalPair(b"g" * 16, 0, 10 + k, 3) for k in range(2)]
-    protocol = PairProtocol(ProtocolConfig(), locals_, True, random.Random(0), 0)
+    protocol = PairProtocol(ProtocolConfig(invariants=True), locals_, True, random.Random(0), 0)
     protocol.start(0)
-    protocol.send_state = state
+    protocol.state.send_state = state
     for given in SendInput:
         if (state.value, given.value) in EXPECTED_SEND:
             continue
         with pytest.raises(IllegalTransition):
-            protocol._send_input(given, 1)
-        assert (protocol.send_state, protocol.send_pair, protocol._out) == (state, 0, [])
+            protocol.directions.send(given, 1)
+        assert (protocol.send_state, protocol.send_pair, protocol.state.take()) == (state, 0, [])
 
 
 def test_the_diagram_has_every_cell() -> None:

@@ -274,7 +274,7 @@ EVENTS = st.one_of(
 def test_no_input_is_illegal(initiator: bool, story: list[object], seed: int) -> None:
     """Whatever comes in, in whatever order: no IllegalTransition, no assertion, and silence once it is over."""
     locals_ = [LocalPair(b"g" * 16, 0, 10 + k, 3) for k in range(3)]
-    p = PairProtocol(ProtocolConfig(), locals_, initiator, random.Random(seed), 0)
+    p = PairProtocol(ProtocolConfig(invariants=True), locals_, initiator, random.Random(seed), 0)
     now = 0
     asked: dict[str, ev.Action] = {}
     actions = p.start(now)

@@ -357,7 +357,7 @@ class World:
         self.wakes = {"a": 0, "b": 0}
         self.a, self.b = Side(self, "a", pairs), Side(self, "b", pairs)
         self.a.peer, self.b.peer = self.b, self.a
-        config = config or ProtocolConfig()
+        config = config or ProtocolConfig(invariants=True)
         for side in (self.a, self.b):
             locals_ = [LocalPair(side.name.encode() * 16, 0, 10 + k, 3) for k in range(pairs)]
             side.protocol = PairProtocol(

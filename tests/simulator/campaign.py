@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
+from simulator.checks import over  # noqa: E402
 from simulator.schedule import Schedule  # noqa: E402  (found through the lines above)
 
 CHUNK = 250
@@ -32,7 +33,7 @@ def chunk(first: int, last: int) -> tuple[dict[str, int], dict[int, str], float]
         except Exception as error:
             failed[seed] = f"{type(error).__name__}: {str(error)[:400]}"
         else:
-            ends["both protected" if all(side.over is None for side in net.sides) else "ended"] += 1
+            ends["both protected" if all(over(app) is None for app in net.apps) else "ended"] += 1
     return dict(ends), failed, time.process_time() - started
 
 

@@ -2,56 +2,53 @@
 """NICs and links in virtual time: RC as the InfiniBand specification has it, one packet per message, and datagrams.
 
 What is modelled (IBA vol. 1, chapter 9): PSNs and the duplicate region, cumulative acknowledgements, responses of READs
-and atomics (an acknowledgement does not stand for a lost response), NAK for a sequence error, RNR NAK, retry counters
-and timers, the FENCE flag, flush in order, the error state, RESET. Packets stay in flight after their sender gave up,
-and reach whatever life of the QP is there then. Buffers are read when a packet is built, as zero-copy hardware does.
+and atomics (an acknowledgement does not stand for a lost response), NAK for a sequence error and for a key or right
+that is not there, RNR NAK, retry counters and timers, the FENCE flag, flush in order, the error state, RESET, memory
+keys. Packets stay in flight after their sender gave up, and reach whatever life of the QP is there then. Buffers are
+read when a packet is built, as zero-copy hardware does; keys are looked at then, and when a packet arrives.
+
+The application, or failover, has the C objects of provider.c in hand; what it posts there is given to `HwQp.post`.
 """
 
 from __future__ import annotations
 
-import heapq
-import random
+import errno
+import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-US, MS = 1_000, 1_000_000
+from simulator.clock import MS, US, Clock
+from simulator.provider import RECV, Shared, library
+
+from shiftverbs.native.ibv import AccessFlag, AtomicCap, EventType, QpState, WcStatus
+
+if TYPE_CHECKING:
+    from simulator.memory import Memory
+
 MASK = 0xFFFFFF
 HALF = 1 << 23
 WINDOW = 32  # requests in flight
 
-TWO_SIDED = frozenset({"SEND", "WRITE_IMM"})
-RESPONDED = frozenset({"READ", "FADD"})
+OPCODES = {0: "WRITE", 1: "WRITE_IMM", 2: "SEND", 3: "SEND_IMM", 4: "READ", 5: "CAS", 6: "FADD"}
+WC_OPCODES = {"WRITE": 1, "WRITE_IMM": 1, "SEND": 0, "SEND_IMM": 0, "READ": 2, "CAS": 3, "FADD": 4}
+TWO_SIDED = frozenset({"SEND", "SEND_IMM", "WRITE_IMM"})
+RESPONDED = frozenset({"READ", "CAS", "FADD"})
+RIGHTS = {
+    "WRITE": AccessFlag.REMOTE_WRITE,
+    "WRITE_IMM": AccessFlag.REMOTE_WRITE,
+    "READ": AccessFlag.REMOTE_READ,
+    "CAS": AccessFlag.REMOTE_ATOMIC,
+    "FADD": AccessFlag.REMOTE_ATOMIC,
+}
+SEND_FENCE, SEND_SIGNALED, SEND_INLINE = 1, 2, 8
+RESET, INIT, RTR, RTS, SQD, SQE, ERR = QpState
+OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
+NAKS = {"access": WcStatus.REM_ACCESS_ERR, "invalid": WcStatus.REM_INV_REQ_ERR, "op": WcStatus.REM_OP_ERR}
+WC_RECV, WC_RECV_RDMA = 128, 129
+WITH_IMM = 2
 
-
-class Clock:
-    """Virtual time, and the only source of chance: everything of a run follows from the seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.now = 1_000
-        self.rng = random.Random(seed)
-        self.queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.ticket = 0
-        self.steps = 0
-
-    def later(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
-        """Call call(*args) delay_ns from now; equal times in the order of the calls."""
-        self.ticket += 1
-        heapq.heappush(self.queue, (self.now + delay_ns, self.ticket, call, args))
-
-    def run(self, until_ns: int, done: Callable[[], bool] | None = None, most: int = 400_000) -> bool:
-        """Let time pass until until_ns, or until done() holds (looked at now and then)."""
-        queue = self.queue
-        for n in range(most):
-            if not queue or queue[0][0] > until_ns:
-                self.now = max(self.now, until_ns)
-                return done() if done is not None else True
-            self.now, _, call, args = heapq.heappop(queue)
-            call(*args)
-            self.steps += 1
-            if done is not None and n % 16 == 0 and done():
-                return True
-        raise AssertionError("the run does not come to rest")
+_numbers = itertools.count(1)
 
 
 class Link:
@@ -61,6 +58,7 @@ class Link:
         self.clock = clock
         self.up = True
         self.loss = 0.0
+        self.datagram_loss = 0.0
         self.duplicate = 0.0
         self.delay_ns = 10 * US
         self.jitter_ns = 0
@@ -80,6 +78,8 @@ class Link:
                 return
         if self.loss and rng.random() < self.loss:
             return
+        if self.datagram_loss and isinstance(packet, Datagram) and rng.random() < self.datagram_loss:
+            return
         copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
         for _ in range(copies):
             jitter = rng.randrange(self.jitter_ns) if self.jitter_ns else 0
@@ -96,87 +96,196 @@ class Link:
 class Packet:
     """A request or an answer. data: a request's payload or a response's; ref: for judging only, not looked at here."""
 
-    __slots__ = ("data", "kind", "opcode", "psn", "ref", "remote")
+    __slots__ = ("data", "dest", "imm", "kind", "length", "opcode", "psn", "ref", "remote", "rkey")
 
-    def __init__(
-        self, kind: str, psn: int, opcode: str = "", data: int = 0, remote: int = 0, ref: Any = None
-    ) -> None:
+    def __init__(self, kind: str, dest: int, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
         self.kind = kind
+        self.dest = dest
         self.psn = psn
         self.opcode = opcode
         self.data = data
-        self.remote = remote
         self.ref = ref
+        self.remote = self.rkey = self.length = self.imm = 0
+
+
+class Datagram:
+    """What a UD QP sent to another."""
+
+    __slots__ = ("data", "qkey", "qpn", "source_gid", "source_qpn")
+
+    def __init__(self, data: bytes, qpn: int, qkey: int, source_qpn: int, source_gid: bytes) -> None:
+        self.data = data
+        self.qpn = qpn
+        self.qkey = qkey
+        self.source_qpn = source_qpn
+        self.source_gid = source_gid
 
 
 class Wqe:
-    """A send WR at the hardware. buf: the application's memory, one number long."""
+    """A send WR at the hardware."""
 
-    __slots__ = ("buf", "fence", "opcode", "psn", "ref", "remote", "signaled", "wr_id")
+    __slots__ = (
+        "addr", "data", "fence", "inline", "length", "lkey", "opcode", "psn", "ref", "remote", "rkey", "signaled",
+        "swap", "wr_id",
+    )  # fmt: skip
 
-    def __init__(
-        self, wr_id: Any, opcode: str, buf: list[Any], remote: int, signaled: bool, fence: bool, ref: Any
-    ) -> None:
-        self.wr_id = wr_id
-        self.opcode = opcode
-        self.buf = buf
-        self.remote = remote
-        self.signaled = signaled
-        self.fence = fence
-        self.ref = ref
+    def __init__(self, post: tuple[int, ...]) -> None:
+        self.wr_id, self.remote, self.addr, self.data, self.swap, inline = post[:6]
+        flags, self.ref, self.rkey, self.length, self.lkey = post[8:13]
+        self.opcode = OPCODES[post[7]]
+        self.signaled = bool(flags & SEND_SIGNALED)
+        self.fence = bool(flags & SEND_FENCE)
+        self.inline = inline if flags & SEND_INLINE else None
         self.psn = 0
 
 
-class Nic:
-    """One NIC: its links, its QPs, the order of its commands, and how it fails."""
+class Region:
+    """A memory region on one NIC."""
 
-    def __init__(self, clock: Clock, host: str, k: int, out: Link) -> None:
+    def __init__(self, key: int, addr: int, length: int, iova: int, access: int) -> None:
+        self.key = key
+        self.addr, self.length, self.iova, self.access = addr, length, iova, access
+
+
+class Nic:
+    """One NIC: its links, its QPs, its keys, and how it fails.
+
+    Keys are given out again at once, the last one first, and all NICs begin with the same few: a key that is not
+    translated, or that was withdrawn, is soon other memory's.
+    """
+
+    def __init__(self, clock: Clock, host: str, k: int, out: Link, memory: Memory) -> None:
         self.clock = clock
         self.host = host
         self.k = k
+        self.name = f"{host}{k}"
         self.out = out
+        self.memory = memory
         self.peer: Nic
+        self.gid = bytes(10) + b"\xff\xff" + bytes((10, k, 0, ord(host) - 96))
         self.qps: dict[int, HwQp] = {}
+        self.ports: dict[int, Any] = {}  # control ports, by QPN
+        self.regions: dict[int, Region] = {}
+        self._free_keys = list(range(40 + 7 * k, 8, -1))
+        self._next_key = 1000 * (k + 1)
+        self._next_qpn = 0x100
+        self.atomic_cap = AtomicCap.GLOB
+        self.events: list[tuple[int, int]] = []  # async ones, as every context of it gets them
+        self.on_event: Callable[[int, int], None] = lambda kind, element: None
+        self.port_active = True
         self.dead = False
         self.stalled = False  # nothing moves, and nobody says so
         self.holds_cqes = False  # acknowledges, and has not written the completion yet
         self.hung = False  # commands do not come back
-        self.failing = False
+        self.failing = False  # commands come back with an error
+        self.refusing = 0  # so many QP transitions come back with an error
         self.command_ns = 30 * US
-        self.free_at = 0
-        self.waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        out_up = lambda: not (self.peer.dead or self.peer.stalled)  # noqa: E731
-        out.open_at_arrival = out_up
+        self.registering_ns = 50 * US
+        self.waiting: list[Callable[[], None]] = []
+        self.out.open_at_arrival = lambda: not (self.peer.dead or self.peer.stalled)
 
-    def command(self, done: Callable[..., None], *args: Any) -> None:
-        """done(*args) is called when the command is carried out; in order."""
-        self.free_at = max(self.free_at, self.clock.now) + self.command_ns
-        self.clock.later(self.free_at - self.clock.now, self._command, done, args)
+    def new_key(self) -> int:
+        """A key that no memory has now."""
+        if self._free_keys:
+            return self._free_keys.pop()
+        self._next_key += 1
+        return self._next_key
 
-    def ask(self, done: Callable[..., None], *args: Any) -> None:
-        """A question: answered behind the commands before it; answering takes no time worth telling."""
-        if self.free_at <= self.clock.now:
-            self._command(done, args)
-        else:
-            self.clock.later(self.free_at - self.clock.now, self._command, done, args)
+    def register(self, addr: int, length: int, iova: int, access: int) -> Region:
+        """A region by a key of its own, which is its lkey and its rkey."""
+        region = Region(self.new_key(), addr, length, iova, access)
+        self.regions[region.key] = region
+        return region
 
-    def _command(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.hung and not self.dead:
-            self.waiting.append((done, args))
-        else:
-            done(*args)
+    def deregister(self, region: Region) -> None:
+        """Its key may be the next one's."""
+        del self.regions[region.key]
+        self._free_keys.append(region.key)
+
+    def new_qpn(self) -> int:
+        """The number of a new QP. As on hardware, all NICs count alike."""
+        self._next_qpn += 1
+        return self._next_qpn
+
+    def local(self, addr: int, length: int, lkey: int, write: bool) -> bool:
+        """Whether a WR may name this memory so."""
+        region = self.regions.get(lkey)
+        return (
+            region is not None
+            and region.addr <= addr
+            and addr + length <= region.addr + region.length
+            and not (write and not region.access & AccessFlag.LOCAL_WRITE)
+        )
+
+    def remote(self, offset: int, length: int, rkey: int, right: int) -> int | None:
+        """The address that a request means; None where it has no right to that."""
+        region = self.regions.get(rkey)
+        if region is None or not region.access & right:
+            return None
+        at = offset - region.iova
+        return region.addr + at if 0 <= at and at + length <= region.length else None
 
     def unhang(self) -> None:
         """Carry out what waited."""
         self.hung = False
         waiting, self.waiting = self.waiting, []
-        for done, args in waiting:
-            done(*args)
+        for go_on in waiting:
+            go_on()
 
     def die(self) -> None:
         """DEVICE_FATAL: completions not written yet never will be."""
         self.dead = True
+        for qp in self.qps.values():
+            qp.shared.refusal[:] = (errno.EIO, errno.EIO)
         self.unhang()
+
+    def event(self, kind: EventType, element: int) -> None:
+        """An async event, for each context that this device was opened by."""
+        self.on_event(int(kind), element)
+
+    def arrive(self, packet: Packet) -> None:
+        """A packet for one of our QPs."""
+        qp = self.qps.get(packet.dest)
+        if qp is None or self.dead:
+            return
+        if packet.kind == "req":
+            qp.on_request(packet)
+        else:
+            qp.on_answer(packet)
+
+    def arrive_datagram(self, datagram: Datagram) -> None:
+        """A datagram for one of our control ports."""
+        port = self.ports.get(datagram.qpn)
+        if port is not None and port.qkey == datagram.qkey and not (self.dead or self.stalled):
+            port.arrive(datagram)
+
+
+class HwCq:
+    """A CQ: where the provider has it, and how it was used."""
+
+    def __init__(self, ctx: int, cqe: int) -> None:
+        self.lib = library()
+        self.cqe = cqe
+        self.pointer = self.lib.sv_cq(ctx, cqe)
+        self.most = 0  # that ever waited in it
+        self.overrun = False
+        self.on_cqe: Callable[[], None] = lambda: None
+
+    def push(
+        self, wr_id: int, status: int, opcode: int, qp_num: int, byte_len: int = 0, imm: int = 0
+    ) -> None:
+        """A completion."""
+        waiting = self.lib.sv_push(
+            self.pointer, wr_id, status, opcode, qp_num, byte_len, imm, WITH_IMM if imm else 0
+        )
+        if waiting > self.most:
+            self.most = waiting
+            self.overrun |= waiting > self.cqe
+        self.on_cqe()
+
+    def free(self) -> None:
+        """Give its memory back."""
+        self.lib.sv_free_cq(self.pointer)
 
 
 class HwQp:
@@ -186,97 +295,145 @@ class HwQp:
     RETRIES = 3
     RNR_NS = 300 * US
 
-    def __init__(self, nic: Nic, number: int, memory: list[int], log: Callable[..., None]) -> None:
+    def __init__(
+        self, nic: Nic, ctx: int, index: int, send_cq: HwCq, recv_cq: HwCq, depth: tuple[int, int]
+    ) -> None:
         self.nic = nic
         self.clock = nic.clock
-        self.number = number
-        self.memory = memory
-        self.log = log
-        self.send_cq: deque[tuple[Any, ...]] = deque()
-        self.on_cqe: Callable[[], None] = lambda: None
-        self.on_rnr: Callable[[], None] = lambda: None
+        self.memory = nic.memory
+        self.number = nic.new_qpn()
+        self.send_cq, self.recv_cq = send_cq, recv_cq
+        self.pointer = library().sv_qp(ctx, send_cq.pointer, recv_cq.pointer, self.number, index, *depth)
+        self.shared = Shared.from_address(library().sv_shared(self.pointer))
         self.life = 0
-        self.held: list[tuple[Any, ...]] = []
-        self.completed: list[Any] = []  # for judging only
-        self.most = 0  # that ever were in the send queue at a time, for judging only
-        nic.qps[number] = self
+        self.rights = 0
+        self.app = False  # the application's own one
+        self.log: Callable[..., None] = lambda *facts: None
+        self.on_rnr: Callable[[HwQp], None] = lambda qp: None
+        self.held: list[tuple[HwCq, tuple[Any, ...], int]] = []
+        self.completed: list[int] = []  # for judging only
+        nic.qps[self.number] = self
+        self.state = RESET
         self.reset()
+        if nic.dead:
+            self.shared.refusal[:] = (errno.EIO, errno.EIO)
 
-    # ---- commands
+    # ---- transitions
 
     def reset(self) -> None:
         """RESET: queues empty, no state of the connection left."""
-        self.state = "RESET"
+        self.state = RESET
         self.life += 1
         self.unsent: deque[Wqe] = deque()
         self.unacked: deque[Wqe] = deque()
-        self.rq: deque[tuple[Any, list[Any]]] = deque()
+        self.rq: deque[tuple[int, int, int]] = deque()  # wr_id, address, lkey
         self.next_psn = 0
         self.expected = 0
+        self.dest = 0
+        self.dgid = b""
         self.atomics: dict[int, int] = {}
         self.retries = 0
         self.timer = 0
         self.rnr_wait = False
         self.nak_sent = False  # one NAK per gap: what follows is dropped without a word
+        shared = self.shared
+        shared.freed[:] = shared.posted[:]
+        if not self.nic.dead:
+            shared.refusal[:] = (errno.EINVAL, errno.EINVAL)
 
-    def to_error(self, first_status: str = "WR_FLUSH_ERR") -> None:
+    def modify(self, attrs: dict[str, Any]) -> int:
+        """ibv_modify_qp: 0 or an errno."""
+        nic = self.nic
+        if nic.dead:
+            return errno.EIO
+        state = attrs.get("state")
+        if state is None or state == self.state == RTS:
+            if self.state != RTS:
+                return errno.EINVAL
+        elif state == RESET:
+            self.reset()
+        elif state == ERR:
+            self.to_error()
+            self.state = ERR
+            self.shared.refusal[:] = (0, 0)
+        elif (self.state, state) == (RESET, INIT):
+            self.state = INIT
+            self.shared.refusal[1] = 0
+        elif (self.state, state) == (INIT, RTR):
+            self.expected = attrs["rq_psn"]
+            self.dest = attrs["dest_qp_num"]
+            self.dgid = bytes(attrs["ah_attr"]["dgid"])
+            self.state = RTR
+        elif (self.state, state) == (RTR, RTS):
+            self.next_psn = attrs["sq_psn"]
+            self.state = RTS
+            self.shared.refusal[0] = 0
+        else:
+            return errno.EINVAL
+        if "qp_access_flags" in attrs:
+            self.rights = attrs["qp_access_flags"]
+        return 0
+
+    def to_error(self, first_status: int = FLUSHED) -> None:
         """The error state: everything is flushed in order, the send queue's first with first_status."""
-        if self.state in ("ERR", "RESET"):
+        if self.state in (ERR, RESET):
             return
-        self.state = "ERR"
+        self.state = ERR
+        if not self.nic.dead:
+            self.shared.refusal[:] = (0, 0)
         self.timer += 1
         status = first_status
         for wqe in (*self.unacked, *self.unsent):
-            self._cqe(("send", wqe.wr_id, status))
-            status = "WR_FLUSH_ERR"
+            self._end(wqe, status)
+            status = FLUSHED
         self.unacked.clear()
         self.unsent.clear()
-        for wr_id, _ in self.rq:
-            self._cqe(("recv", wr_id, "WR_FLUSH_ERR"))
+        for wr_id, _, _ in self.rq:
+            self._end_recv(wr_id, FLUSHED)
         self.rq.clear()
 
     # ---- posts
 
-    def post_send(self, wqe: Wqe) -> int:
-        """0 or an errno."""
-        if self.nic.dead:
-            return 5
-        if self.state == "ERR":
-            self._cqe(("send", wqe.wr_id, "WR_FLUSH_ERR"))
-            return 0
-        if self.state != "RTS":
-            return 22
+    def post(self, post: tuple[int, ...]) -> None:
+        """What the provider has taken."""
+        if post[7] == RECV:
+            if self.state == ERR:
+                self._end_recv(post[0], FLUSHED)
+            else:
+                self.rq.append((post[0], post[2], post[12]))
+            return
+        wqe = Wqe(post)
+        if self.state == ERR:
+            self._end(wqe, FLUSHED)
+            return
         self.unsent.append(wqe)
-        self.most = max(self.most, len(self.unsent) + len(self.unacked))
         self._kick()
-        return 0
 
-    def post_recv(self, wr_id: Any, buf: list[Any]) -> int:
-        """0 or an errno."""
-        if self.nic.dead:
-            return 5
-        if self.state == "ERR":
-            self._cqe(("recv", wr_id, "WR_FLUSH_ERR"))
-            return 0
-        if self.state == "RESET":
-            return 22
-        self.rq.append((wr_id, buf))
-        return 0
+    def _cqe(self, cq: HwCq, cqe: tuple[Any, ...], recv_addr: int = 0) -> None:
+        nic = self.nic
+        if nic.dead:
+            return
+        if nic.holds_cqes or nic.stalled:
+            self.held.append((cq, cqe, recv_addr))
+        else:
+            cq.push(*cqe)
 
-    def _cqe(self, cqe: tuple[Any, ...]) -> None:
-        if self.nic.dead:
-            return
-        if self.nic.holds_cqes or self.nic.stalled:
-            self.held.append(cqe)
-            return
-        self.send_cq.append(cqe)
-        self.on_cqe()
+    def _end(self, wqe: Wqe, status: int) -> None:
+        self.shared.freed[0] += 1
+        if status == OK:
+            self.completed.append(wqe.ref)
+        if wqe.signaled or status != OK:
+            self._cqe(self.send_cq, (wqe.wr_id, status, WC_OPCODES[wqe.opcode], self.number))
+
+    def _end_recv(self, wr_id: int, status: int, opcode: int = WC_RECV, imm: int = 0, addr: int = 0) -> None:
+        self.shared.freed[1] += 1
+        self._cqe(self.recv_cq, (wr_id, status, opcode, self.number, 8, imm), addr)
 
     def release(self) -> None:
         """Write the completions that were held back."""
         held, self.held = self.held, []
-        for cqe in held:
-            self._cqe(cqe)
+        for cq, cqe, addr in held:
+            self._cqe(cq, cqe, addr)
 
     # ---- requester
 
@@ -287,63 +444,79 @@ class HwQp:
             wqe = unsent[0]
             if wqe.fence and any(other.opcode in RESPONDED for other in unacked):
                 break
+            if wqe.length and wqe.inline is None:
+                write = wqe.opcode in RESPONDED
+                if not self.nic.local(wqe.addr, wqe.length, wqe.lkey, write):
+                    if not unacked:
+                        self._local_error()
+                    break
             unsent.popleft()
             wqe.psn = self.next_psn
             self.next_psn = (self.next_psn + 1) & MASK
             unacked.append(wqe)
             self._transmit(wqe)
             started = True
-        if started and len(unacked) and not self.timer_running:
+        if started and not self.timer_running:
             self._start_timer()
+
+    def _local_error(self) -> None:
+        self.to_error(int(WcStatus.LOC_PROT_ERR))
 
     @property
     def timer_running(self) -> bool:
         return self.timer % 2 == 1
 
     def _transmit(self, wqe: Wqe) -> None:
-        if self.nic.dead or self.nic.stalled:
+        nic = self.nic
+        if nic.dead or nic.stalled or self.dgid != nic.peer.gid:
             return
-        data = wqe.buf[0] if wqe.opcode != "READ" else 0
-        self.nic.out.send(Packet("req", wqe.psn, wqe.opcode, data, wqe.remote, wqe.ref), self._peer_request)
-
-    def _peer_request(self, packet: Packet) -> None:
-        self.nic.peer.qps[self.number].on_request(packet)
+        packet = Packet("req", self.dest, wqe.psn, wqe.opcode, 0, wqe.ref)
+        packet.length = wqe.length
+        packet.remote, packet.rkey = wqe.remote, wqe.rkey
+        packet.imm = wqe.ref if wqe.opcode in ("WRITE_IMM", "SEND_IMM") else 0
+        if wqe.opcode == "FADD":
+            packet.data = wqe.data
+        elif wqe.opcode != "READ" and wqe.length:
+            packet.data = self.memory.read(wqe.addr) if wqe.inline is None else wqe.inline
+        nic.out.send(packet, nic.peer.arrive)
 
     def _start_timer(self) -> None:
         self.timer += 1 if self.timer % 2 == 0 else 2
         self.clock.later(self.RETRY_NS, self._expire, self.timer, self.life)
 
     def _expire(self, timer: int, life: int) -> None:
-        if timer != self.timer or life != self.life or self.state != "RTS" or self.nic.dead:
+        if timer != self.timer or life != self.life or self.state != RTS or self.nic.dead:
             return
         if self.nic.stalled:
             self._start_timer()
             return
         self._retry()
 
-    def _retry(self, skip: int = 0) -> None:
+    def _retry(self) -> None:
         self.retries += 1
         if self.retries > self.RETRIES:
-            self.to_error("RETRY_EXC_ERR")
+            self.to_error(int(WcStatus.RETRY_EXC_ERR))
             return
-        for wqe in list(self.unacked)[skip:]:
+        for wqe in list(self.unacked):
             self._transmit(wqe)
         self._start_timer()
 
     def on_answer(self, packet: Packet) -> None:
         """An ACK, a NAK or a response arrived."""
-        if self.state != "RTS" or self.nic.dead or not self.unacked:
+        if self.state != RTS or self.nic.dead or not self.unacked:
             return
         unacked = self.unacked
         at = (packet.psn - unacked[0].psn) & MASK
         kind = packet.kind
-        if kind in ("nak", "rnr"):
+        if kind in ("nak", "rnr") or kind in NAKS:
             # Everything before the PSN named is acknowledged, except for responses that did not come.
-            if at > len(unacked):
+            if at > len(unacked) or (kind in NAKS and at == len(unacked)):
                 return
             if not self._complete_until(at):
                 return
-            if kind == "rnr":
+            if kind in NAKS:
+                self.to_error(int(NAKS[kind]))
+            elif kind == "rnr":
                 if not self.rnr_wait:
                     self.rnr_wait = True
                     self.timer += 2 if self.timer % 2 == 0 else 1
@@ -361,7 +534,11 @@ class HwQp:
         if not self._complete_until(at):
             return
         if kind == "resp":
-            wqe.buf[0] = packet.data
+            if not self.nic.local(wqe.addr, wqe.length, wqe.lkey, True):
+                self._local_error()
+                return
+            self.memory.write(wqe.addr, packet.data)
+            self.log(self, "response", wqe.ref, wqe.addr, packet.data)
         self._complete_until(1) if kind == "ack" else self._finish()
         self._progress()
 
@@ -377,11 +554,8 @@ class HwQp:
         return True
 
     def _finish(self) -> None:
-        wqe = self.unacked.popleft()
         self.retries = 0
-        self.completed.append(wqe.ref)
-        if wqe.signaled:
-            self._cqe(("send", wqe.wr_id, "SUCCESS"))
+        self._end(self.unacked.popleft(), OK)
 
     def _progress(self) -> None:
         if self.unacked and not self.rnr_wait:
@@ -391,7 +565,7 @@ class HwQp:
         self._kick()
 
     def _after_rnr(self, life: int) -> None:
-        if life != self.life or self.state != "RTS":
+        if life != self.life or self.state != RTS:
             return
         self.rnr_wait = False
         for wqe in self.unacked:
@@ -404,7 +578,7 @@ class HwQp:
 
     def on_request(self, packet: Packet) -> None:
         """A request arrived."""
-        if self.state not in ("RTR", "RTS") or self.nic.dead or self.nic.stalled:
+        if self.state not in (RTR, RTS) or self.nic.dead or self.nic.stalled:
             return
         ahead = (packet.psn - self.expected) & MASK
         if ahead == 0:
@@ -413,54 +587,86 @@ class HwQp:
             self._duplicate(packet)
         elif ahead < 1 << 16 and not self.nak_sent:
             self.nak_sent = True
-            self._answer(Packet("nak", self.expected))
+            self._answer("nak", self.expected)
 
     def _execute(self, packet: Packet) -> None:
         opcode = packet.opcode
+        nic = self.nic
+        target: int | None = 0
+        right = RIGHTS.get(opcode, 0)
+        if right:
+            if not self.rights & right:
+                self._refuse("invalid" if not packet.length else "access", packet)
+                return
+            if packet.length:
+                target = nic.remote(packet.remote, packet.length, packet.rkey, right)
+                if target is None:
+                    self._refuse("access", packet)
+                    return
+        recv = None
         if opcode in TWO_SIDED:
             if not self.rq:
-                self.nak_sent = True
-                self._answer(Packet("rnr", packet.psn))
-                self.on_rnr()
+                self.on_rnr(self)
+                self._answer("rnr", packet.psn)
                 return
-            wr_id, buf = self.rq.popleft()
-            if opcode == "WRITE_IMM":
-                self.memory[packet.remote] = packet.data
-            buf[0] = packet.data
-            self.log(self, packet, wr_id)
-            self._cqe(("recv", wr_id, "SUCCESS"))
-            answer = Packet("ack", packet.psn)
-        elif opcode == "WRITE":
-            if packet.remote >= 0:
-                self.memory[packet.remote] = packet.data
-            self.log(self, packet, None)
-            answer = Packet("ack", packet.psn)
-        elif opcode == "READ":
-            self.log(self, packet, None)
-            answer = Packet("resp", packet.psn, data=self.memory[packet.remote])
-        else:
-            old = self.memory[packet.remote]
-            self.memory[packet.remote] = old + packet.data
-            self.atomics[packet.psn] = old
-            self.log(self, packet, None)
-            answer = Packet("resp", packet.psn, data=old)
-        answer.opcode = opcode
-        answer.ref = packet.ref
+            recv = self.rq[0]
+            if (
+                opcode != "WRITE_IMM"
+                and packet.length
+                and not nic.local(recv[1], packet.length, recv[2], True)
+            ):
+                self.rq.popleft()
+                self._end_recv(recv[0], int(WcStatus.LOC_PROT_ERR))
+                self._refuse("op", packet)
+                return
+            self.rq.popleft()
+        assert target is not None
         self.expected = (self.expected + 1) & MASK
         self.nak_sent = False
-        self._answer(answer)
+        memory, data = self.memory, packet.data
+        answer, kind = 0, "ack"
+        if opcode in ("WRITE", "WRITE_IMM"):
+            if packet.length:
+                memory.write(target, data)
+        elif opcode == "READ":
+            kind, answer = "resp", memory.read(target)
+        elif opcode == "FADD":
+            kind, answer = "resp", memory.read(target)
+            memory.write(target, (answer + data) & (1 << 64) - 1)
+            self.atomics[packet.psn] = answer
+        elif recv is not None and packet.length:
+            memory.write(recv[1], data)
+        self.log(self, "executed", packet.ref, target, recv[1] if recv is not None else None)
+        if recv is not None:
+            self._end_recv(
+                recv[0], OK, WC_RECV_RDMA if opcode == "WRITE_IMM" else WC_RECV, packet.imm, recv[1]
+            )
+        self._answer(kind, packet.psn, opcode, answer, packet.ref)
+
+    def _refuse(self, why: str, packet: Packet) -> None:
+        """A request that it must not carry out: the QP is in error here too (IBA 9.9.3)."""
+        self._answer(why, packet.psn, ref=packet.ref)
+        self.to_error()
 
     def _duplicate(self, packet: Packet) -> None:
         if packet.opcode == "READ":
-            self._answer(Packet("resp", packet.psn, "READ", self.memory[packet.remote], ref=packet.ref))
+            target = self.nic.remote(packet.remote, packet.length, packet.rkey, AccessFlag.REMOTE_READ)
+            if target is None:
+                self._refuse("access", packet)
+            else:
+                self._answer("resp", packet.psn, "READ", self.memory.read(target), packet.ref)
         elif packet.opcode == "FADD":
             if packet.psn in self.atomics:
-                self._answer(Packet("resp", packet.psn, "FADD", self.atomics[packet.psn], ref=packet.ref))
+                self._answer("resp", packet.psn, "FADD", self.atomics[packet.psn], packet.ref)
         else:
-            self._answer(Packet("ack", packet.psn, packet.opcode, ref=packet.ref))
+            self._answer("ack", packet.psn, packet.opcode, ref=packet.ref)
 
-    def _answer(self, packet: Packet) -> None:
-        self.nic.out.send(packet, self._peer_answer)
+    def _answer(self, kind: str, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
+        nic = self.nic
+        if self.dgid == nic.peer.gid:
+            nic.out.send(Packet(kind, self.dest, psn, opcode, data, ref), nic.peer.arrive)
 
-    def _peer_answer(self, packet: Packet) -> None:
-        self.nic.peer.qps[self.number].on_answer(packet)
+    def free(self) -> None:
+        """Give its memory back."""
+        self.nic.qps.pop(self.number, None)
+        library().sv_free(self.pointer)

@@ -4,41 +4,47 @@
 from __future__ import annotations
 
 import copy
+import errno
 import random
 
 from simulator import checks
-from simulator.checks import Violation, ended
-from simulator.hosts import ATOMIC_CELLS, Network, Side
-from simulator.journal import Wr
-from simulator.rnic import US, Packet
+from simulator.application import ATOMIC_CELLS, Application, Wr
+from simulator.checks import Violation, ended, over, was_protected
+from simulator.clock import MS, US
+from simulator.host import ALL_RIGHTS
+from simulator.network import Network
+from simulator.rnic import Link, Packet
 
-from shiftverbs.protocol import events as ev
-from shiftverbs.protocol.pair import MS
+from shiftverbs.native.ibv import AccessFlag
 
 #: What can break; what stands here twice happens twice as often.
 KINDS = (
     "port port port wall wall both_walls drop_answer drop_answer hold_and_kill loss delay duplicate echo echo stall"
-    " slow hung failing migrate migrate kill qp_fatal close"
+    " slow hung failing migrate migrate kill qp_fatal close etcd freeze datagrams datagrams slow_memory refusing"
+    " refuse_post gone drop_and_kill drop_and_kill"
 ).split()
-HEAL_AFTER_NS = 400 * MS
+#: What is still broken is mended then, after the last that begins by itself.
+HEAL_FIRST_NS, HEAL_LAST_NS = 60 * MS, 400 * MS
 END_NS = 90_000 * MS
 
 
 class Schedule:
-    """What a seed stands for. plain: the same with plain verbs, for comparison.
+    """What a seed stands for.
 
-    tight: one seed in six has READs land where something was sent from; one has one-sided work on two cells, with
-    fences and hardly a completion.
+    One seed in six has READs land where something was sent from; one has one-sided work on two cells, with fences and
+    hardly a completion; one registers its memory anew now and then.
     """
 
-    def __init__(self, seed: int, tight: bool = True) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
         rng = self.rng = random.Random(seed)
-        self.pairs = 3 if rng.random() < 0.2 else 2
+        self.pairs = rng.choices([1, 2, 3], [2, 73, 25])[0]
+        self.qps = rng.choices([1, 2, 3], [80, 15, 5])[0]
+        self.one_cq, self.one_process = rng.random() < 0.5, rng.random() < 0.1
         self.capacity = rng.choice([4, 8, 16, 32])
         self.receives = rng.choice([1, 3, 8, 16])
-        self.count = rng.randrange(10, 50)
-        self.span_ns = rng.choice([200 * US, 1 * MS, 5 * MS, 30 * MS])
+        self.count = rng.randrange(10, 50) // (1 if self.qps == 1 else 2)
+        self.span_ns = rng.choice([200 * US, 1 * MS, 5 * MS, 30 * MS, 60 * MS])
         self.signaled = rng.choice([0.0, 0.2, 0.5, 1.0])
         self.poll_ns = [rng.choice([1 * US, 20 * US, 500 * US, 5 * MS]) for _ in "ab"]
         self.atomics = rng.random() < 0.15
@@ -48,20 +54,45 @@ class Schedule:
         )
         self.fences = rng.choice([0.0, 0.0, 0.2])
         self.inline = rng.choice([0.0, 0.5])
-        self.reuse = 0.5 if tight and seed % 6 == 2 else 0.0
-        self.cells = 2 if tight and seed % 6 == 5 else 8
+        self.reuse = 0.5 if seed % 6 == 2 else 0.0
+        self.cells = 2 if seed % 6 == 5 else 8
         if self.cells == 2:
             self.opcodes, self.fences, self.signaled = ["READ", "WRITE", "WRITE", "WRITE_IMM"], 0.2, 0.05
+        self.renewals = rng.randrange(1, 5) if seed % 6 == 4 else 0
+        if seed % 6 == 1:
+            # More than there is room for, while traffic moves.
+            self.capacity, self.span_ns = rng.choice([1, 2, 4]), rng.choice([200 * US, 1 * MS])
+        self.rights_change = rng.random() < 0.1
         self.delay_ns = rng.choice([2 * US, 10 * US, 100 * US])
-        self.start_ns = rng.choice([0, 30 * MS, 30 * MS, 30 * MS])
-        self.faults = [self._fault(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))]
-        # In every tenth, memory is registered late on the backups, for all that the applications post.
-        slowly = random.Random(seed + 2)
-        self.registering_ns = [slowly.choice([0, 1, 30, 700, 1800]) * MS * (seed % 10 == 3) for _ in "ab"]
+        self.start_ns = rng.choice([0, 1 * MS, 30 * MS, 30 * MS, 30 * MS])
+        self.faults = [self._fault(rng) for _ in range(rng.choice([1, 2, 2, 3, 4, 6]))]
+        if seed % 6 == 1:
+            self.faults[0] = (
+                rng.randrange(self.span_ns),
+                "migrate",
+                rng.choice("ab"),
+                self.pairs - 1,
+                rng.choice([1, 5]) * MS,
+            )
+        # In every tenth, memory is registered late on the backups.
+        self.registering_ns = [
+            rng.choice([1, 30, 700, 1800]) * MS if seed % 10 == 3 else 50 * US for _ in "ab"
+        ]
         # Now and then every rail loses one operation of one side, and nothing else, for good.
         self.hole = (rng.choice("ab"), rng.choice(self.opcodes)) if seed % 31 == 7 else None
-        # An application that leaves closes its QP, or moves it to ERR and takes what is left: half of them each.
-        self.into_err = tight and random.Random(seed + 4).random() < 0.5
+        # An application that leaves closes its QP, or moves it to ERR and takes what is left, or to RESET.
+        self.leaves = rng.choice(["err", "err", "close", "close", "reset"])
+        # Some programs go by the answers of their peer, with hardly a completion; some name memory that is not there.
+        self.answers = seed % 12 == 7
+        if self.answers:
+            self.opcodes, self.signaled, self.capacity = ["SEND"], 1.0, rng.choice([1, 2, 4, 8])
+            self.receives = max(self.receives, 2 * self.capacity)
+        self.bad = rng.randrange(self.count) if seed % 25 == 9 else None
+        self.late_ns = rng.choice([(200 * US, 2 * MS), (200 * US, 2 * MS), (5 * MS, 60 * MS)])
+        ends = [when + 2 * lasts + 30 * MS for when, _, _, _, lasts in self.faults]
+        self.heal_ns = self.span_ns + min(HEAL_LAST_NS, max(HEAL_FIRST_NS, *ends))
+        # How long a control thread takes to wake up.
+        self.lag_ns = [rng.choice([2 * US, 30 * US, 30 * US, 200 * US]) for _ in "ab"]
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -69,46 +100,77 @@ class Schedule:
         what = rng.choice(KINDS)
         if what in ("kill", "close", "hung", "failing") and rng.random() < 0.6:
             what = "port"
-        k = 0 if rng.random() < 0.6 else rng.randrange(self.pairs)
+        k = 0 if rng.random() < 0.75 else rng.randrange(self.pairs)
         when = rng.randrange(1, max(2, int(self.span_ns * 1.2)))
-        if rng.random() < 0.4:
+        if rng.random() < 0.25:
             when += rng.choice([1, 5, 20, 100]) * MS * rng.randrange(1, 3)
-        lasts = rng.choice([50 * US, 1 * MS, 5 * MS, 20 * MS, 60 * MS, 200 * MS])
+        lasts = rng.choice([50 * US, 1 * MS, 5 * MS, 20 * MS, 60 * MS, 60 * MS, 200 * MS, 200 * MS])
         return when, what, rng.choice("ab"), k, lasts
 
     # ---- the run
 
     def build(self, plain: bool = False) -> Network:
         """Hosts with their plans; faults on the clock."""
-        net = self.net = Network(self.seed, self.pairs, self.capacity, self.receives, plain)
+        net = self.net = Network(
+            self.seed,
+            self.pairs,
+            self.capacity,
+            self.receives,
+            plain,
+            self.qps,
+            one_cq=self.one_cq,
+            one_process=self.one_process,
+        )
         rng = random.Random(self.seed + 1)
         again = random.Random(self.seed + 3)
         clock = net.clock
         for link in net.links.values():
             link.delay_ns = self.delay_ns
-        for side, poll_ns, registering_ns in zip(net.sides, self.poll_ns, self.registering_ns, strict=True):
-            side.app.poll_ns = poll_ns
-            side.registering_ns = registering_ns
+        for host, lag_ns in zip(net.hosts, self.lag_ns, strict=False):
+            host.lag_ns = lag_ns
+            if not plain:
+                host.exchanger.late_ns = self.late_ns
+        for nics, registering_ns in zip(net.nics.values(), self.registering_ns, strict=True):
+            for nic in nics[1:]:
+                nic.registering_ns = registering_ns
+        for n, app in enumerate(net.apps):
+            app.poll_ns = self.poll_ns[n % 2]
             for index in range(self.count):
                 opcode = rng.choice(self.opcodes)
                 cell = rng.choice(ATOMIC_CELLS) if opcode == "FADD" else rng.randrange(8) % self.cells
                 signaled = rng.random() < self.signaled or index == self.count - 1
                 inline = opcode != "READ" and opcode != "FADD" and rng.random() < self.inline
-                data = index + 1 if opcode != "READ" else -1
-                wr = Wr(side.name, index, opcode, cell, data, signaled, rng.random() < self.fences, inline)
-                side.app.plan.append(wr)
+                data = index + 1 if opcode != "READ" else 0
+                wr = Wr(app.name, index, opcode, cell, data, signaled, rng.random() < self.fences, inline)
+                app.plan.append(wr)
                 if opcode == "READ" and again.random() < self.reuse:
-                    self._share(wr, list(side.app.plan)[-4:-1], again)
-                clock.later(self.start_ns + rng.randrange(self.span_ns), side.app.due)
+                    self._share(wr, list(app.plan)[-4:-1], again)
+                if index == self.bad and n == self.seed // 25 % 2 and not wr.shared:
+                    wr.opcode, wr.bad = "WRITE", True
+                    app.own_error = "it named memory that is not there"
+                if not self.answers or (n % 2 == 0 and index < self.capacity):
+                    clock.later(self.start_ns + rng.randrange(self.span_ns), app.due)
+            app.answers, app.begins = self.answers, n % 2 == 0
+            app.window_size = min(self.capacity, self.count)
+            for _ in range(self.renewals):
+                clock.later(
+                    self.start_ns + rng.randrange(2 * self.span_ns), app.renew_window, rng.random() < 0.7
+                )
+        if self.rights_change:
+            app = net.apps[rng.randrange(2)]
+            spare = 0 if self.atomics else int(AccessFlag.REMOTE_ATOMIC)
+            clock.later(
+                self.start_ns + rng.randrange(2 * self.span_ns), app.change_rights, ALL_RIGHTS & ~spare
+            )
         for when, what, name, k, lasts in self.faults:
             clock.later(self.start_ns + when, self._begin, what, name, k, lasts)
-        clock.later(self.start_ns + self.span_ns + HEAL_AFTER_NS, self._heal)
+        clock.later(self.start_ns + self.heal_ns, self._heal)
         if self.hole is not None:
             name, opcode = self.hole
             net.faults.append("hole")
             for k in range(self.pairs):
                 net.links[name, k].hole = lambda p: (
-                    isinstance(p, Packet) and p.ref is not None and (p.kind, p.opcode) == ("req", opcode)
+                    isinstance(p, Packet) and bool(p.ref) and (p.kind, p.opcode) == ("req", opcode)
                 )
         return net
 
@@ -122,13 +184,14 @@ class Schedule:
         ]
         if free:
             other = rng.choice(free)
-            read.buf = other.buf
+            read.slot = other.slot
             read.shared = other.shared = True
 
     def _begin(self, what: str, name: str, k: int, lasts: int) -> None:
         net = self.net
         later = net.clock.later
-        side = net.side(name)
+        host = net.host(name)
+        app = net.app(name)
         nic = net.nics[name][k]
         link = net.links[name, k]
         match what:
@@ -148,6 +211,11 @@ class Schedule:
                 link.drops.append(lambda p: isinstance(p, Packet) and p.kind in ("ack", "resp"))
                 later(lasts // 50, net.wall, name, k, True)
                 later(lasts * 2, net.wall, name, k, False)
+            case "drop_and_kill":
+                # Executed, and its NIC dies before it heard so.
+                other = net.links["b" if name == "a" else "a", k]
+                other.drops += [lambda p: isinstance(p, Packet) and p.kind == "ack"] * 3
+                later(lasts // 50, net.kill, name, k)
             case "hold_and_kill":
                 net.hold_cqes(name, k, True)
                 later(lasts // 20, net.kill, name, k)
@@ -156,6 +224,9 @@ class Schedule:
             case "loss":
                 link.loss = 0.2
                 later(lasts, setattr, link, "loss", 0.0)
+            case "datagrams":
+                link.datagram_loss = 0.5
+                later(lasts, setattr, link, "datagram_loss", 0.0)
             case "delay":
                 # A switch holds packets back, some for longer than a SWITCH takes; later ones overtake them.
                 link.delay_ns, link.jitter_ns = self.delay_ns * 2, min(lasts, 20 * MS)
@@ -175,40 +246,54 @@ class Schedule:
             case "slow":
                 nic.command_ns = 5 * MS
                 later(lasts * 4, setattr, nic, "command_ns", 30 * US)
+            case "slow_memory":
+                nic.registering_ns = min(lasts, 60 * MS)
+                later(lasts * 4, setattr, nic, "registering_ns", 50 * US)
             case "hung":
                 nic.hung = True
                 later(lasts * 4, nic.unhang)
             case "failing":
                 nic.failing = True
                 later(lasts, setattr, nic, "failing", False)
+            case "refusing":
+                nic.refusing = 2
+            case "freeze":
+                host.frozen_until_ns = net.clock.now + lasts
+            case "etcd":
+                if not net.plain:
+                    host.exchanger.go_away(lose_lease=lasts > 10 * MS)
+                    later(lasts, host.exchanger.come_back)
             case "migrate":
-                if not side.plain:
-                    side.feed(ev.PreferPair(k))
-                    later(lasts, side.feed, ev.PreferPair(0))
+                app.endpoint.prefer(k)
+                later(lasts, app.endpoint.prefer, 0)
             case "qp_fatal":
-                qp = side.qps[k]
-                if qp.state == "RTS":
-                    qp.to_error("RETRY_EXC_ERR")
-                    side.path_failed(k, "QP_FATAL")
+                net.qp_fatal(name, k)
             case "close":
-                if self.into_err:
-                    side.err()
-                else:
-                    side.close()
+                getattr(app, self.leaves)()
+            case "gone":
+                if self.seed % 3 == 0:
+                    app.take_memory_away()
+            case "refuse_post":
+                qp = app.endpoint.qp(k)
+                if qp is not None:
+                    queue = self.seed % 2
+                    qp.shared.refuse_at[queue] = lasts // MS % 4
+                    qp.shared.refuse_err[queue] = errno.ENOMEM
         net.faults.append(what)
 
-    def _undelay(self, link: object) -> None:
-        link.delay_ns, link.jitter_ns = self.delay_ns, 0  # type: ignore[attr-defined]
+    def _undelay(self, link: Link) -> None:
+        link.delay_ns, link.jitter_ns = self.delay_ns, 0
 
     def _heal(self) -> None:
         net = self.net
         for (name, k), link in net.links.items():
-            link.loss = link.duplicate = 0.0
+            link.loss = link.duplicate = link.datagram_loss = 0.0
             link.echo_ns = 0
             self._undelay(link)
             link.drops.clear()
             nic = net.nics[name][k]
             nic.failing = False
+            nic.refusing = 0
             nic.command_ns = 30 * US
             nic.unhang()
             if nic.stalled:
@@ -218,93 +303,145 @@ class Schedule:
             if not net.ports[name, k]:
                 net.port(name, k, True, 10 * US)
             net.wall(name, k, False)
-        for side in net.sides:
-            if not side.plain:
-                side.feed(ev.PreferPair(0))
+        for host in net.hosts:
+            if not net.plain:
+                host.exchanger.come_back()
+        for app in net.apps:
+            app.endpoint.prefer(0)
 
     def finished(self) -> bool:
-        """Both applications have posted everything, it is all executed, and traffic is where it belongs."""
+        """The applications have posted everything, it is all executed, and traffic is where it belongs."""
         net = self.net
-        if any(ended(side) for side in net.sides):
-            return True
         home = not any(net.nics[name][0].dead for name in "ab")
-        return all(quiet(side) and (side.plain or settled(side, home)) for side in net.sides)
+        for app in net.apps:
+            if ended(app) or ended(app.peer):
+                continue
+            if not quiet(app) or not (net.plain or settled(app, home)):
+                return False
+        return True
 
     def run(self) -> Network:
         """Build, run to the end, judge. Raises Violation."""
         net = self.build()
+        try:
+            self.play(net)
+        finally:
+            net.end()
+        if any(a.failed for a in net.apps) and not any(a.left for a in net.apps):
+            self.not_worse_than_plain(net)
+        return net
+
+    def play(self, net: Network) -> None:
+        """Let it happen, and judge."""
         clock = net.clock
-        clock.run(self.start_ns + self.span_ns + HEAL_AFTER_NS + 2 * MS)
+        started = clock.now
+        clock.run(started + self.start_ns + self.heal_ns + 2 * MS)
         if not clock.run(clock.now + END_NS, self.finished):
-            states = [
-                (s.name, s.protocol.send_state, s.protocol.recv_state, s.journal.__dict__) for s in net.sides
-            ]
-            raise Violation("every run ends", f"not at rest after {END_NS // MS} ms: {states}")
+            raise Violation(
+                "every run ends", f"not at rest after {END_NS // MS} ms: {[state(a) for a in net.apps]}"
+            )
         self.judge_end(net)
         checks.check(net)
-        if any(s.app.failed for s in net.sides) and not any(s.app.closed for s in net.sides):
-            self.not_worse_than_plain()
-        return net
 
     def judge_end(self, net: Network) -> None:
         """Errors on both sides or on none; whoever does not know yet learns it when it needs its peer."""
         clock = net.clock
         clock.run(clock.now + 20 * MS)
-        if not any(ended(side) for side in net.sides):
+        concerned = [app for app in net.apps if ended(app) or ended(app.peer)]
+        if not concerned:
             return
         clock.run(clock.now + 400 * MS)
-        for side in net.sides:
-            if not ended(side):
-                side.path_failed(side.protocol.send_pair, "RETRY_EXC_ERR")
+        for app in concerned:
+            if not ended(app) and not net.plain:
+                self._needs_its_peer(app)
         dead = any(nic.dead for nics in net.nics.values() for nic in nics)
-        clock.run(clock.now + (15_000 if dead else 900) * MS, lambda: all(ended(side) for side in net.sides))
-        for side in net.sides:
-            if not ended(side) and side.statuses:  # one that never was protected is a plain QP
+        clock.run(clock.now + (15_000 if dead else 2_000) * MS, lambda: all(ended(app) for app in concerned))
+        for app in concerned:
+            # One that never was protected is a plain QP; and one whose NIC died before that may be protected by now.
+            if not ended(app) and ended(app.peer) and was_protected(net, app):
                 raise Violation(
-                    "errors on both sides", f"{side.name} does not know: {net.other(side.name).over}"
+                    "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
                 )
-        given_back = clock.run(
-            clock.now + 5_000 * MS, lambda: all(side.ending is None or side.app.closed for side in net.sides)
-        )
+        given_back = clock.run(clock.now + 5_000 * MS, lambda: not any(waits(app) for app in concerned))
         clock.run(clock.now + 20 * MS)
         if not given_back:
-            waits = {side.name: side.fence for side in net.sides}
-            raise Violation("every posted WR ends", f"errors wait, and nothing hangs any more: {waits}")
+            told = [state(app) for app in concerned if waits(app)]
+            raise Violation("every posted WR ends", f"errors wait, and nothing hangs any more: {told}")
+
+    @staticmethod
+    def _needs_its_peer(app: Application) -> None:
+        """It sends once more: nobody answers, or its peer's process does."""
+        wr = Wr(app.name, len(app.posted), "SEND", 0, len(app.posted) + 1, True, False, False)
+        app.plan.append(wr)
+        app.due()
 
     DETERMINISTIC = frozenset({"port", "wall", "both_walls", "slow", "kill", "qp_fatal", "stall"})
 
-    def not_worse_than_plain(self) -> None:
+    def not_worse_than_plain(self, net: Network) -> None:
         """Where failover ended in errors, plain verbs must have too."""
-        if any(what not in self.DETERMINISTIC or k for _, what, _, k, _ in self.faults):
+        if any(what not in self.DETERMINISTIC or k for _, what, _, k, _ in self.faults) or self.renewals:
             return  # chance would differ between the two runs, or the backup's failures count as well
+        if self.rights_change or self.bad is not None:
+            return
+        why = [over(app) for app in net.apps]
         plain = copy.copy(self)
-        net = plain.build(plain=True)
-        net.clock.run(plain.start_ns + plain.span_ns + HEAL_AFTER_NS + 2 * MS)
-        net.clock.run(net.clock.now + END_NS, plain.finished)
-        if not any(side.app.failed for side in net.sides):
-            why = [side.over for side in self.net.sides]
+        bare = plain.build(plain=True)
+        try:
+            bare.clock.run(bare.clock.now + plain.start_ns + plain.heal_ns + 2 * MS)
+            bare.clock.run(bare.clock.now + END_NS, plain.finished)
+        finally:
+            bare.end()
+        if not any(app.failed for app in bare.apps):
             raise Violation("never worse than plain verbs", f"plain verbs survive this schedule; here: {why}")
 
 
-def quiet(side: Side) -> bool:
+def quiet(app: Application) -> bool:
     """Everything is posted, executed and seen."""
-    journal = side.journal
-    qp = side.qps[journal.send_pair]
+    core = app.endpoint.core
     return (
-        not side.app.plan
-        and not side.app.inbox
-        and journal.wired == journal.tail
-        and not qp.unacked
-        and not qp.unsent
-        and not qp.send_cq
-        and not any(rec.hw_signaled for rec in journal.sends)
+        (not app.plan or (app.answers and app.backlog <= 0))
+        and not app.endpoint.blocked
+        and not core.unwired[0]
+        and not core.completion_due
+        and not app.endpoint.cq.buffered
+        and not app.poll_due
+        and not any((qp.unacked or qp.unsent) and not qp.nic.dead for qp in app.endpoint.qps)
     )
 
 
-def settled(side: Side, home: bool) -> bool:
-    p = side.protocol
+def settled(app: Application, home: bool) -> bool:
+    """Whether it is protected, or will never be, and its traffic is where it belongs."""
+    p = app.endpoint.protocol
+    if p is None:
+        return app.net.pairs == 1
     if p.busy or p.over:
-        return p.over
+        return bool(p.over)
     if home:
         return (p.send_state.value, p.recv_state.value) == ("DEFAULT", "DEFAULT")
-    return p.send_pair == p.recv_pair
+    return bool(p.send_pair == p.recv_pair)
+
+
+def waits(app: Application) -> bool:
+    """Whether errors are still to be given."""
+    connection = app.endpoint.connection
+    return (
+        connection is not None
+        and not app.closed
+        and (connection.ending.under_way and any(app.endpoint.core.outstanding))
+    )
+
+
+def state(app: Application) -> str:
+    """For a failure's text."""
+    p, core = app.endpoint.protocol, app.endpoint.core
+    machine = (
+        f"{p.send_state.value}/{p.recv_state.value} {p.send_pair}/{p.recv_pair} over={p.over}"
+        if p
+        else "unpaired"
+    )
+    why = app.endpoint.connection.why if app.endpoint.connection else None
+    return (
+        f"{app.name}: {machine} {app.endpoint.status} why={why!r} posted={len(app.posted)} plan={len(app.plan)} "
+        f"outstanding={core.outstanding} unwired={core.unwired} open={core.send_is_open, core.recv_is_open} "
+        f"failed={app.failed} left={app.left} blocked={app.endpoint.blocked}"
+    )

@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The golden scenarios of docs/protocol.md in virtual time, each with its transcript in golden/.
 
-A transcript changes when the protocol does: look at the difference, then rewrite with SHIFTVERBS_REWRITE_GOLDEN=1.
+A transcript changes when the protocol does, or what is around it in a process: look at the difference, then rewrite
+with SHIFTVERBS_REWRITE_GOLDEN=1.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from simulator import checks
-from simulator.hosts import Network, Side
-from simulator.journal import Wr
-from simulator.rnic import MS, US, Packet
+from simulator import application, checks
+from simulator.application import RECV_ID, Application
+from simulator.checks import over
+from simulator.clock import MS, US
+from simulator.network import Network
+from simulator.story import (
+    Story,
+    armed,
+    at_home,
+    drop_next,
+    path_failed,
+    post,
+    sends,
+    statuses,
+    telling,
+    until,
+    wait,
+    went,
+)
 
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Arm, Move, PairAddress, Prefer, Sync
+from shiftverbs.wr import RecvWR
 
 FOLDER = Path(__file__).parent / "golden"
-Story = Callable[[], Network]
 STORIES: dict[str, Story] = {}
 
 
@@ -32,55 +48,11 @@ def story(function: Story) -> Story:
     return function
 
 
-# ---- tools of the stories --------------------------------------------------------------------------------------------
-
-
-def armed(pairs: int = 2, receives: int = 8, capacity: int = 16) -> Network:
+def begin(**options: Any) -> tuple[Network, Application, Application]:
     """A network whose QP is protected; the transcript begins after that."""
-    net = Network(1, pairs, capacity, receives)
-    net.clock.run(30 * MS)
-    assert net.a.statuses == net.b.statuses == [Status.PROTECTED]
+    net = armed(**{"capacity": 16, "receives": 8, **options})
     net.trace.clear()
-    return net
-
-
-def post(side: Side, opcode: str, remote: int = 0, signaled: bool = True, data: int | None = None) -> Wr:
-    """Post one WR now."""
-    app = side.app
-    index = len(app.posted) + len(app.plan)
-    wr = Wr(side.name, index, opcode, remote, data or index + 1, signaled, fence=False, inline=False)
-    app.plan.append(wr)
-    app.due()
-    return wr
-
-
-def wait(net: Network, ms: float) -> None:
-    net.clock.run(net.clock.now + int(ms * MS))
-
-
-def until(net: Network, done: Callable[[], bool], ms: int = 5000) -> None:
-    assert net.clock.run(net.clock.now + ms * MS, done)
-
-
-def at_home(net: Network) -> bool:
-    return all(
-        (side.protocol.send_state.value, side.protocol.recv_state.value) == ("DEFAULT", "DEFAULT")
-        and not side.protocol.busy
-        for side in net.sides
-    )
-
-
-def drop_next(net: Network, name: str, k: int, kind: str, opcode: str) -> None:
-    """The next answer of that kind that `name` sends is lost."""
-    net.links[name, k].drops.append(lambda p: isinstance(p, Packet) and p.kind == kind and p.opcode == opcode)
-
-
-def went(net: Network, kind: type) -> list[Any]:
-    return [action for _, _, action in net.trace if isinstance(action, kind)]
-
-
-def statuses(side: Side) -> list[tuple[str, str]]:
-    return [(str(what) if queue == "send" else "recv", status) for queue, what, status in side.app.wcs]
+    return net, net.app("a"), net.app("b")
 
 
 # ---- the stories -----------------------------------------------------------------------------------------------------
@@ -88,18 +60,18 @@ def statuses(side: Side) -> list[tuple[str, str]]:
 
 @story
 def read_response_lost_send_counted() -> Network:
-    net = armed()
-    post(net.a, "WRITE", remote=3, data=33)
+    net, a, b = begin()
+    post(a, "WRITE", 3, data=33)
     wait(net, 1)
     drop_next(net, "b", 0, "resp", "READ")
-    read = post(net.a, "READ", remote=3)
-    send = post(net.a, "SEND")
+    read = post(a, "READ", 3)
+    send = post(a, "SEND")
     wait(net, 0.025)
-    assert net.b.journal.rx == 1  # counted, while the READ has no answer
+    assert b.endpoint.core.counters()[0] == 1  # counted, while the READ has no answer
     net.port("a", 0, False, 10 * US)
-    until(net, lambda: len(net.a.app.wcs) >= 3)
-    assert read.buf[0] == 33
-    assert [wr for queue, wr, _ in net.a.app.wcs if queue == "send"][1:] == [read, send]
+    until(net, lambda: len(a.wcs) >= 3)
+    assert a.reads == [(read, 33)]
+    assert [wr for queue, wr, _ in a.wcs if queue == "send"][1:] == [read, send]
     assert [e[4] for e in net.executions].count(send) == 1
     assert [e[4] for e in net.executions].count(read) == 2
     return net
@@ -107,172 +79,209 @@ def read_response_lost_send_counted() -> Network:
 
 @story
 def acked_but_receive_cqe_lost() -> Network:
-    net = armed()
+    net, a, b = begin()
     net.hold_cqes("b", 0, True)
-    post(net.a, "SEND")
+    post(a, "SEND")
     wait(net, 0.1)
-    assert statuses(net.a) == [("a0 SEND", "SUCCESS")]
+    assert statuses(a) == [("a0 SEND", "SUCCESS")]
     net.kill("b", 0)
-    post(net.a, "SEND")
-    until(net, lambda: net.a.over is not None and net.b.over is not None)
+    post(a, "SEND")
+    until(net, lambda: over(a) is not None and over(b) is not None)
     wait(net, 10)
-    assert "acknowledged and lost" in (net.a.over or "") + (net.b.over or "")
-    assert statuses(net.a)[1] == ("a1 SEND", "RETRY_EXC_ERR")
-    assert net.b.app.received == []
+    assert "acknowledged and lost" in (over(a) or "") + (over(b) or "")
+    assert statuses(a)[1] == ("a1 SEND", "RETRY_EXC_ERR")
+    assert b.received == []
     return net
 
 
 @story
 def unsignaled_tail_fence() -> Network:
-    net = armed()
+    net, a, b = begin()
     for cell in range(4):
-        post(net.a, "WRITE", remote=cell, signaled=False)
+        post(a, "WRITE", cell, signaled=False)
     wait(net, 1)
-    assert net.b.memory[:4] == [1, 2, 3, 4]  # acknowledged; no completion will ever say so
+    assert b.cells[:4] == [1, 2, 3, 4]  # acknowledged; no completion will ever say so
     net.port("a", 0, False, 10 * US)
-    until(net, lambda: net.a.protocol.send_pair == 1 and not net.a.protocol.switching)
-    post(net.a, "SEND")
+    until(net, lambda: a.endpoint.protocol.send_pair == 1 and not a.endpoint.protocol.switching)
+    post(a, "SEND")
     wait(net, 1)
-    assert statuses(net.a) == [("a4 SEND", "SUCCESS")]
-    assert net.a.over is None
+    assert statuses(a) == [("a4 SEND", "SUCCESS")]
+    assert over(a) is None
     return net
+
+
+class AlikeIds:
+    """A CQ whose WRs, as the program posts them, have the wr_ids 0, 1, 2 … on each queue of each of its QPs."""
+
+    def __init__(self, cq: Any, numbers: dict[int, int], seen: list[tuple[int, bool, int, int]]) -> None:
+        self._cq, self._numbers, self._seen = cq, numbers, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cq, name)
+
+    def poll(self, most: int) -> tuple[int, list[Any]]:
+        count, wcs = self._cq.poll(most)
+        for wc in wcs:  # all succeed, so their opcodes count
+            number, recv = self._numbers[wc.qp_num], wc.opcode >= 128
+            self._seen.append((number, recv, wc.wr_id, wc.status))
+            wc.wr_id = RECV_ID | number << 20 | wc.wr_id if recv else number << 16 | wc.wr_id + 1
+        return count, wcs
 
 
 @story
 def shared_cq_colliding_wr_ids() -> Network:
-    """One CQ per pair serves both queues, and receive 0 and send 0 have the same wr_id: each WC finds its own WR."""
-    net = armed(receives=4)
-    net.hold_cqes("a", 0, True)
-    for _ in range(3):
-        post(net.a, "SEND")
-        post(net.b, "SEND")
-    wait(net, 0.1)
-    net.hold_cqes("a", 0, False)
-    net.wall("b", 0, True)
-    post(net.a, "SEND")
-    post(net.b, "SEND")
-    until(
-        net,
-        lambda: len(net.a.app.posted) == 4 and len(net.a.app.received) == 4 and len(net.b.app.received) == 4,
-    )
-    wait(net, 5)
-    for side in net.sides:
-        sends = [(wr.wr_id, status) for queue, wr, status in side.app.wcs if queue == "send"]
-        receives = [(wr_id, status) for queue, wr_id, status in side.app.wcs if queue == "recv"]
-        assert sends == receives == [(n, "SUCCESS") for n in range(4)]
+    """One CQ serves both queues of two QPs, and the wr_ids of all four are the same: each WC finds its own WR."""
+
+    def recv(wr_id: int, **has: Any) -> RecvWR:
+        return RecvWR(wr_id=wr_id & 0xFFFFF, **has)
+
+    def send(app: Application, wr: Any) -> Any:
+        made = made_by(app, wr)
+        made.wr_id = wr.index
+        return made
+
+    made_by = Application._send_wr
+    with (
+        mock.patch.object(application, "RecvWR", recv),
+        mock.patch.object(Application, "_send_wr", send),
+    ):
+        net, _, _ = begin(receives=4, qps=2, one_cq=True)
+        seen: dict[str, list[tuple[int, bool, int, int]]] = {"a": [], "b": []}
+        for app in net.apps:
+            name = app.device.name
+            numbers = {each.endpoint.qp_num: each.endpoint.number for each in net.apps_of(name)}
+            app.endpoint.cq = AlikeIds(app.endpoint.cq, numbers, seen[name])  # type: ignore[assignment]
+        net.hold_cqes("a", 0, True)
+        for _ in range(3):
+            for app in net.apps:
+                post(app, "SEND")
+        wait(net, 0.1)
+        net.hold_cqes("a", 0, False)
+        net.wall("b", 0, True)
+        for app in net.apps:
+            post(app, "SEND")
+        until(net, lambda: all(len(app.posted) == len(app.received) == 4 for app in net.apps))
+        wait(net, 5)
+        for app in net.apps:
+            assert sends(app) == ["SUCCESS"] * 4
+            for queue in (False, True):
+                mine = [
+                    (wr_id, status)
+                    for number, recv, wr_id, status in seen[app.device.name]
+                    if (number, recv) == (app.endpoint.number, queue)
+                ]
+                assert mine == [(n, 0) for n in range(4)]
     return net
 
 
 @story
 def crossing_sync_different_targets() -> Network:
-    net = armed(pairs=3)
-    net.a.protocol.pairs[1].alive = False  # each side believes in another backup
-    net.b.protocol.pairs[2].alive = False
-    for side in net.sides:
-        post(side, "SEND")
-        side.feed(ev.PathFailed(0, "RETRY_EXC_ERR"))
+    net, a, b = begin(pairs=3)
+    a.endpoint.protocol.pairs[1].alive = False  # each side believes in another backup
+    b.endpoint.protocol.pairs[2].alive = False
+    for app in (a, b):
+        post(app, "SEND")
+        path_failed(app, 0, "RETRY_EXC_ERR")
     started = {action.target for action in went(net, ev.SwitchStarted)}
     assert started == {1, 2}
     until(
-        net, lambda: all(not side.protocol.switching for side in net.sides) and len(net.a.app.received) == 1
+        net,
+        lambda: all(not app.endpoint.protocol.switching for app in (a, b)) and len(a.received) == 1,
     )
     wait(net, 5)
-    assert net.a.protocol.epoch == net.b.protocol.epoch
-    assert [side.app.received for side in net.sides] == [[(0, 1)], [(0, 1)]]
+    assert a.endpoint.protocol.epoch == b.endpoint.protocol.epoch
+    assert [app.received for app in (a, b)] == [[(0, 1)], [(0, 1)]]
     return net
 
 
 @story
 def ack_lost_then_target_dies() -> Network:
-    net = armed(pairs=3)
+    net, a, b = begin(pairs=3)
     drop_next(net, "b", 0, "ack", "SEND")
-    post(net.a, "SEND")
+    post(a, "SEND")
     wait(net, 0.1)
     net.port("a", 0, False, 10 * US)
     net.clock.later(15 * US, net.kill, "b", 1)
     until(
         net,
-        lambda: net.a.protocol.send_pair == net.b.protocol.send_pair == 2 and not net.a.protocol.switching,
+        lambda: (
+            all(app.endpoint.protocol.send_pair == 2 for app in (a, b)) and not a.endpoint.protocol.switching
+        ),
     )
-    post(net.a, "SEND")
+    post(a, "SEND")
     wait(net, 5)
-    assert net.b.app.received == [(0, 1), (1, 2)]
-    assert statuses(net.a) == [("a0 SEND", "SUCCESS"), ("a1 SEND", "SUCCESS")]
+    assert b.received == [(0, 1), (1, 2)]
+    assert statuses(a) == [("a0 SEND", "SUCCESS"), ("a1 SEND", "SUCCESS")]
     return net
 
 
 @story
 def half_home_default_fails() -> Network:
-    net = armed()
-    post(net.b, "WRITE", signaled=False)
+    net, a, b = begin()
+    p, q = a.endpoint.protocol, b.endpoint.protocol
+    post(b, "WRITE", signaled=False)
     net.port("a", 0, False, 10 * US)
-    until(
-        net,
-        lambda: net.a.protocol.send_pair == net.b.protocol.send_pair == 1 and not net.a.protocol.switching,
-    )
+    until(net, lambda: p.send_pair == q.send_pair == 1 and not p.switching)
     wait(net, 1)
-    post(net.b, "WRITE", signaled=False)  # b waits for a signaled WR before it comes home
+    post(b, "WRITE", signaled=False)  # b waits for a signaled WR before it comes home
     net.port("a", 0, True, 10 * US)
-    until(net, lambda: net.a.protocol.send_pair == 0)
-    assert net.b.protocol.send_pair == 1
-    post(net.a, "SEND")
+    until(net, lambda: p.send_pair == 0 and q.send_state.value == "WAIT_SIGNALED")
+    assert q.send_pair == 1
+    post(a, "SEND")
     net.port("b", 0, False, 10 * US)
-    until(
-        net,
-        lambda: net.a.protocol.send_pair == net.a.protocol.recv_pair == 1 and len(net.b.app.received) == 1,
-    )
+    until(net, lambda: p.send_pair == p.recv_pair == 1 and len(b.received) == 1)
     net.port("b", 0, True, 10 * US)
     until(net, lambda: at_home(net), ms=30_000)
-    assert statuses(net.a)[-1] == ("a0 SEND", "SUCCESS")
+    assert statuses(a)[-1] == ("a0 SEND", "SUCCESS")
     return net
 
 
 @story
 def move_before_last_receive_polled() -> Network:
-    net = armed()
-    net.b.app.poll_ns = 50 * MS  # the application does not poll for a while
+    net, a, b = begin()
+    b.poll_ns = 50 * MS  # the application does not poll for a while
     for _ in range(5):
-        post(net.a, "SEND")
+        post(a, "SEND")
     wait(net, 0.1)
-    assert net.b.app.received == []
-    net.a.feed(ev.PreferPair(1))
-    until(net, lambda: net.a.protocol.send_pair == 1 and net.b.protocol.recv_pair == 1)
-    post(net.a, "SEND")
+    assert b.received == []
+    a.endpoint.prefer(1)
+    until(net, lambda: a.endpoint.protocol.send_pair == 1 and b.endpoint.protocol.recv_pair == 1)
+    post(a, "SEND")
     wait(net, 120)
-    assert [value for _, value in net.b.app.received] == [1, 2, 3, 4, 5, 6]
+    assert [value for _, value in b.received] == [1, 2, 3, 4, 5, 6]
     assert not went(net, ev.Trim)
     return net
 
 
 @story
 def port_blip_with_atomic() -> Network:
-    net = armed()
-    net.links["b", 0].drops.append(lambda p: isinstance(p, Packet) and p.kind == "resp")
-    atomic = post(net.a, "FADD", remote=8, data=5)
+    net, a, b = begin()
+    drop_next(net, "b", 0, "resp")
+    atomic = post(a, "FADD", 8, data=5)
     net.port("a", 0, False, 10 * US)
     wait(net, 5)
     net.port("a", 0, True, 10 * US)
-    until(net, lambda: len(net.a.app.wcs) == 1)
-    assert statuses(net.a) == [("a0 FADD", "SUCCESS")]
-    assert atomic.buf[0] == 0
-    assert net.b.memory[8] == 5
+    until(net, lambda: len(a.wcs) == 1)
+    assert statuses(a) == [("a0 FADD", "SUCCESS")]
+    assert a.reads == [(atomic, 0)]
+    assert b.cells[8] == 5
     assert not went(net, ev.Fence)
     return net
 
 
 @story
 def close_during_wait_drained() -> Network:
-    net = armed()
-    net.links["b", 0].drops += [lambda p: isinstance(p, Packet) and p.kind == "ack"] * 2
-    post(net.a, "SEND")
+    net, a, b = begin()
+    drop_next(net, "b", 0, "ack", times=2)
+    post(a, "SEND")
     wait(net, 0.05)
-    net.a.feed(ev.PreferPair(1))
+    a.endpoint.prefer(1)
     wait(net, 0.05)
-    assert net.a.protocol.send_state.value == "WAIT_DRAINED"
-    net.a.close()
+    assert a.endpoint.protocol.send_state.value == "WAIT_DRAINED"
+    a.close()
     wait(net, 10)
-    assert net.b.over == "the peer closed its QP"
-    assert net.b.statuses[-1] is Status.UNPROTECTED
+    assert over(b) == "the peer closed its QP"
+    assert b.endpoint.status is Status.UNPROTECTED
     assert not went(net, ev.Fence)
     return net
 
@@ -308,18 +317,18 @@ def render(value: Any) -> str:
 def transcript(net: Network) -> str:
     """What the protocol did and what the applications saw, as it is kept in golden/."""
     lines = [f"{t / 1e6:12.3f} ms  {name}  {render(action)}" for t, name, action in net.trace]
-    for side in net.sides:
-        seen = [f"{what} {status}" for what, status in statuses(side)]
-        lines.append(f"{side.name} saw: {', '.join(seen) or 'nothing'}")
-        lines.append(f"{side.name} received: {[value for _, value in side.app.received]}")
+    for app in net.apps:
+        seen = [f"{what} {status}" for what, status in statuses(app)]
+        lines.append(f"{app.name} saw: {', '.join(seen) or 'nothing'}")
+        lines.append(f"{app.name} received: {[value for _, value in app.received]}")
     return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_golden(name: str) -> None:
-    net = STORIES[name]()
-    checks.check(net)
-    got = transcript(net)
+    with telling(STORIES[name]) as net:
+        checks.check(net)
+        got = transcript(net)
     path = FOLDER / f"{name}.txt"
     if os.environ.get("SHIFTVERBS_REWRITE_GOLDEN"):
         path.write_text(got)

@@ -102,6 +102,7 @@ class Stage:
             SHIFTVERBS_ETCD=self.relays[name].endpoint,
             SHIFTVERBS_JOB=JOB,
             SHIFTVERBS_PEER_DEADLINE_MS=str(self.plan.deadline_ms),
+            SHIFTVERBS_INVARIANTS="1",
             PYTHONPATH=str(ROOT / "tests"),
         )
         self.hosts[name](PRELUDE)
@@ -127,7 +128,10 @@ class Stage:
         return [host.end(timeout_s) for host in alive]
 
     def status(self) -> list[dict[str, Any]]:
-        """What both applications say; nothing that was received may ever have been wrong."""
+        """What both applications say; nothing that was received may ever have been wrong, nor our own state."""
+        for name, host in self.hosts.items():
+            if "AssertionError: invariant" in host.child.output:
+                raise SoakError(f"host {name} found an invariant broken, its log says which")
         found = self.ask("app.status()")
         for status in found:
             if status["faults"] or status["trouble"]:

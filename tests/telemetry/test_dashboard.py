@@ -13,7 +13,7 @@ import pytest
 from harness import ROOT
 
 from shiftverbs import observe
-from shiftverbs.failover.totals import MOST_REASONS, OTHER, Totals
+from shiftverbs.failover.services.totals import MOST_REASONS, OTHER, Totals
 from shiftverbs.telemetry import metrics
 
 GRAFANA = ROOT / "docs" / "grafana"

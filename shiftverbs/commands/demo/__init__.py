@@ -13,5 +13,5 @@ in the child, an ordinary verbs program (works with either package):
   workload.py     the program: commands in, reports out, the loop
   endpoint.py     verbs objects of one RC connection
   traffic.py      write_imm, send, read
-  pattern.py      what every byte of message n must be, and who is missing, double, late or damaged
+  pattern.py      what every byte of message n must be, and which are missing, double, late or damaged
 """

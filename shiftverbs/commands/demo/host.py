@@ -126,7 +126,7 @@ class Host:
             raise self.error(self._end())
 
     def _end(self) -> str:
-        """How the process ended. Its pipes close a moment before its status can be had."""
+        """How the process ended. Its pipes close a moment before its status is known."""
         try:
             return f"ended with status {self._process.wait(ANSWER_S)}"
         except subprocess.TimeoutExpired:

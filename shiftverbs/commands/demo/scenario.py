@@ -322,7 +322,7 @@ class Lab:
     def _wait_injected(
         self, pair: HostPair, injection: Injection, look: Callable[[], object] = lambda: None
     ) -> int:
-        """Return when the fault took effect. look: called meanwhile; what it raises ends the wait."""
+        """Return when the fault took effect. look: called meanwhile; an exception of its ends the wait."""
         deadline = time.monotonic() + FAULT_S
         while (at_ns := injection.at_ns()) is None:
             look()

@@ -24,7 +24,7 @@ from shiftverbs.commands.demo.traffic import KINDS, Broken, Traffic
 __all__ = ["Program", "main"]
 
 INTERVAL_S = 0.05
-# After so many empty polls the loop naps: two hosts, their NICs and the parent share few cores here.
+# After this many empty polls the loop naps: two hosts, their NICs and the parent share few cores here.
 SPINS = 50
 NAP_S = 0.0001
 

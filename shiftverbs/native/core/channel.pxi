@@ -96,8 +96,7 @@ cdef class ChannelCore:
     that was not armed). It is never acknowledged to libibverbs: destroying a CQ waits until as many events are
     acknowledged as were reported.
 
-    Args:
-        default_channel_ptr: address of the default NIC's ibv_comp_channel.
+    :param default_channel_ptr: address of the default NIC's ibv_comp_channel.
     """
 
     cdef ChannelState c
@@ -242,8 +241,7 @@ cdef class ChannelCore:
         for a CQ of the default NIC that has none (an extended CQ). Sleeps without the GIL; runs the driver when
         attention is raised meanwhile.
 
-        Args:
-            timeout_ms: milliseconds, negative for ever.
+        :param timeout_ms: milliseconds, negative for ever.
 
         Returns:
             (None, -1, 0) when the time is over.

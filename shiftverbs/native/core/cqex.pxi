@@ -24,9 +24,8 @@ cdef class CQCursor:
     The completion under the cursor is a copy, so nothing is locked between start_poll and end_poll, and a failover
     may happen there. Its wr_id and status are put where pyverbs' CQEX looks for them.
 
-    Args:
-        core: CQCore of the extended CQ.
-        cq_ex_ptr: address of the default NIC's ibv_cq_ex.
+    :param core: CQCore of the extended CQ.
+    :param cq_ex_ptr: address of the default NIC's ibv_cq_ex.
     """
 
     cdef CQCore core
@@ -77,7 +76,7 @@ cdef class CQCursor:
         return self.take()
 
     def end_poll(self) -> None:
-        """pyverbs' CQEX.end_poll. Nothing is held in between, so nothing is let go of."""
+        """pyverbs' CQEX.end_poll. Nothing is held between the two, so there is nothing to release."""
 
     def read_opcode(self) -> int:
         """Of the completion under the cursor: IBV_WC_*."""

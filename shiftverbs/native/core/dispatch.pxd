@@ -33,7 +33,7 @@ cdef enum:
 # --- errors --------------------------------------------------------------------------------------------------
 
 cdef inline void fenced(QPState *q, int k, bint recv) noexcept nogil:
-    """The queue of pair k has shown that it takes nothing any more."""
+    """The queue of pair k has shown that it accepts nothing any more."""
     cdef Pair *pair = &q.pairs[k]
     if not pair.fencing:
         return
@@ -466,8 +466,7 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         last = send_rec(q, q.tail - 1)
     q.posted += q.tail - first
     # What was handed over while room was sought is as the hardware has it.
-    if (q.fence_wanted and q.send_open and q.fence_upto <= q.wired < q.tail
-            and (q.fence_force or last.state & REC_SIGNALED)):
+    if q.fence_wanted and q.send_open and q.fence_upto <= q.wired < q.tail:
         last.state |= REC_HW_SIGNALED
         last.wr.send_flags |= IBV_SEND_SIGNALED
         q.last_signaled = q.fence_upto = q.tail

@@ -120,7 +120,7 @@ ctypedef struct CQState:
     uint32_t first
     uint32_t count
     int armed
-    uint32_t rearmed       # so often armed again before the event of the arming before was taken
+    uint32_t rearmed       # how often armed again before the former arming's event was taken
     int solicited_only
     int quiet              # > 0: what enters the buffer needs no synthetic event
     int is_pending         # a synthetic event waits: 1 of the last arming, 2 of one before
@@ -242,7 +242,6 @@ ctypedef struct QPState:
     uint64_t op_err_seq
     int op_err_pair
     int fence_wanted
-    int fence_force
     uint64_t fence_upto     # while a fence is wanted and its WR waits: nothing from here on is handed over before it
     int own_fence           # our own WRITE is to be posted as the fence, as soon as nothing waits ahead of it
     uint64_t own_fence_addr
@@ -915,7 +914,7 @@ cdef inline void fence_last(QPState *q) noexcept nogil:
         return
     if q.wired > q.head:
         last = send_rec(q, q.wired - 1)
-        if last.state & REC_HW_SIGNALED and (q.fence_force or last.state & REC_SIGNALED):
+        if last.state & REC_HW_SIGNALED:
             start_fence(q, q.wired - 1)
             emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
             return

@@ -54,14 +54,13 @@ cdef void copy_refused(SendWR bad_wr, ibv_send_wr *bad) noexcept:
 cdef class QPCore:
     """One application QP: pair 0 is the QP that the application created, the others lie on the backups.
 
-    Args:
-        send_cq, recv_cq: CQCores of the application's CQs.
-        qp_ptr: address of the default ibv_qp.
-        qp_num: its QP number, the one that the application sees in every WC.
-        max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data: the application's capacities (WRs,
-            WRs, SGEs, SGEs, bytes). The hardware QPs have room for 2 more WRs in each queue, the CQs for 4 more.
-        sq_sig_all: whether every send WR produces a WC.
-        keymap: lkeys of the default NIC, or None while nothing is shadowed.
+    :param send_cq, recv_cq: CQCores of the application's CQs.
+    :param qp_ptr: address of the default ibv_qp.
+    :param qp_num: its QP number, the one that the application sees in every WC.
+    :param max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data: the application's capacities (WRs,
+        WRs, SGEs, SGEs, bytes). The hardware QPs have room for 2 more WRs in each queue, the CQs for 4 more.
+    :param sq_sig_all: whether every send WR produces a WC.
+    :param keymap: lkeys of the default NIC, or None while nothing is shadowed.
 
     Errors of post are pyverbs'. The driver's primitives raise ValueError for a pair that does not exist and
     PyverbsUserError after close().
@@ -190,11 +189,6 @@ cdef class QPCore:
         """
         check_pair(k)
         self.q.pairs[k].qp = NULL
-
-    def is_attached(self, int k) -> bool:
-        """Whether pair k has a hardware QP."""
-        check_pair(k)
-        return self.q.pairs[k].qp != NULL
 
     def close(self) -> None:
         """Take what the hardware completed so far into the CQs' buffers, then forget every pair.
@@ -424,22 +418,19 @@ cdef class QPCore:
         """Cumulative two-sided counters (rx, acked, wired): received over all pairs; sends completed; handed over."""
         return self.q.rx, self.q.acked_ts, self.q.wired_ts
 
-    @property
-    def oldest_post_ns(self) -> int:
-        """For how long the oldest send WR at the hardware is known to wait, in ns; 0 where none is.
+    def oldest_post_age(self, int64_t now_ns) -> int:
+        """For how long the oldest send WR at the hardware is known to wait at now_ns, in ns; 0 where none is.
 
-        The data path does not read the clock: age counts from the first look at this property that found the same
-        WR in front. So it is right to within the time between two looks, never too large.
+        The data path does not read the clock: age counts from the first look here that found the same WR in front. So
+        it is right to within the time between two looks, never too large.
         """
-        cdef int64_t now
         if self.q.wired <= self.q.head:
             self.q.watch_ns = 0
             return 0
-        now = now_ns()
         if self.q.watch_ns == 0 or self.q.watch_seq != self.q.head:
             self.q.watch_seq = self.q.head
-            self.q.watch_ns = now
-        return max(now - self.q.watch_ns, 1)
+            self.q.watch_ns = now_ns
+        return max(now_ns - self.q.watch_ns, 1)
 
     def first_error(self, int k):
         """The error that came first on pair k since its last reset, (status, vendor_err); one that says why goes
@@ -471,10 +462,6 @@ cdef class QPCore:
     def oldest_wr(self) -> int:
         """Number of the oldest send WR that has not completed, or of the next one."""
         return self.q.head
-
-    def clear_error(self, int k) -> None:
-        """The driver judged the error of pair k to be none: the next one raises EV_ERROR again."""
-        self.pair(k).error_raised = 0
 
     # --- gates
 
@@ -669,11 +656,6 @@ cdef class QPCore:
             emit(&self.q, journal.EV_RQ_FENCED, k, 0, 0)
         return pair.sq_fenced != 0, pair.rq_fenced != 0
 
-    def fence_drained(self, int k):
-        """(SQ, RQ): whether the markers came back, that is, whether every WC of that queue has been consumed."""
-        cdef Pair *pair = self.pair(k)
-        return pair.sq_marker == MARKER_SEEN, pair.rq_marker == MARKER_SEEN or pair.rq_out == 0
-
     def forget_pair(self, int k) -> None:
         """The fence of pair k is complete: whatever still comes from it is stale, until pair_reset(k)."""
         cdef Pair *pair = self.pair(k)
@@ -837,11 +819,10 @@ cdef class QPCore:
     def abort(self, status=None, uint32_t vendor_err=0, bint still_ending=False) -> None:
         """Give up: every outstanding WR gets its error WC, and the application has its default QP back, bare.
 
-        Args:
-            status: of the first send; None: the error recorded first on the pair that carried sends, else
-                RETRY_EXC_ERR. All others get WR_FLUSH_ERR. Proven ones succeed.
-            vendor_err: that goes with it.
-            still_ending: the default QP may still work. What is posted from now on waits for the next abort().
+        :param status: of the first send; None: the error recorded first on the pair that carried sends, else
+            RETRY_EXC_ERR. All others get WR_FLUSH_ERR. Proven ones succeed.
+        :param vendor_err: that goes with it.
+        :param still_ending: the default QP may still work. What is posted from now on waits for the next abort().
         """
         cdef QPState *q = &self.q
         cdef Pair *pair
@@ -881,7 +862,7 @@ cdef class QPCore:
         cdef QPState *q = &self.q
         cdef int k
         self.pair(0)
-        q.send_open = 0  # what waited for room is forgotten, too: a QP in RESET would refuse it
+        q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
         for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)
@@ -912,13 +893,13 @@ cdef class QPCore:
 
     # --- MOVE
 
-    def move_begin(self, bint force_signal=True) -> str:
+    def move_begin(self) -> str:
         """Look for the fence of a MOVE of the send direction (paper's WAIT_SIGNALED).
 
         Returns 'idle': nothing is outstanding, the gate is closed; 'posted': the last outstanding WR is signaled and
-        is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us, or with
-        force_signal=False only if the application signals it), EV_FENCE_POSTED tells, and the gate closes behind it.
-        What is withheld for a missing key stays so until the next pair has the sends: it is not waited for.
+        is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us where the
+        application does not), EV_FENCE_POSTED tells, and the gate closes behind it.
+        WRs withheld for a missing key are not waited for: they stay withheld until the next pair has the sends.
         """
         cdef QPState *q = &self.q
         cdef uint64_t end = send_end(q)
@@ -932,8 +913,7 @@ cdef class QPCore:
             start_fence(q, end - 1)
             return 'posted'
         q.fence_wanted = 1
-        q.fence_force = force_signal
-        if force_signal and q.blocked:
+        if q.blocked:
             # Nothing may be posted behind what waits for the hardware's room: the last of that will do.
             send_rec(q, end - 1).state |= REC_HW_SIGNALED
             q.last_signaled = q.fence_upto = end
@@ -943,8 +923,8 @@ cdef class QPCore:
         """Our own fence, if one is wanted: a signaled zero-length WRITE behind all on the send pair; the gate closes.
 
         `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN where
-        there is a fence already, one of before is on its way still, or WRs wait in the journal, not for a key: then
-        EV_FENCE_POSTED tells of it.
+        there is a fence already, a former one is still on its way, or WRs wait in the journal for something else than
+        a key: then EV_FENCE_POSTED tells of it.
         """
         cdef QPState *q = &self.q
         self.ready(q.send_pair)

@@ -31,10 +31,9 @@ cdef class WrBuilder:
     told by wr_complete, as the first errno (ibv_wr_post(3)). One thread at a time between start and complete; a second
     wr_start begins anew.
 
-    Args:
-        core: QPCore of the QP.
-        qp_ptr: address of the default ibv_qp, created with IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.
-        send_ops_flags: IBV_QP_EX_WITH_* it was created with; other operations fail with EOPNOTSUPP.
+    :param core: QPCore of the QP.
+    :param qp_ptr: address of the default ibv_qp, created with IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.
+    :param send_ops_flags: IBV_QP_EX_WITH_* it was created with; other operations fail with EOPNOTSUPP.
     """
 
     cdef QPCore core
@@ -102,7 +101,7 @@ cdef class WrBuilder:
             return self.error
         if q.closed:
             return EINVAL
-        # Inline data became one SGE each; memory moves no more now.
+        # Inline data became one SGE each; from now on the memory does not move.
         if grow(<void **>&self.sges, &self.sge_room, self.n_sges + self.n_built, sizeof(ibv_sge)):
             return ENOMEM
         for i in range(self.n_built):

@@ -276,11 +276,6 @@ cdef int signals_on() noexcept:
     return sv_let_come() != 0
 
 
-def is_main_thread() -> bool:
-    """Whether the interpreter runs signals' handlers in the calling thread."""
-    return PyThread_get_thread_ident() == main_thread
-
-
 def without_signals(call, *args, **kwargs):
     """Returns call(*args, **kwargs). Threads that are started in it never take a signal.
 
@@ -322,7 +317,7 @@ cdef class Unbroken:
         self.enter_within(-1)
 
     def enter_within(self, double timeout_s) -> bool:
-        """Enter as soon as the lock is free, which may take so long; negative: for ever. `leave` is to follow if so."""
+        """Enter as soon as the lock is free, within this time; negative: for ever. `leave` follows where True."""
         cdef int64_t deadline = now_ns() + <int64_t>(timeout_s * 1e9)
         cdef double left
         while True:
@@ -349,7 +344,7 @@ cdef class Unbroken:
         self.leave()
 
     def enter_now(self) -> bool:
-        """Enter if the lock is free; `leave` is to follow."""
+        """Enter if the lock is free; then `leave` must follow."""
         signals_off()
         sv_busier(1)
         try:
@@ -421,7 +416,7 @@ cdef int raise_later(list raised) except -1:
 def interruptibly(wait, *args):
     """Returns wait(*args), during which signals' handlers run although a verb puts them off. They may raise.
 
-    Not in the driver, nor in a `__del__`: then `wait` is just called. What is here must bear being called anew.
+    In the driver or a `__del__` it just calls `wait`. What calls this must bear being called again.
     """
     cdef int depth = signals_open()
     try:
@@ -433,7 +428,7 @@ def interruptibly(wait, *args):
 def whole(verb):
     """Decorator: a control verb that no signal's handler breaks off; what handlers raise comes out where it ends.
 
-    Where it waits for long, it is to do so by `interruptibly`.
+    Where it waits for long, it must do so by `interruptibly`.
     """
     def call(*args, **kwargs):
         global in_verbs

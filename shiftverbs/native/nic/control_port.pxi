@@ -218,7 +218,7 @@ cdef int port_reconnect(PortVerbs *port) noexcept nogil:
     err = ibv_modify_qp(port.qp, &attr, IBV_QP_STATE)
     if err:
         return err
-    # What is still in the CQs is of no use; make room. Stragglers are known by their generation.
+    # Nobody needs what is still in the CQs; make room. Stragglers are known by their generation.
     while ibv_poll_cq(port.send_cq, POLL_BATCH, wc) > 0:
         pass
     while ibv_poll_cq(port.recv_cq, POLL_BATCH, wc) > 0:

@@ -219,15 +219,6 @@ cdef class ModifySteps:
         self.count += 1
         return self
 
-    def add_raw(self, uintptr_t qp_attr, int mask):
-        """Append a copy of the ibv_qp_attr at an address, with a mask. :return: self"""
-        need(qp_attr, "qp_attr")
-        cdef ModifyStep *step = self._append()
-        memcpy(&step.attr, <void *>qp_attr, sizeof(ibv_qp_attr))
-        step.mask = mask
-        self.count += 1
-        return self
-
     def masks(self):
         """The attribute mask of each transition."""
         return [self.steps[i].mask for i in range(self.count)]

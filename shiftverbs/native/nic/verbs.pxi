@@ -484,25 +484,6 @@ def query_qp_state(uintptr_t qp):
     return attr.qp_state
 
 
-def modify_qp(uintptr_t qp, ModifySteps steps not None):
-    """Take a QP through some transitions in the calling thread (ibv_modify_qp for each, until one fails).
-
-    :raises OSError: of the step that failed; the message has its index
-    """
-    cdef ibv_qp *c_qp = <ibv_qp *>need(qp, "qp")
-    cdef int done = 0
-    cdef int err
-    cdef ModifyStep *copy
-    cdef int n = 0
-    copy = steps_copy(steps, &n)
-    with nogil:
-        err = run_steps(c_qp, copy, n, &done)
-        free(copy)
-        back_to_python()
-    if err:
-        raise verb_error(f"ibv_modify_qp (step {done})", err)
-
-
 # ---- address handles
 
 

@@ -163,11 +163,6 @@ cdef void wake_raise(WakePoint *wake) noexcept nogil:
         write_eventfd(wake.event_fd)
 
 
-cdef void wake_raise_address(void *wake) noexcept nogil:
-    """wake_raise for callers outside this module, which get its address from Waiter.wake_function."""
-    wake_raise(<WakePoint *>wake)
-
-
 cdef int take_ready(WakePoint *wake, epoll_event *events, int n, int *fds, int *timer) noexcept nogil:
     """Sort what epoll reported: our own counters are drained, everything else goes to fds. Returns their
     number."""
@@ -342,20 +337,6 @@ cdef class Waiter:
         if failed:
             raise MemoryError()
 
-    def remove_listener(self, int event_fd):
-        """Undo one add_listener. When this returns, nobody writes to event_fd on its account any more."""
-        cdef WakePoint *wake = self.wake_point
-        cdef int i
-        if wake.pid != getpid():
-            return
-        pthread_mutex_lock(&wake.lock)
-        for i in range(wake.n_listeners):
-            if wake.listeners[i] == event_fd:
-                wake.n_listeners -= 1
-                wake.listeners[i] = wake.listeners[wake.n_listeners]
-                break
-        pthread_mutex_unlock(&wake.lock)
-
     def set_deadline(self, int64_t at_ns):
         """Wake up at a time, as if something had become ready: the driver's next timer.
 
@@ -370,7 +351,7 @@ cdef class Waiter:
             raise verb_error("timerfd_settime", errno)
 
     def wake_within(self, int64_t ns):
-        """Wake up after so many ns, as set_deadline does (and in its place), but from any thread; after close, and
+        """Wake up after this many ns, as set_deadline does (and in its place), but from any thread; after close, and
         in a forked child, it does nothing.
 
         Waking a thread that sleeps takes several times as long as setting a timer.
@@ -434,9 +415,3 @@ cdef class Waiter:
     def answered_inline(self):
         """How often another thread's driver run made it unnecessary to come back to Python."""
         return sv_counted(&self.wake_point.answered_inline)
-
-    @property
-    def wake_function(self):
-        """(function, argument): C code calls `((void (*)(void *))function)(argument)` to raise attention
-        without the GIL. The argument lives as long as this Waiter."""
-        return <uintptr_t>&wake_raise_address, <uintptr_t>self.wake_point

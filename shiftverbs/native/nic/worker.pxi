@@ -19,7 +19,7 @@
 cdef enum:
     # Longest time without looking for signals (Ctrl-C) in waits of Python threads.
     SIGNAL_CHECK_NS = 100000000
-    # For so long after its last command the thread looks by itself, that often, for what can wait a moment: a program
+    # How long after its last command, and how often, the thread looks by itself for what can wait a moment: a program
     # makes its QPs one after the other, and waking a thread that sleeps would be most of what a verb costs.
     LINGER_NS = 1000000
     LINGER_STEP_NS = 50000
@@ -55,8 +55,6 @@ cdef struct WorkerState:
     int in_python
     uintptr_t thread_id
     int64_t started_ns         # of the current command; 0 when idle
-    int64_t last_started_ns
-    int64_t last_finished_ns
     uint64_t completed         # commands carried out, cancelled ones not counted
     WakePoint *wake
     int *attention
@@ -233,9 +231,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         pthread_mutex_lock(&worker.lock)
         command.err = err
         command.done_steps = done
-        worker.last_started_ns = start
-        worker.last_finished_ns = sv_now_ns()
-        command.elapsed_ns = worker.last_finished_ns - start
+        command.elapsed_ns = sv_now_ns() - start
         worker.completed += 1
         worker.current = NULL
         worker.started_ns = 0
@@ -318,7 +314,7 @@ cdef class NicWorker:
         self.worker = worker
 
     def __dealloc__(self):
-        # Not waited for: what is under way ends by itself, what has not begun never happens.
+        # Do not wait: the command under way ends by itself, and those that have not begun never run.
         cdef WorkerState *worker = self.worker
         cdef void *tag = NULL
         if worker == NULL or worker.pid != getpid():
@@ -452,7 +448,7 @@ cdef class NicWorker:
         command.target = <void *>pointer
         Py_INCREF(tag)
         command.tag = <void *>tag
-        # The end of an MR is waited for: the application may unmap the memory next.
+        # Somebody waits for the end of an MR: the application may unmap the memory next.
         if not self._queue(command, code == KIND_MR):
             self._finish_cancelled(command)
 
@@ -483,7 +479,7 @@ cdef class NicWorker:
         return future
 
     def post(self, fn, *args):
-        """Queue a Python job as `call` does, but one whose end nobody waits for; cheaper. What it raises is logged.
+        """Queue a Python job as `call` does, but one whose end nobody waits for; cheaper. Exceptions are logged.
 
         :return: whether it was queued; False after stop(). stop() drops what has not begun
         """
@@ -640,18 +636,6 @@ cdef class NicWorker:
             n = self.worker.completed
             pthread_mutex_unlock(&self.worker.lock)
         return n
-
-    @property
-    def last_command_ns(self):
-        """(begun, ended) of the command finished last, CLOCK_MONOTONIC in ns; (0, 0) before the first."""
-        cdef int64_t begun = 0
-        cdef int64_t ended = 0
-        if self.worker.pid == getpid():
-            pthread_mutex_lock(&self.worker.lock)
-            begun = self.worker.last_started_ns
-            ended = self.worker.last_finished_ns
-            pthread_mutex_unlock(&self.worker.lock)
-        return begun, ended
 
     def __repr__(self):
         return f"<NicWorker {self.name}>"

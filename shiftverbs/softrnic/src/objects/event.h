@@ -26,7 +26,7 @@ struct srn_event {
 
 int srn_evq_init(struct srn_evq *q);
 /*
- * Drop all events and close the descriptor; the structure stays, and takes no more. In a forked child the lock may be
+ * Drop all events and close the descriptor; the structure stays, and accepts no more. In a forked child the lock may be
  * held for ever by a thread that is not there: then only the descriptor is closed.
  */
 void srn_evq_close(struct srn_evq *q, bool forked);

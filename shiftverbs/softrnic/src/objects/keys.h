@@ -90,7 +90,7 @@ uint8_t *srn_remote_resolve(struct srn_qp *qp, uint32_t rkey, uint64_t va, uint6
 enum ibv_wc_status srn_execute_local(struct srn_qp *qp, const struct srn_swqe *w);
 /* Make a window's key invalid; false if this QP must not. */
 bool srn_invalidate(struct srn_qp *qp, uint32_t rkey);
-/* It is bound to nothing any more. */
+/* It is not bound any more. */
 void srn_mw_unbind(struct srn_mw *mw);
 
 #endif

@@ -6,7 +6,7 @@
  * That costs half of what process_vm_readv() on ourselves does, which looks up and holds each page. The calls are made
  * without the C library: there they are points where a thread may be cancelled, with our locks held, and that costs too.
  *
- * Where such a file cannot be had, or not be written (the program's files may have a greatest size), the dearer call does
+ * Where there is no such file, or it cannot be written (the program's files may have a greatest size), the dearer call does
  * it.
  */
 #include <fcntl.h>
@@ -93,7 +93,7 @@ int srn_memory_open(struct srn_memory *memory, size_t packets) {
             return errno;
         }
     }
-    /* A forked child is not to see our packets, let alone write them. */
+    /* A forked child must not see our packets, let alone write them. */
     (void)madvise(memory->base, memory->size, MADV_DONTFORK);
     return 0;
 }

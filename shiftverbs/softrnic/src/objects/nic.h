@@ -202,7 +202,7 @@ static inline uint32_t srn_mtu_bytes(enum ibv_mtu mtu) {
 /* Every verb that is a command begins with this: 0, or EIO if the NIC is gone. Waits while commands hang. */
 int srn_command(struct srn_nic *nic);
 void srn_commands_wake(struct srn_nic *nic);
-/* Is the data path to stand still? Who asks leaves its work undone: it is done when that is over. */
+/* Must the data path stand still? The caller leaves its work undone: it is done when that is over. */
 bool srn_stalled(struct srn_nic *nic);
 
 /* --- nic.c --- */

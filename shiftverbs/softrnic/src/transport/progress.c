@@ -262,7 +262,7 @@ void srn_net_close(struct srn_nic *nic) {
 
     atomic_store(&net->stop, true);
     if (write(net->wake, &one, sizeof(one)) < 0)
-        return; /* cannot be; better a thread left than one waited for in vain */
+        return; /* cannot be; better leave a thread behind than wait for it for ever */
     pthread_join(net->thread, NULL);
     srn_commands_wake(nic); /* it is dead by now */
     srn_nic_lock(nic);

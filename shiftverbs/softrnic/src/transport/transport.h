@@ -21,7 +21,7 @@ void srn_timer_set(struct srn_qp *qp, uint64_t at_ns);
 /* --- hold.c --- */
 void srn_hold(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
               size_t len, uint32_t delay_us, bool overtaken_by_next);
-/* A packet of this direction went on: those that it was to overtake follow. RX: on the progress thread. */
+/* A packet of this direction went on: those that it had to overtake follow. RX: on the progress thread. */
 void srn_hold_passed(struct srn_nic *nic, enum fault_direction direction);
 /* Release what is due; when the next will be, 0 = there is none. On the progress thread. */
 uint64_t srn_hold_run(struct srn_nic *nic, uint64_t now_ns);
@@ -75,7 +75,7 @@ void srn_sq_run(struct srn_qp *qp);
 void srn_receive(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip);
 /* The same, of one that was checked before. */
 void srn_rx_datagram(struct srn_nic *nic, uint32_t src_ip, const uint8_t *data, size_t len);
-/* The NIC stands still no more: what was left undone is done. On the progress thread. */
+/* The NIC works again: do what was left undone. On the progress thread. */
 void srn_stall_over(struct srn_nic *nic);
 
 /* --- progress.c: nic->lock not held --- */

@@ -66,7 +66,7 @@ static void config_once(void) {
     devices_init();
 }
 
-/* Is this the name of a device of ours? The system's device of that name is not to be had then. */
+/* Is this the name of a device of ours? The system's device of that name cannot be opened then. */
 static bool name_is_ours(const char *name) {
     for (int i = 0; i < srn_global.config.device_count; i++)
         if (strcmp(srn_global.devices[i].ib.name, name) == 0)

@@ -273,7 +273,7 @@ static int check_values(const struct srn_qp *qp, const struct ibv_qp_attr *a, in
         return EINVAL;
     if ((mask & IBV_QP_MIN_RNR_TIMER) && a->min_rnr_timer > 31)
         return EINVAL;
-    /* Rights to FLUSH are given in vain: no requester here has that operation. */
+    /* Rights to FLUSH have no effect: no requester here has that operation. */
     if ((mask & IBV_QP_ACCESS_FLAGS) &&
         (a->qp_access_flags &
          ~(unsigned int)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |

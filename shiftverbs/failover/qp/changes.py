@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the application changes of a QP that has peers already, carried to every pair.
+
+With plain verbs a right that was withdrawn is gone when ibv_modify_qp returns. So it must be gone then from every QP of
+ours that could serve the peer: each NIC's thread is told, and waited for. A pair that does not follow is of no use any
+more: it goes to ERR, no traffic is brought there, and ARM connects it anew, with the attributes of then.
+
+Called from the application's threads, without the driver's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shiftverbs.failover.services.host import ProtectedQp
+from shiftverbs.native.ibv import AccessFlag, AtomicCap
+from shiftverbs.process.waiting import in_slices
+from shiftverbs.protocol import events as ev
+from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, ERR, INIT, LIVE, RTS
+
+if TYPE_CHECKING:
+    from shiftverbs._nic import ModifySteps
+    from shiftverbs.failover.qp.pairing import Pairing
+    from shiftverbs.failover.qp.timeline import Timeline
+
+logger = logging.getLogger("shiftverbs.driver")
+
+UNLIKE = "it was connected before the application gave its QP all attributes"
+
+
+def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, Any]) -> dict[str, Any]:
+    """What the application gave its QP, as pair k's QP is to have it: atomics only where they are atomic.
+
+    A peer may reach a word by a backup while another peer's QP, or another process's, is at the default NIC; most NICs
+    are atomic to themselves alone (ATOMIC_HCA).
+    """
+    c = connection
+    if not k or all(c.nic(n).limits.get("atomic_cap") == AtomicCap.GLOB for n in range(c.n_pairs)):
+        return attrs
+    return {
+        name: v & ~AccessFlag.REMOTE_ATOMIC if name == "qp_access_flags" else v for name, v in attrs.items()
+    }
+
+
+class Given:
+    """What the commands that were queued so far give one pair's QP.
+
+    state: INIT, RTR or RTS; attrs: fields of ibv_qp_attr by name. Another one each time the pair is brought further.
+    """
+
+    def __init__(self, state: int, attrs: dict[str, Any]) -> None:
+        self.state = state
+        self.attrs = attrs
+
+
+class ChangedQp(ProtectedQp, Protocol):
+    """A connection whose pairs are to have what the application gave its QP."""
+
+    @property
+    def given(self) -> dict[int, Given]:
+        """What each pair's QP was given, by pair."""
+
+    @property
+    def unlike(self) -> set[int]:
+        """Pairs that carry traffic, and are to be connected anew when that can be."""
+
+    @property
+    def pairing(self) -> Pairing:
+        """How it finds its peer."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """What became of it, and who waits for that."""
+
+    def wait_for(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
+
+
+class _Told:
+    """Commands under way on some pairs, and what became of each."""
+
+    def __init__(self, connection: ChangedQp) -> None:
+        self.connection = connection
+        self.answers: dict[int, int | None] = {}
+        self.given: dict[int, Given] = {}
+
+    def steps(self, k: int) -> ModifySteps:
+        """An empty list of transitions for pair k's QP."""
+        made: ModifySteps = self.connection.nic(k).verbs.ModifySteps()
+        return made
+
+    def tell(self, k: int, given: Given, steps: ModifySteps) -> None:
+        """Under the driver's lock: queue steps for pair k's QP, whose last command was `given`."""
+        c = self.connection
+        pointer = c.shadow.handle(k)
+        if not pointer or c.nic(k).dead:
+            return
+        self.answers[k] = None
+        self.given[k] = given
+        # Not the pairing's, as other commands are: its end does not end the wait.
+        c.nic(k).worker.submit(functools.partial(self._answered, k), pointer, steps)
+
+    def _answered(self, k: int, err: int) -> None:
+        self.answers[k] = err
+        self.connection.timeline.tell()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already."""
+        c = self.connection
+        deadline = time.monotonic() + timeout_s
+        waited = []
+        for k in self.answers:
+            nic = c.nic(k)
+            if nic.on_worker() or nic.hangs(timeout_s):
+                continue
+            waited.append(k)
+            in_slices(
+                functools.partial(nic.worker.drain, c.shadow.handle(k)), max(0.0, deadline - time.monotonic())
+            )
+        c.driver.run()
+        c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
+
+    def failed(self) -> dict[int, str]:
+        """Under the driver's lock: the pairs that did not follow, though nothing else became of them: why."""
+        c = self.connection
+        return {
+            k: f"{c.device(k)} did not take the QP's new attributes{f': {os.strerror(err)}' if err else ' in time'}"
+            for k, err in self.answers.items()
+            if err != 0 and c.given.get(k) is self.given[k]
+        }
+
+
+def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: float) -> int:
+    """Have the backup pair that carries traffic take the changes, in place of the default NIC: its errno.
+
+    0 too where none carries any, or it is not to be believed: its QP broke, or its NIC does not answer.
+    """
+    told = _Told(connection)
+    with connection.driver.locked():
+        p = connection.protocol
+        if connection.closed or p is None or p.over or p.switching:
+            return 0
+        k = p.send_pair or p.recv_pair
+        given = connection.given.get(k)
+        if not k or given is None or given.state != RTS:
+            return 0
+        changes = on_pair(connection, k, changes)
+        told.tell(k, given, told.steps(k).add(**changes))
+    told.wait(timeout_s)
+    with connection.driver.locked():
+        if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
+            return 0
+        err = told.answers[k] or 0
+        if err and (k not in told.failed() or p.switching):
+            return 0
+        if not err:
+            given.attrs.update(changes)
+        return err
+
+
+def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> None:
+    """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
+
+    wanted: fields of ibv_qp_attr by name.
+    """
+    told = _Told(connection)
+    with connection.driver.locked():
+        if connection.closed:
+            return
+        rights = wanted.get("qp_access_flags", 0)
+        connection.pairing.rights_changed(
+            lambda before: before & rights
+        )  # those that are left; new ones not before
+        for k, given in list(connection.given.items()):
+            _follow(told, k, given, on_pair(connection, k, wanted))
+        anew = _connect_anew(connection, wanted)
+        if not told.answers:
+            connection.pairing.rights_changed(lambda before: rights)
+            if not anew:
+                return
+    try:
+        told.wait(timeout_s)
+    finally:
+        with connection.driver.locked():
+            broken = told.failed() if not connection.closed else {}
+            for k, why in broken.items():
+                _out_of_use(connection, k, why)
+            connection.pairing.rights_changed(lambda before: rights)
+    # Where a pair carried traffic, the peer stops using it when it has heard of the SWITCH: at its end, at the latest.
+    deadline = time.monotonic() + timeout_s
+    connection.driver.run()
+    connection.wait_for(lambda: not any(_carries(connection, k) for k in broken), deadline)
+
+
+def _follow(told: _Told, k: int, given: Given, wanted: dict[str, Any]) -> None:
+    changes = {
+        name: wanted[name] for name in LIVE if name in wanted and given.attrs.get(name) != wanted[name]
+    }
+    if not changes or given.state in (INIT, ERR):
+        return  # the next command takes them along, and no peer is served meanwhile
+    if given.state == RTS:
+        given.attrs.update(changes)
+        told.tell(k, given, told.steps(k).add(**changes))
+    elif given.attrs.get("qp_access_flags", 0) & ~wanted.get("qp_access_flags", 0):
+        # Nothing can be changed in RTR. ARM begins again.
+        given.state = ERR
+        told.tell(k, given, told.steps(k).add(state=ERR))
+
+
+def _connect_anew(connection: ChangedQp, wanted: dict[str, Any]) -> bool:
+    """Of the QPs that were connected before the application said how: ARM does it again, what is in use waits.
+
+    Returns whether ARM does.
+    """
+    p, found = connection.protocol, False
+    if p is None or p.over or "timeout" not in wanted:
+        return False
+    for k, given in list(connection.given.items()):
+        names = CONNECTED if k else CONNECTED + ALTERNATE
+        if given.state == RTS and any(given.attrs.get(name) != wanted.get(name) for name in names):
+            if k in (p.send_pair, p.recv_pair):
+                connection.unlike.add(k)
+            else:
+                connection.driver.safely(connection, connection.feed, ev.PathFailed(k, UNLIKE))
+                found = True
+    return found
+
+
+def is_unlike(connection: ChangedQp, k: int) -> bool:
+    """Whether READs and atomics would fail, or be too many, on pair k, which carries traffic."""
+    given = connection.given.get(k)
+    wanted = connection.shadow.attrs.get("max_rd_atomic")
+    return given is not None and given.state == RTS and given.attrs.get("max_rd_atomic") != wanted
+
+
+def _carries(connection: ProtectedQp, k: int) -> bool:
+    p = connection.protocol
+    return p is not None and not p.over and k in (p.send_pair, p.recv_pair)
+
+
+def _out_of_use(connection: ChangedQp, k: int, why: str) -> None:
+    """Pair k's QP is not as the application wants it: it must serve nobody."""
+    p = connection.protocol
+    if p is not None and p.pairs[k].works:  # else it was of no use before
+        logger.warning("QP %#x: %s: that pair is connected anew", connection.shadow.qp_num, why)
+    connection.given[k].state = ERR
+    if not connection.nic(k).dead:
+        connection.driver.command(
+            connection, k, connection.nic(k).verbs.ModifySteps().add(state=ERR), lambda err, step: None
+        )
+    connection.driver.safely(connection, connection.feed, ev.PathFailed(k, why))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A fence on the hardware: the QPs of some pairs to ERR, and every completion out of their queues.
+
+Runs under the driver's lock, for one connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from shiftverbs.failover.services.host import ProtectedQp
+from shiftverbs.native.ibv import QpState
+from shiftverbs.shadows.nic import GONE
+
+if TYPE_CHECKING:
+    from shiftverbs.failover.qp.rebuild import Rebuild
+
+KICK_NS = 20_000_000
+# What the NIC has for the flush after it answered, however late that was; and between two looks whether it is at work.
+PATIENCE_NS = 100_000_000
+# So often a NIC may refuse to bring a QP to ERR before it is believed that there is nothing to be brought there.
+TRIES = 20
+
+
+class FencedQp(ProtectedQp, Protocol):
+    """A connection whose queues are emptied."""
+
+    @property
+    def fence(self) -> Fence | None:
+        """The fence under way; any other is over."""
+
+    @property
+    def rebuild(self) -> Rebuild:
+        """The one of the pairing that it is in."""
+
+
+class Fence:
+    """The fence of a SWITCH, or of a QP's end, while it is `connection.fence`.
+
+    pairs: which; deadline_ns: when it hangs at the latest. done(): all of them are quiet, and what they completed is
+    taken. hung(reason): they are not in time; it is over then, or made to `be_patient`.
+    """
+
+    def __init__(
+        self,
+        connection: FencedQp,
+        pairs: Iterable[int],
+        deadline_ns: int,
+        done: Callable[[], None],
+        hung: Callable[[str], None],
+    ) -> None:
+        self._c = connection
+        self._deadline_ns = deadline_ns
+        self._done = done
+        self._hung = hung
+        self.is_patient = False
+        self._tries_left = TRIES
+        self._commanded = set(pairs)  # ERR not confirmed yet
+        self._flushing: set[int] = set()
+        self._refused: dict[int, int] = {}  # pairs whose markers were not taken: the errno
+        self._kicked_ns: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Give the commands."""
+        c = self._c
+        pairs = sorted(self._commanded)
+        for k in pairs:
+            c.rebuild.call_off(k)
+            c.core.begin_fence(k)
+        for k in pairs:
+            if c.nic(k).dead:
+                self._erred(k, errno.EIO, 0)
+            else:
+                c.driver.command(
+                    c,
+                    k,
+                    c.nic(k).verbs.ModifySteps().add(state=QpState.ERR),
+                    functools.partial(self._erred, k),
+                )
+        self._check()
+
+    def look_again(self) -> None:
+        """News of the commands may be lost: give those again that did not end. From ERR to ERR changes nothing."""
+        c = self._c
+        for k in sorted(self._commanded):
+            if not c.nic(k).dead and not c.nic(k).worker.pending(c.shadow.handle(k)):
+                c.driver.command(
+                    c,
+                    k,
+                    c.nic(k).verbs.ModifySteps().add(state=QpState.ERR),
+                    functools.partial(self._erred, k),
+                )
+
+    def _over(self) -> bool:
+        return self._c.fence is not self
+
+    def _erred(self, k: int, err: int, _step: int) -> None:
+        """The command that brings pair k to ERR came back."""
+        if self._over() or k not in self._commanded:
+            return
+        c = self._c
+        self._commanded.discard(k)
+        if c.nic(k).dead or err in GONE:
+            # The context is dead: nothing of it can reach the peer any more, and no flush will ever come.
+            c.drain(k)
+        elif err != 0 and self._tries_left:
+            self._tries_left -= self.is_patient
+            self._commanded.add(k)
+            self._hung(f"{c.device(k)}: modify to ERR: {os.strerror(err)}")
+            return
+        else:
+            c.drain(k)
+            if not all(c.core.fence_state(k)):
+                self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
+                self._flushing.add(k)
+                self._post_marker(k)
+                self._kick(k)
+        self.progress(k)
+
+    def _post_marker(self, k: int) -> None:
+        refused = self._c.core.post_marker(k)
+        if refused:
+            self._refused[k] = refused
+        else:
+            self._refused.pop(k, None)
+        self._c.drain(k)
+
+    def _kick(self, k: int) -> None:
+        """Ask pair k's NIC to flush what stands in its queues now.
+
+        A NIC may flush what it finds when the QP goes to ERR and not look again: soft-RoCE is never told of a receive
+        that is posted later, the marker. ERR to ERR is a transition that changes nothing and makes it look.
+        """
+        c = self._c
+        if self._over() or k not in self._flushing or all(c.core.fence_state(k)):
+            return
+        self._kicked_ns[k] = c.driver.now_ns()
+        c.driver.schedule(c, self.due_ns)
+        c.driver.command(
+            c, k, c.nic(k).verbs.ModifySteps().add(state=QpState.ERR), lambda err, step: self._kicked(k)
+        )
+
+    def _kicked(self, k: int) -> None:
+        """The NIC has brought pair k to ERR once more: markers that it would not take before, it takes now."""
+        if not self._over() and k in self._flushing and k in self._refused:
+            self._post_marker(k)
+        self.progress(k)
+
+    def progress(self, k: int) -> None:
+        """Look whether pair k's queues have shown their flush."""
+        if self._over():
+            return
+        if k in self._flushing and all(self._c.core.fence_state(k)):
+            self._flushing.discard(k)
+        self._check()
+
+    def _check(self) -> None:
+        if self._over() or self._commanded or self._flushing:
+            return
+        self._done()
+
+    def be_patient(self) -> None:
+        """It hangs, and goes on. A QP that is in ERR takes nothing any more; the others are waited for."""
+        c = self._c
+        self.is_patient = True
+        for k in sorted(self._flushing | self._commanded):
+            c.drain(k)
+        self._flushing.clear()
+        # One that has flushed both its queues went to ERR by itself, though its NIC does not answer.
+        self._commanded -= {k for k in self._commanded if all(c.core.fence_state(k))}
+        self._deadline_ns = c.driver.now_ns() + PATIENCE_NS
+        c.driver.schedule(c, self._deadline_ns)
+        self._check()
+
+    @property
+    def due_ns(self) -> int:
+        """When `tick` must be called next."""
+        return min([self._deadline_ns, *(self._kicked_ns.get(k, 0) + KICK_NS for k in self._flushing)])
+
+    def tick(self, now_ns: int) -> None:
+        """Time passes: take what the CQs hold, ask again, give up at the deadline."""
+        c = self._c
+        for k in sorted(self._flushing):
+            c.drain(k)
+            self.progress(k)
+            if now_ns >= self._kicked_ns.get(k, 0) + KICK_NS:
+                self._kick(k)
+        for k in sorted(self._commanded):
+            if c.nic(k).dead:
+                self._erred(k, errno.EIO, 0)
+        if self._over() or now_ns < self._deadline_ns:
+            return
+        if self.is_patient:
+            self.look_again()
+            self.be_patient()
+            return
+        allowed_s = c.driver.protocol_config.fence_deadline_ns / 1e9
+        if self._commanded and not any(c.nic(k).hangs(allowed_s) for k in self._commanded):
+            # The NIC is at work, on the QPs that failed with this one: the command waits for its turn.
+            self._deadline_ns = now_ns + PATIENCE_NS
+            return
+        hung = [f"{c.device(k)} did not bring the QP to ERR" for k in sorted(self._commanded)]
+        for k in sorted(self._flushing):
+            queues = zip(("send queue", "receive queue"), c.core.fence_state(k), strict=True)
+            missing = " and the ".join(name for name, seen in queues if not seen)
+            refused = f" (its marker: {os.strerror(self._refused[k])})" if k in self._refused else ""
+            hung.append(f"{c.device(k)} did not flush the {missing}{refused}")
+        self._hung(f"{'; '.join(hung)} in time")

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The end of a QP: its pairs are stopped and emptied, then the application gets the errors of all that is left.
+
+It begins where nothing can be hidden any more, where the application has its QP fail, and where something of ours did
+(docs/protocol.md, "The end of a QP"). Runs under the driver's lock, for one connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from shiftverbs.failover.qp.drain import Fence, FencedQp
+from shiftverbs.failover.services.cq_polling import Carrier
+from shiftverbs.native.ibv import QpState, WcStatus
+from shiftverbs.protocol.events import Status
+from shiftverbs.state_machine import SendState
+
+if TYPE_CHECKING:
+    from shiftverbs.protocol.pair import PairProtocol
+
+# Status and vendor_err of a WC: those of a flushed WR, and of the first one where the application has seen none.
+FLUSHED = (int(WcStatus.WR_FLUSH_ERR), 0)
+NO_ANSWER = (int(WcStatus.RETRY_EXC_ERR), 0)
+# A MOVE is under way.
+WAITS = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
+
+logger = logging.getLogger("shiftverbs.driver")
+
+
+class Required(Protocol):
+    """What is required of a QP."""
+
+    def begin(self) -> None:
+        """The application has its QP begin anew."""
+
+
+class EndingQp(FencedQp, Carrier, Protocol):
+    """A connection, as its end concerns it."""
+
+    fence: Fence | None
+
+    @property
+    def requirement(self) -> Required:
+        """What is required of it."""
+
+    def await_nothing(self) -> None:
+        """The QP ends: no message, receive or key is waited for any more."""
+
+    def disconnect(self, reason: str) -> None:
+        """Tell the peer, withdraw, forget the pairing."""
+
+
+class Ending:
+    """How one connection's QP ends; what of it is still at work on backups that a pairing left.
+
+    behind: backups that a pairing which is over left with work, until they are reset: their QPs may still be at it.
+    original: status and vendor_err of the error that started a SWITCH, if there was one.
+    """
+
+    def __init__(self, connection: EndingQp) -> None:
+        self._c = connection
+        self.behind: set[int] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """The pairing is over, and with it what ended in it."""
+        self.original: tuple[int, int] | None = None
+        # The error that comes first of what is left: given when all pairs have stopped.
+        self._first: tuple[int, int] | None = None
+        self._default_works = False  # and must not take what is posted from now on
+
+    @property
+    def under_way(self) -> bool:
+        """Whether errors are to be given, of what is left or of what is posted from now on."""
+        return self._first is not None
+
+    def leave_behind(self) -> None:
+        """Note the backup pairs whose QPs may still reach the application's memory, or hold what came for it."""
+        protocol = self._c.protocol
+        pairs = protocol.pairs if protocol is not None else []
+        self.behind = self.behind | {k for k, p in enumerate(pairs) if k and p.used and not p.fenced}
+
+    def begin(self, first: tuple[int, int] | None = None) -> None:
+        """The QP has failed for good: its pairs are stopped and emptied, and then the application gets the rest.
+
+        Until the last of them has stopped, not one WR is flushed: its memory is not the application's yet.
+        first: status and vendor_err of the first send that is left; all else is flushed. None: the original error, or,
+        where our own fence made the flush and the application never saw one, the usual one. It was flushed where the
+        application has seen an error before.
+        """
+        c = self._c
+        if c.closed or self._first is not None:
+            return
+        self._first = FLUSHED if c.core.shown_error else first or self.original or NO_ANSWER
+        self.leave_behind()
+        c.await_nothing()
+        c.core.begin_end()
+        c.core.guarded = True
+        deadline_ns = c.driver.now_ns() + c.driver.protocol_config.fence_deadline_ns
+        p = c.protocol
+        pairs = set(self.behind)
+        if p is None or (p.pairs[0].used and not p.pairs[0].fenced):
+            pairs.add(0)
+        elif not c.nic(0).dead:
+            # Nothing of the application's is there; but what it posts later must fail.
+            self._default_works = True
+            c.rebuild.call_off(0)
+            c.driver.command(c, 0, c.nic(0).verbs.ModifySteps().add(state=QpState.ERR), self._default_is_err)
+        c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung)
+        c.fence.begin()
+        c.wake_up()
+
+    def _default_is_err(self, _err: int, _step: int) -> None:
+        self._default_works = False
+        if self._c.fence is None:
+            self.deliver()
+
+    def _hung(self, reason: str) -> None:
+        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait."""
+        c = self._c
+        if c.fence is not None:
+            if not c.fence.is_patient:
+                logger.error(
+                    "QP %#x on %s: %s: its errors wait for that", c.shadow.qp_num, c.device(0), reason
+                )
+            c.fence.be_patient()
+
+    def deliver(self) -> None:
+        """Nothing moves any more: the application gets the errors of all that is left, and its default QP back."""
+        c = self._c
+        c.fence = None
+        self.behind = set()
+        if self._first is None:
+            return
+        # A NIC that is dead would take what is posted, and never flush it.
+        we_flush = self._default_works or c.nic(0).dead
+        if c.core.outstanding != (0, 0) or not we_flush:
+            c.core.abort(*self._first, still_ending=we_flush)
+            self._first = FLUSHED
+        if not we_flush:
+            self._first = None
+            c.driver.looks.settle(c)
+        c.wake_up()
+
+    def at_post(self) -> None:
+        """End the QP if the peer has left it in a MOVE and something is to be sent: nobody may take that any more."""
+        if self._c.core.ends_at_post and self._c.core.outstanding[0]:
+            self.begin()
+
+    def lose(self, k: int) -> None:
+        """Pair k does not work, where the QP was left alone: it ends now, or at its next send if that is all there."""
+        core = self._c.core
+        if k == core.recv_pair or core.outstanding[0]:
+            self.begin()
+        else:
+            core.end_at_post()
+
+    def is_left_alone_on(self, k: int) -> bool:
+        """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
+
+        So it is just after the BYE was heard, and as long as it is away from home: nobody but us will end it. Where no
+        send is handed over any more, nothing is left of them on their pair.
+        """
+        c = self._c
+        over = c.protocol is not None and c.protocol.over
+        alone = over and c.status is Status.UNPROTECTED and not c.closed and c.core.guarded
+        return alone and (k == c.core.recv_pair or (k == c.core.send_pair and not c.core.ends_at_post))
+
+    # ---- the application's doing ------------------------------------------------------------------------------------
+
+    def touched(self, reason: str, for_good: bool = False) -> None:
+        """The application moves its QP to a state where nothing is protected; a later RTR begins anew.
+
+        for_good: from there it can go on without RTR, unprotected: the peer has let go of it.
+        `stop_backups` or `by_application` is to follow.
+        """
+        c = self._c
+        self.leave_behind()
+        if for_good:
+            self._call_move_off()
+        c.disconnect(reason)
+        if for_good:
+            c.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
+        else:
+            c.set_status(Status.PAIRING, reason)
+            c.requirement.begin()
+
+    def _call_move_off(self) -> None:
+        """No pairing is to end the MOVE that is under way: its fence would close the gate for good."""
+        c = self._c
+        p = c.protocol
+        if p is None or p.over or p.send_state not in WAITS:
+            return
+        if p.move_told:
+            c.core.end_at_post()
+        else:
+            c.core.move_cancel()
+
+    def stop_backups(self, reset: bool) -> list[int]:
+        """After `touched`: have the QPs that carried work on backups stopped: in RESET, or in ERR.
+
+        Returns their pairs; `let_go` is to follow when the commands have ended.
+        """
+        c = self._c
+        stopping = sorted(self.behind)
+        if c.core.send_pair in stopping:
+            c.core.close_send()  # what waits for room there is not handed over any more, whatever completes
+        for k in stopping:
+            c.drain(k)
+            if not c.nic(k).dead:
+                steps = c.nic(k).verbs.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
+                c.driver.command(c, k, steps, _nothing)
+        return stopping
+
+    def let_go(self, stopped: list[int]) -> None:
+        """After `stop_backups`, when nothing can arrive there any more: the QP is the default one again."""
+        c = self._c
+        if c.closed:
+            return
+        for k in stopped:
+            c.drain(k)
+        self.behind.difference_update(stopped)
+        c.driver.looks.settle(c)
+
+    def by_application(self, without_nic: bool) -> None:
+        """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.
+
+        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush.
+        """
+        core = self._c.core
+        if self._c.closed:
+            return
+        flushed_by_nic = core.is_plain and not without_nic and core.first_error(0) is None
+        if self.behind or core.ending or not flushed_by_nic:
+            self.begin(FLUSHED)
+
+    # ---- a mistake of ours ------------------------------------------------------------------------------------------
+
+    def without_protocol(self, p: PairProtocol | None) -> None:
+        """Something of ours failed, and nobody goes by `p` any more: what it had under way is ended here.
+
+        What is outstanding gets its original error, the QP is a plain one again. `leave_behind` was called before.
+        """
+        c = self._c
+        core = c.core
+        moving = p is not None and p.send_state in WAITS and not (p.move_told or core.ends_at_post)
+        if moving and core.send_pair == core.recv_pair == 0 and core.recv_is_open and not core.ending:
+            core.move_cancel()  # nobody would open the gate behind its fence
+        withheld = core.first_error(0) is not None  # the event that tells of it may still lie here
+        if core.ending or (p is not None and (p.switching or withheld or not core.is_plain)):
+            first, self._first, c.fence = self._first, None, None
+            first = first or self.original or NO_ANSWER
+            try:
+                self.begin(first)
+            except Exception:
+                logger.exception("QP %#x: its end failed too; its errors come at once", c.shadow.qp_num)
+                core.abort(*first)
+
+
+def _nothing(_err: int, _step: int) -> None:
+    """What nobody waits for has ended."""

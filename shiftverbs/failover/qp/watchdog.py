@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The periodic look at one QP: completions that nobody polls for, work that is too old, ports that are down.
+
+And what a user should hear of a QP at work: it is not protected yet, nothing could fail over to one of its pairs.
+Runs under the driver's lock, for one connection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from shiftverbs.failover.qp import changes
+from shiftverbs.failover.qp.changes import ChangedQp
+from shiftverbs.protocol.events import Status
+
+if TYPE_CHECKING:
+    from shiftverbs.failover.qp.absence import Absence
+    from shiftverbs.failover.qp.requirement import Requirement
+    from shiftverbs.protocol.pair import PairProtocol
+
+# Work this old makes us check whether its path is alive.
+AGE_NS = 1_000_000_000
+# A QP that works and is not protected for this long is reported.
+PAIRING_NS = 5_000_000_000
+# A pair that could not be connected for this long is reported.
+UNFIT_NS = 3_000_000_000
+
+
+@dataclasses.dataclass
+class _Unfit:
+    """A pair that nothing can fail over to: since when, for which reason and since when for that, what was said."""
+
+    since_ns: int
+    reason: str
+    reason_since_ns: int
+    said: set[str] = dataclasses.field(default_factory=set)
+    text: str | None = None  # what was said last
+
+
+class WatchedQp(ChangedQp, Protocol):
+    """A connection that is watched."""
+
+    @property
+    def absence(self) -> Absence:
+        """What is known of the peer's whereabouts."""
+
+    @property
+    def requirement(self) -> Requirement:
+        """What is required of it."""
+
+    @property
+    def shown_why(self) -> str | None:
+        """For `qp.shift.why`."""
+
+    @property
+    def send_state(self) -> str:
+        """Name of the send state."""
+
+    @property
+    def recv_state(self) -> str:
+        """Name of the receive state."""
+
+    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
+        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
+
+
+class Watchdog:
+    """What was seen of one connection's work.
+
+    stuck_wr: the send WR that failed last, until it has completed.
+    """
+
+    def __init__(self, connection: WatchedQp) -> None:
+        self._c = connection
+        self._last_polled = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Another pairing, or none."""
+        self.stuck_wr: int | None = None
+        self._aging = False
+        self._unfit: dict[int, _Unfit] = {}
+        self._pairing_since_ns: int | None = None
+        self._pairing_told = False
+
+    @property
+    def wants_pings(self) -> bool:
+        """Whether path health matters right now: work is old, or not everything is at home and fit."""
+        c = self._c
+        p = c.protocol
+        if p is None or p.over or c.closed:
+            return False
+        if c.send_state != "DEFAULT" or c.recv_state != "DEFAULT" or not p.all_fit:
+            return True
+        if self.stuck_wr is not None and c.core.oldest_wr > self.stuck_wr:
+            self.stuck_wr = None
+        return self._aging or self.stuck_wr is not None
+
+    def watch(self, now_ns: int) -> None:
+        """Look once, and do what follows."""
+        c = self._c
+        self._watch_pairing(now_ns)
+        c.requirement.watch(now_ns)
+        p = c.protocol
+        if p is None or p.over or c.closed:
+            return
+        if not p.switching:
+            c.absence.watch(now_ns)
+        self._watch_fitness(p, now_ns)
+        if c.status is not Status.PROTECTED:
+            return
+        sends, _receives = c.core.outstanding
+        polled = c.core.send_cq.polled
+        if sends and polled == self._last_polled:
+            c.drain(p.send_pair)
+        self._last_polled = polled
+        if not p.switching:
+            self._watch_paths(p, now_ns, sends)
+
+    def _watch_paths(self, p: PairProtocol, now_ns: int, sends: int) -> None:
+        """Leave a path that carries traffic, and should not."""
+        c = self._c
+        for k in {p.send_pair, p.recv_pair}:
+            if not c.driver.nic_events.port_ok(c.nic(k), c.port(k)):
+                c.path_failed(k, f"the port of {c.device(k)} is down", now_ns, advisory=True)
+                return
+        for k in list(c.unlike):
+            if k not in (p.send_pair, p.recv_pair) or not changes.is_unlike(c, k):
+                c.unlike.discard(k)
+            else:
+                c.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
+                return
+        age_ns = c.core.oldest_post_age(now_ns)
+        self._aging = bool(sends and age_ns > AGE_NS // 4)
+        if sends and age_ns > AGE_NS and c.paths[p.send_pair].ping.alive is False:
+            reason = f"no completion on {c.device(p.send_pair)} and no answer to pings"
+            c.path_failed(p.send_pair, reason, now_ns, advisory=True)
+
+    def _watch_pairing(self, now_ns: int) -> None:
+        """Tell once of a QP that is at work and not protected yet, and why; and when it is, after that."""
+        c = self._c
+        if c.closed:
+            return
+        say, number = c.driver.announcements.say, c.shadow.qp_num
+        if c.status is Status.PROTECTED and self._pairing_told:
+            self._pairing_told = False
+            say(logging.INFO, number, "is protected now")
+        if c.status is not Status.PAIRING or "RTS" not in c.shadow.transitions:
+            self._pairing_since_ns = None
+        elif self._pairing_since_ns is None:
+            self._pairing_since_ns = now_ns
+        elif not self._pairing_told and now_ns - self._pairing_since_ns >= PAIRING_NS:
+            self._pairing_told = True
+            after = f"{PAIRING_NS // 10**9} s after it was connected"
+            say(logging.WARNING, number, f"is not protected, {after}: {c.shown_why}")
+
+    @property
+    def lacking(self) -> str | None:
+        """What was reported of a pair that nothing can fail over to, while it is so; None where there is none."""
+        p = self._c.protocol
+        for k, unfit in list(self._unfit.items()):
+            if unfit.text is not None and p is not None and k < len(p.pairs) and p.unfit(k) is not None:
+                return unfit.text
+        return None
+
+    def _watch_fitness(self, p: PairProtocol, now_ns: int) -> None:
+        """Tell of pairs that cannot be connected, and why: once each, and again if that is another reason.
+
+        A pair that is on its way back changes its reason in each step: only one that stays is told, or the first.
+        """
+        c = self._c
+        for k in range(c.n_pairs):
+            reason = p.unfit(k)
+            if reason is None:
+                self._unfit.pop(k, None)
+                continue
+            unfit = self._unfit.setdefault(k, _Unfit(now_ns, reason, now_ns))
+            if reason != unfit.reason:
+                unfit.reason, unfit.reason_since_ns = reason, now_ns
+            text = f"nothing can fail over to pair {k}, on {c.device(k)}: {reason}"
+            if k and c.why != text and now_ns > unfit.since_ns:
+                c.set_why(text)
+            since_ns = unfit.reason_since_ns if unfit.said else unfit.since_ns
+            if now_ns - since_ns < UNFIT_NS:
+                continue
+            unfit.text = text
+            if reason not in unfit.said:
+                unfit.said.add(reason)
+                c.driver.announcements.say(logging.WARNING, c.shadow.qp_num, text)

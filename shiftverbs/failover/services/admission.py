@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Turns: what is not urgent is begun by few connections at a time.
+
+Coming home and making a pair fit are the same for every QP of a NIC, and due for all of them at once. Everything here
+runs under the driver's lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+from shiftverbs.protocol.pair import MS
+
+# While this many connections come home or are made fit, no other begins that: of a thousand at once all would be late
+# for their deadlines, and begin again.
+UNDER_WAY = 64
+# Where none of them arrived for this long, some more begin: those under way may wait for the application.
+TURN_NS, TURN_COUNT = 100 * MS, 32
+
+
+class Beginner(Protocol):
+    """A connection that begins something in its turn."""
+
+    @property
+    def protocol(self) -> object | None:
+        """None where there is nothing to begin."""
+
+
+class Turns:
+    """Which connections have begun, and which wait for their turn.
+
+    now_ns: the clock; run_again: has the driver run once more; later: puts a call of a connection's at the end of what
+    is to be handled.
+    """
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        run_again: Callable[[], None],
+        later: Callable[..., None],
+    ) -> None:
+        self._now_ns = now_ns
+        self._run_again = run_again
+        self._later = later
+        self._waiting: dict[Beginner, Callable[[], None]] = {}
+        self._going: set[Beginner] = set()  # those that began in their turn, and have not arrived
+        self._moved_ns = 0
+
+    def begin_in_turn(self, connection: Beginner, begin: Callable[[], None]) -> None:
+        """Have a connection begin what is not urgent: at once, or when few others are in the middle of that."""
+        if self._waiting or self._room() <= 0:
+            if not self._waiting:
+                self._moved_ns = self._now_ns()
+            self._waiting[connection] = begin
+        else:
+            self._begin(connection, begin)
+
+    def is_going(self, connection: Beginner) -> bool:
+        """Whether it began in its turn, so that `arrived` has to be called."""
+        return connection in self._going
+
+    def arrived(self, connection: Beginner) -> None:
+        """A connection has finished what it began in its turn, or never will."""
+        if connection in self._going:
+            self._going.remove(connection)
+            if self._waiting:
+                self._moved_ns = self._now_ns()
+                self._run_again()
+
+    def _room(self) -> int:
+        return UNDER_WAY - len(self._going)
+
+    def _begin(self, connection: Beginner, begin: Callable[[], None]) -> None:
+        self._going.add(connection)
+        begin()
+        if connection.protocol is None:  # there was nothing to begin
+            self.arrived(connection)
+
+    def admit(self, now: int) -> None:
+        """Let those begin for whom there is room; some in any case where nothing moves on."""
+        room = self._room()
+        if self._waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
+            room = TURN_COUNT
+        for connection in list(itertools.islice(self._waiting, max(0, room))):
+            self._going.add(connection)
+            begin = self._waiting.pop(connection)
+            self._moved_ns = now
+            self._later(connection, self._begin, connection, begin)
+
+    def drop(self, connection: Beginner) -> None:
+        """The life of its QP is over that it has begun something for, or would."""
+        self._waiting.pop(connection, None)
+        self.arrived(connection)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether `admit` has something to do now."""
+        return bool(self._waiting) and self._room() > 0
+
+    @property
+    def due_ns(self) -> int | None:
+        """When `admit` has something to do at the latest; None where nobody waits."""
+        return self._moved_ns + TURN_NS if self._waiting else None

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a program does with one QP: posts its plan, keeps receives posted, polls when it gets round to it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections import deque
+from typing import Any
+
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from simulator.clock import MS, SECOND, US
+from simulator.host import ALL_RIGHTS, Cq, Endpoint, OwnMr
+from simulator.memory import WORD
+from simulator.rnic import ERR, RESET
+from simulator.rnic import WC_RECV_RDMA as WITH_IMM
+
+from shiftverbs.native.ibv import WcStatus
+from shiftverbs.protocol.events import Status
+from shiftverbs.shadows.pyverbs_objects import Attr
+from shiftverbs.wr import SGE, RecvWR, SendWR
+
+CELLS = 12  # memory of each side that the peer reaches: the last four are for atomics
+ATOMIC_CELLS = range(8, 12)
+MOST_SENDS, MOST_RECEIVES = 600, 1200
+#: Words of one endpoint's memory: cells, a slot for each send, one for each receive, and room for cells that move.
+WORDS = CELLS + MOST_SENDS + MOST_RECEIVES + 4 * CELLS
+OPCODES = {"WRITE": 0, "WRITE_IMM": 1, "SEND": 2, "READ": 4, "FADD": 6}
+RDMA = ("WRITE", "WRITE_IMM", "READ")
+FENCE, SIGNALED, INLINE = 1, 2, 8
+RECV_ID = 1 << 32
+OK = int(WcStatus.SUCCESS)
+
+
+class Wr:
+    """A send WR of the application. data: what its memory held when it was posted; cell: of the peer's.
+
+    slot: the word of its memory; shared: a READ and a WR before it have the same. target: the address that it means.
+    """
+
+    __slots__ = (
+        "bad", "cell", "data", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side", "signaled",
+        "slot", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        side: str,
+        index: int,
+        opcode: str,
+        cell: int,
+        data: int,
+        signaled: bool,
+        fence: bool,
+        inline: bool,
+    ) -> None:
+        self.side, self.index, self.opcode, self.cell, self.data = side, index, opcode, cell, data
+        self.signaled, self.fence, self.inline = signaled, fence, inline
+        self.shared = False
+        self.slot = index
+        self.posted_ns = 0
+        self.target = 0
+        self.ref = 0
+        self.bad = False  # it names no memory of the peer's
+
+    def __repr__(self) -> str:
+        return f"{self.side}{self.index} {self.opcode}"
+
+
+class Application:
+    """One program with one QP. receives: how many it keeps posted."""
+
+    def __init__(self, endpoint: Endpoint, cq: Cq, first_word: int) -> None:
+        self.endpoint = endpoint
+        self.device = endpoint.device
+        self.cq = cq
+        cq.apps[endpoint.number] = self
+        self.host = endpoint.host
+        self.net = endpoint.net
+        self.clock = endpoint.net.clock
+        self.memory = endpoint.device.memory
+        self.peer: Application
+        self.name = f"{self.device.name}{endpoint.number or ''}"
+        self.poll_ns = 5 * US
+        self.at_start = endpoint.receives  # so many receives are posted first
+        self.plan: deque[Wr] = deque()
+        self.posted: list[Wr] = []
+        self.by_ref: dict[int, Wr] = {}
+        self.wcs: list[tuple[str, Any, int]] = []
+        self.received: list[tuple[int, int]] = []
+        self.reads: list[tuple[Wr, int]] = []
+        self.unread: deque[Wr] = deque()  # READs and atomics whose results are not there yet
+        self.next_recv = 0
+        self.poll_due = False
+        self.failed = False
+        self.left = False  # it closed its QP, or moved it to ERR or RESET
+        self.was_reset = False
+        self.closed = False
+        self.posts_on = False  # whatever has failed
+        self.retry_due = False
+        self.retry_ns = 100 * US
+        self.backlog = 0
+        self.ends: int | None = None  # when it first saw an error or a flush
+        self.rights = ALL_RIGHTS
+        self.renewing = False  # the peer is to use nothing of ours
+        self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
+        self.answers = False  # it posts one for each message that comes, and knows by that what was executed
+        self.begins, self.window_size = False, 0  # with so many
+        self.refused_room = 0  # how often it was told ENOMEM where it knew of room
+        self._cells = first_word
+        self._sends = first_word + CELLS
+        self._recvs = self._sends + MOST_SENDS
+        self._spare = [self._recvs + MOST_RECEIVES + n * CELLS for n in range(4)]
+        endpoint.look = self.look
+        endpoint.begin = self.start
+        # Cells begin at offset 0 for whoever comes with an rkey: one that means other memory hits that.
+        self.window = OwnMr(self.device, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
+        self.buffers = OwnMr(self.device, self.memory.address(self._sends), MOST_SENDS + MOST_RECEIVES, 1)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cells(self) -> list[int]:
+        """What the peer has made of our memory."""
+        return [self.memory.words[self._cells + n] for n in range(CELLS)]
+
+    def cell_address(self, cell: int) -> int:
+        return self.memory.address(self._cells + cell)
+
+    def slot(self, wr: Wr) -> int:
+        """The word of a WR's memory."""
+        return self._sends + wr.slot
+
+    def renew_window(self, move: bool) -> None:
+        """Deregister what the peer reaches, and register it, or other memory with the same content, anew.
+
+        The peer has nothing under way there: it has been told, as programs do.
+        """
+        nic = self.endpoint.hardware.nic
+        if self.at_its_end or self.peer.uses_window() or self.endpoint.blocked or nic.dead or nic.failing:
+            return
+        self.renewing = True
+        self.window.close()
+        if move:
+            new = self._spare.pop(0)
+            self._spare.append(self._cells)
+            for n in range(CELLS):
+                self.memory.words[new + n] = self.memory.words[self._cells + n]
+                self.memory.words[self._cells + n] = 0
+            self.net.forbid(self.device.name, self._cells, CELLS)
+            self._cells = new
+            self.net.allow(self.device.name, new, CELLS)
+        if not nic.dead and not nic.failing:
+            self.window = OwnMr(self.device, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
+            self.renewing = False
+
+    def uses_window(self) -> bool:
+        """Whether a WR of ours may still reach the peer's cells."""
+        seen = max((wr.index for queue, wr, _ in self.wcs if queue == "send"), default=-1)
+        return any(wr.opcode != "SEND" for wr in self.posted[seen + 1 :])
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    @property
+    def at_its_end(self) -> bool:
+        return self.left or (self.failed and not self.posts_on)
+
+    def start(self) -> None:
+        """Post the first receives."""
+        with self.host:
+            for _ in range(self.at_start):
+                self.post_recv()
+
+    def post_recv(self) -> None:
+        if self.failed or self.left or self.next_recv >= MOST_RECEIVES:
+            return
+        number = self.next_recv
+        address = self.memory.address(self._recvs + number)
+        wr_id = RECV_ID | self.endpoint.number << 20 | number
+        wr = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(address, WORD, self.buffers.lkey)])
+        try:
+            self.endpoint.core.post_recv(wr)
+        except PyverbsRDMAError:  # its NIC is gone, and it is not protected yet: it tries later
+            self.clock.later(5 * MS, self._post_recv_later)
+            return
+        self.next_recv += 1
+
+    def _post_recv_later(self) -> None:
+        nic = self.endpoint.hardware.nic
+        if self.endpoint.blocked or (nic.dead and self.endpoint.status is not Status.PROTECTED):
+            if self.clock.now < 3 * SECOND:
+                self.clock.later(20 * MS, self._post_recv_later)
+            return
+        with self.host:
+            self.post_recv()
+
+    def due(self) -> None:
+        """The time of one more WR of the plan has come."""
+        self.backlog += 1
+        if not self.retry_due:
+            self._post()
+
+    def _again(self) -> None:
+        self.retry_due = False
+        if self.backlog > 0:
+            self._post()
+
+    def _post(self) -> None:
+        if self.endpoint.blocked:  # its thread is in another verb
+            self._retry()
+            return
+        with self.host:
+            while self.plan and not self.at_its_end:
+                wr = self.plan[0]
+                if wr.opcode != "SEND" and self.peer.renewing:
+                    self._retry()
+                    return
+                try:
+                    wr.posted_ns = self.clock.now
+                    self.endpoint.core.post_send(self._send_wr(wr))
+                except PyverbsRDMAError as error:
+                    if error.error_code == errno.ENOMEM:
+                        self._note_refusal()
+                        self._retry()
+                        return
+                    self.plan.popleft()  # an exception: its device is gone
+                else:
+                    self.plan.popleft()
+                    self.retry_ns = 100 * US
+                    self._note(wr)
+                self.backlog -= 1
+                if self.backlog <= 0:
+                    break
+        self.look()
+
+    def _note_refusal(self) -> None:
+        """The queue is full, it is said."""
+        answered = len(self.received) - (0 if self.begins else self.peer.window_size)
+        known = max(self._seen_sends(), answered)
+        if self.answers and len(self.posted) - known < self.endpoint.capacity:
+            self.refused_room += 1
+
+    def _seen_sends(self) -> int:
+        """How many of its sends it knows to be complete."""
+        return max((wr.index + 1 for queue, wr, _ in self.wcs if queue == "send"), default=0)
+
+    def _retry(self) -> None:
+        if not self.retry_due:
+            self.retry_due = True
+            self.retry_ns = min(2 * self.retry_ns, 5 * MS)
+            self.clock.later(self.retry_ns, self._again)
+
+    def _send_wr(self, wr: Wr) -> SendWR:
+        slot = self.slot(wr)
+        wr.ref = self.endpoint.number << 16 | wr.index + 1
+        if wr.opcode != "READ" and wr.opcode != "FADD":
+            self.memory.words[slot] = wr.data
+        address = self.memory.address(slot)
+        flags = SIGNALED * wr.signaled | FENCE * wr.fence | INLINE * wr.inline
+        sge = SGE(address, WORD, self.buffers.lkey)
+        made = SendWR(
+            wr_id=wr.ref, opcode=OPCODES[wr.opcode], num_sge=1, sg=[sge], send_flags=flags, imm_data=wr.ref
+        )
+        peer = self.peer
+        wr.target = peer.cell_address(wr.cell)
+        if wr.opcode == "FADD":
+            made.set_wr_atomic(peer.window.rkey, wr.cell * WORD, wr.data, 0)
+        elif wr.opcode in RDMA:
+            made.set_wr_rdma(0x7FFF0000 if wr.bad else peer.window.rkey, wr.cell * WORD)
+        return made
+
+    def _note(self, wr: Wr) -> None:
+        self.posted.append(wr)
+        self.by_ref[wr.ref] = wr
+        if wr.opcode in ("READ", "FADD"):
+            self.unread.append(wr)
+        if wr.inline:
+            self.memory.words[self.slot(wr)] = 0xBAD1  # the application uses the memory again at once
+
+    # ---- completions ------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Something may be there for the next poll."""
+        if not self.poll_due and not (self.closed and all(app.closed for app in self.cq.apps.values())):
+            self.poll_due = True
+            self.clock.later(self.poll_ns, self.poll)
+
+    def poll(self) -> None:
+        """Poll to empty, and use what came."""
+        self.poll_due = False
+        if self.endpoint.blocked or self.host.frozen_until_ns > self.clock.now:
+            self.poll_due = True
+            self.clock.later(200 * US, self.poll)
+            return
+        with self.host:
+            while True:
+                try:
+                    _, wcs = self.endpoint.cq.poll(16)
+                except PyverbsRDMAError:
+                    break
+                for wc in wcs:
+                    number = wc.wr_id >> 20 & 0xFF if wc.wr_id >= RECV_ID else wc.wr_id >> 16
+                    self.cq.apps[number]._take(
+                        wc.wr_id, wc.status, wc.imm_data if wc.opcode == WITH_IMM else 0
+                    )
+                if len(wcs) < 16:
+                    break
+
+    def _take(self, wr_id: int, status: int, imm: int) -> None:
+        if self.closed:
+            return
+        if status != OK and self.ends is None:
+            self.ends = self.clock.now
+        if wr_id >= RECV_ID:
+            number = wr_id & 0xFFFFF
+            self.wcs.append(("recv", number, status))
+            if status == OK:
+                self.received.append((number, imm or self.memory.words[self._recvs + number]))
+                self.net.forbid(self.device.name, self._recvs + number, 1)
+                self.post_recv()
+                if self.answers:
+                    self.backlog += 1
+                    if not self.retry_due:
+                        self.retry_due = True
+                        self.clock.later(1, self._again)
+            else:
+                self.failed = True
+            return
+        wr = self.by_ref[wr_id]
+        self.wcs.append(("send", wr, status))
+        if status != OK:
+            self.failed = True
+            return
+        # It completes those before it that are not signaled.
+        while self.unread and self.unread[0].index <= wr.index:
+            read = self.unread.popleft()
+            self.reads.append((read, self.memory.words[self.slot(read)]))
+        if wr.opcode not in ("READ", "FADD") and not wr.shared:
+            self.memory.words[self.slot(wr)] = 0xBAD9  # complete: the memory is the application's again
+
+    # ---- its own end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """It closes its QP."""
+        if self.closed:
+            return
+        if self.endpoint.blocked:
+            self.clock.later(1 * MS, self.close)
+            return
+        self.left = True
+        self.endpoint.close()
+        self.closed = True
+
+    def err(self) -> None:
+        """It moves its QP to ERR, and takes what is left."""
+        if self.left:
+            return
+        if self.endpoint.blocked:
+            self.clock.later(1 * MS, self.err)
+            return
+        self.left = True
+        try:
+            self.endpoint.modify(Attr(), ERR, 1)
+        except PyverbsRDMAError:
+            self.failed = True
+        self.look()
+
+    def reset(self) -> None:
+        """It moves its QP to RESET: what was outstanding is gone without a word."""
+        if self.left:
+            return
+        if self.endpoint.blocked:
+            self.clock.later(1 * MS, self.reset)
+            return
+        self.left = self.was_reset = True
+        with contextlib.suppress(PyverbsRDMAError):
+            self.endpoint.modify(Attr(), RESET, 1)
+        base = self._recvs
+        self.net.forbid(self.device.name, base, MOST_RECEIVES)
+
+    def take_memory_away(self) -> None:
+        """It deregisters the memory of its sends and receives, whatever uses it."""
+        if self.at_its_end or self.endpoint.blocked or self.own_error is not None:
+            return
+        self.own_error = "it has taken its memory away"
+        self.buffers.close()
+
+    def change_rights(self, rights: int) -> None:
+        """It changes what the peer may do, to something that the peer does not notice."""
+        if self.left or self.failed or self.endpoint.blocked:
+            return
+        try:
+            self.endpoint.set_rights(rights)
+        except PyverbsRDMAError:
+            return
+        self.rights = rights

@@ -1,0 +1,771 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a simulated process stands on: Machine, raw verbs, NICs' threads, control ports, in virtual time.
+
+The production code of failover and shadows gets these and nothing of the machine that the test runs on. What it asks
+the standard library for by itself (how late it is, which thread this is, a wait) `World` answers while it is entered.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import itertools
+import logging
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from simulator.clock import US
+from simulator.provider import library
+from simulator.rnic import INIT, RESET, Datagram, HwCq, HwQp, Nic, Region
+
+from shiftverbs import _core
+from shiftverbs.exchanger import records
+from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
+from shiftverbs.failover import driver, runtime
+from shiftverbs.failover.qp import changes, connection, timeline
+from shiftverbs.failover.services import memory_keys
+from shiftverbs.native.ibv import LinkLayer, PortState
+from shiftverbs.process import waiting
+from shiftverbs.shadows import nic as shadows_nic
+from shiftverbs.shadows import pyverbs_objects, shadow
+
+if TYPE_CHECKING:
+    from simulator.host import Host
+    from simulator.network import Network
+
+_handles = itertools.count(1 << 20)
+
+
+class ModifySteps:
+    """`_nic.ModifySteps`: transitions of a QP, in order."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+
+    def add(self, **attrs: Any) -> ModifySteps:
+        """One more."""
+        self.steps.append(attrs)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class AsyncEvent:
+    """An async event of a context."""
+
+    def __init__(self, kind: int, element: int) -> None:
+        self.type, self.element = kind, element
+
+    def ack(self) -> None:
+        """Nobody waits for that."""
+
+
+class Context:
+    """A device that was opened."""
+
+    def __init__(self, nic: Nic) -> None:
+        self.nic = nic
+        self.pointer = library().sv_context()
+        self.events: deque[AsyncEvent] = deque()
+        self.fd = next(_handles)
+
+
+class Verbs:
+    """`_nic` as one process has it: raw verbs on its NICs. QPs, CQs and contexts are provider.c's pointers."""
+
+    ModifySteps = ModifySteps
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.nics = {nic.name: nic for nic in host.hardware}
+        self.contexts: dict[int, Context] = {}
+        self.pds: dict[int, Context] = {}
+        self.mrs: dict[int, tuple[Nic, Region]] = {}
+        self.cqs: dict[int, HwCq] = {}
+        self.qps: dict[int, HwQp] = {}
+        for nic in host.hardware:
+            nic.on_event = self._event(nic)
+
+    def _event(self, nic: Nic) -> Callable[[int, int], None]:
+        def event(kind: int, element: int) -> None:
+            for context in self.contexts.values():
+                if context.nic is nic:
+                    context.events.append(AsyncEvent(kind, element))
+            self.host.wake()
+
+        return event
+
+    # ---- devices
+
+    def list_devices(self) -> list[str]:
+        return list(self.nics)
+
+    def open_device(self, name: str) -> int:
+        context = Context(self.nics[name])
+        self.contexts[context.pointer] = context
+        return int(context.pointer)
+
+    def query_device(self, ctx: int) -> dict[str, Any]:
+        atomic_cap = self.contexts[ctx].nic.atomic_cap
+        return {
+            "phys_port_cnt": 1,
+            "atomic_cap": atomic_cap,
+            "num_comp_vectors": 1,
+            "max_qp_init_rd_atom": 16,
+        }
+
+    def query_port(self, ctx: int, port: int) -> dict[str, int]:
+        nic = self.contexts[ctx].nic
+        if nic.dead:
+            raise OSError(errno.EIO, "the device is gone")
+        state = PortState.ACTIVE if nic.port_active else PortState.DOWN
+        return {
+            "state": int(state),
+            "active_mtu": 3,
+            "lid": 0,
+            "gid_tbl_len": 1,
+            "pkey_tbl_len": 1,
+            "link_layer": int(LinkLayer.ETHERNET),
+        }
+
+    def query_gid(self, ctx: int, port: int, index: int) -> bytes:
+        return self.contexts[ctx].nic.gid
+
+    def query_gid_type(self, ctx: int, port: int, index: int) -> int:
+        return shadows_nic.GID_TYPE_ROCE_V2
+
+    def async_fd(self, ctx: int) -> int:
+        return self.contexts[ctx].fd
+
+    def get_async_event(self, ctx: int) -> AsyncEvent | None:
+        events = self.contexts[ctx].events
+        return events.popleft() if events else None
+
+    # ---- objects
+
+    def alloc_pd(self, ctx: int) -> int:
+        handle = next(_handles)
+        self.pds[handle] = self.contexts[ctx]
+        return handle
+
+    def dealloc_pd(self, pd: int) -> None:
+        del self.pds[pd]
+
+    def _alive(self, nic: Nic) -> None:
+        if nic.dead:
+            raise OSError(errno.EIO, "the device is gone")
+        if nic.failing:
+            raise OSError(errno.ENOMEM, "the device has no room")
+
+    def reg_mr(self, pd: int, addr: int, length: int, iova: int, access: int) -> tuple[int, int, int]:
+        nic = self.pds[pd].nic
+        self._alive(nic)
+        region = nic.register(addr, length, iova, access)
+        handle = next(_handles)
+        self.mrs[handle] = nic, region
+        return handle, region.key, region.key
+
+    def rereg_mr(self, mr: int, flags: int, pd: int, addr: int, length: int, access: int) -> tuple[int, int]:
+        nic, region = self.mrs[mr]
+        self._alive(nic)
+        region.access = access
+        return region.key, region.key
+
+    def dereg_mr(self, mr: int) -> None:
+        nic, region = self.mrs.pop(mr)
+        nic.deregister(region)
+
+    def create_cq(self, ctx: int, cqe: int, channel: int = 0, vector: int = 0) -> tuple[int, int]:
+        self._alive(self.contexts[ctx].nic)
+        cq = HwCq(ctx, cqe)
+        cq.on_cqe = self.host.look
+        self.cqs[cq.pointer] = cq
+        self.host.net.objects.append(cq)
+        return int(cq.pointer), cqe
+
+    def resize_cq(self, cq: int, cqe: int) -> int:
+        self.cqs[cq].cqe = cqe
+        return cqe
+
+    def destroy_cq(self, cq: int) -> None:
+        self.cqs.pop(cq)
+
+    def create_qp(
+        self,
+        pd: int,
+        send_cq: int,
+        recv_cq: int,
+        caps: tuple[int, ...],
+        sq_sig_all: int = 0,
+        qp_type: int = 2,
+    ) -> tuple[int, int, tuple[int, ...]]:
+        context = self.pds[pd]
+        self._alive(context.nic)
+        net = self.host.net
+        qp = HwQp(
+            context.nic,
+            context.pointer,
+            len(net.qps),
+            self.cqs[send_cq],
+            self.cqs[recv_cq],
+            (caps[0], caps[1]),
+        )
+        qp.log = net.note
+        qp.on_rnr = net.refused
+        net.qps.append(qp)
+        net.objects.append(qp)
+        self.qps[qp.pointer] = qp
+        return int(qp.pointer), qp.number, tuple(caps)
+
+    def destroy_qp(self, qp: int) -> None:
+        hardware = self.qps.pop(qp)
+        hardware.reset()
+        hardware.nic.qps.pop(hardware.number, None)
+
+    def query_qp_state(self, qp: int) -> int:
+        found = self.qps[qp]
+        if found.nic.dead:
+            raise OSError(errno.EIO, "the device is gone")
+        return int(found.state)
+
+    def modify(self, qp: int, steps: ModifySteps) -> tuple[int, int]:
+        """Carry out transitions: (errno, how many were carried out)."""
+        found = self.qps.get(qp)
+        if found is None:
+            return errno.EINVAL, 0
+        nic = found.nic
+        for done, attrs in enumerate(steps.steps):
+            if nic.refusing > 0 and attrs.get("state") not in (RESET, INIT):
+                nic.refusing -= 1
+                return errno.ETIMEDOUT, done
+            err = found.modify(attrs)
+            if err:
+                return err, done
+        return 0, len(steps)
+
+    def ControlPort(self, ctx: int, port: int, gid_index: int, depth: int) -> ControlPort:
+        self._alive(self.contexts[ctx].nic)
+        return ControlPort(self.host, self.contexts[ctx].nic)
+
+
+class ControlPort:
+    """`_nic.ControlPort`: a UD QP."""
+
+    state = "ready"
+    max_message = 4096
+
+    def __init__(self, host: Host, nic: Nic) -> None:
+        self.host, self.nic = host, nic
+        self.qpn = nic.new_qpn()
+        self.qkey = 0x1000 + self.qpn
+        self.fd = next(_handles)
+        self.more = False
+        self._inbox: deque[tuple[bytes, int, bytes]] = deque()
+        self._ahs: dict[int, bytes] = {}
+        nic.ports[self.qpn] = self
+
+    def rearm(self) -> None:
+        """It is always armed."""
+
+    def create_ah(self, **attrs: Any) -> int:
+        handle = next(_handles)
+        self._ahs[handle] = bytes(attrs["dgid"])
+        return handle
+
+    def destroy_ah(self, ah: int) -> None:
+        self._ahs.pop(ah, None)
+
+    def send(self, ah: int, qpn: int, qkey: int, message: bytes) -> bool:
+        nic = self.nic
+        if not (nic.dead or nic.stalled) and self._ahs[ah] == nic.peer.gid:
+            nic.out.send(Datagram(message, qpn, qkey, self.qpn, nic.gid), nic.peer.arrive_datagram)
+        return True
+
+    def arrive(self, datagram: Datagram) -> None:
+        """Something for the process."""
+        self._inbox.append((datagram.data, datagram.source_qpn, datagram.source_gid))
+        self.host.wake()
+
+    def recv(self, most: int) -> list[tuple[bytes, int, bytes]]:
+        if self.nic.dead or not self._inbox:
+            self.more = False
+            return []
+        found = [self._inbox.popleft() for _ in range(min(most, len(self._inbox)))]
+        self.more = bool(self._inbox)
+        return found
+
+
+class Future(concurrent.futures.Future[Any]):
+    """The end of a job, for those who wait for it."""
+
+
+class Worker:
+    """`_nic.NicWorker`: carries out what it is given one after the other, each in its time."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host = host
+        self.clock = host.net.clock
+        self.nic = host.nic(name)
+        self.name = name
+        self.busy_since_ns = 0
+        self._queue: deque[tuple[str, Any, int, Any]] = deque()  # what, tag or job, object, steps
+        self._busy: tuple[str, Any, int, Any] | None = None
+        self._results: list[tuple[Any, int, int, int]] = []
+        self._waits = False
+
+    def submit(self, tag: Any, qp: int, steps: ModifySteps) -> None:
+        self._put(("modify", tag, qp, steps))
+
+    def destroy(self, tag: Any, kind: str, pointer: int) -> None:
+        self._put(("destroy", tag, pointer, kind))
+
+    def post(self, fn: Callable[..., object], *args: Any) -> bool:
+        self._put(("job", (fn, args, None), 0, None))
+        return True
+
+    def call(self, fn: Callable[..., object], *args: Any) -> Future:
+        future = Future()
+        self._put(("job", (fn, args, future), 0, None))
+        return future
+
+    def results(self) -> list[tuple[Any, int, int, int]]:
+        found, self._results = self._results, []
+        return found
+
+    def pending(self, qp: int = 0) -> int:
+        busy = (self._busy,) if self._busy is not None else ()
+        return sum(1 for entry in (*busy, *self._queue) if entry[0] != "job" and (not qp or entry[2] == qp))
+
+    def cancel(self, qp: int) -> int:
+        kept = deque(entry for entry in self._queue if entry[0] == "job" or entry[2] != qp)
+        cancelled = len(self._queue) - len(kept)
+        self._queue = kept
+        return cancelled
+
+    def drain(self, qp: int = 0, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is under way on one QP, as an application's thread does."""
+        return self.host.wait(lambda: not self.pending(qp), timeout_s)
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def _put(self, entry: tuple[str, Any, int, Any]) -> None:
+        if self.host.booting and entry[0] == "job":
+            self._carry_out(entry)
+            return
+        self._queue.append(entry)
+        if self._busy is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        entry = self._busy = self._queue.popleft()
+        self.busy_since_ns = self.clock.now
+        what, _, _, steps = entry
+        takes_ns = self.nic.command_ns * len(steps) if what == "modify" else 2 * US
+        if what == "destroy":
+            takes_ns = self.nic.command_ns
+        elif what == "job" and getattr(entry[1][0], "__name__", "") == "_run":
+            takes_ns = self.nic.registering_ns
+        self.clock.later(takes_ns, self._end)
+
+    def _end(self) -> None:
+        if self.nic.hung and not self.nic.dead:
+            if not self._waits:
+                self._waits = True
+                self.nic.waiting.append(self._go_on)
+            return
+        entry = self._busy
+        assert entry is not None
+        self._carry_out(entry)
+        self._busy = None
+        self.busy_since_ns = 0
+        if self._queue:
+            self._begin()
+
+    def _go_on(self) -> None:
+        self._waits = False
+        self._end()
+
+    def _carry_out(self, entry: tuple[str, Any, int, Any]) -> None:
+        what, tag, pointer, steps = entry
+        host = self.host
+        with host:
+            if what == "modify":
+                err, step = host.verbs.modify(pointer, steps)
+                self._results.append((tag, err, step, 0))
+            elif what == "destroy":
+                getattr(host.verbs, f"destroy_{steps.lower()}" if steps != "MR" else "dereg_mr")(pointer)
+                self._results.append((tag, 0, 0, 0))
+            else:
+                fn, args, future = tag
+                before, host.thread = host.thread, id(self)
+                try:
+                    result = fn(*args)
+                except Exception as error:
+                    if future is None:
+                        raise
+                    future.set_exception(error)
+                else:
+                    if future is not None:
+                        future.set_result(result)
+                finally:
+                    host.thread = before
+        if what != "job":
+            host.attention = 1
+        host.wake()
+
+
+class Waiter:
+    """`_nic.Waiter`: the control thread's sleep."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.closed = False
+
+    def add(self, fd: int) -> None:
+        self.host.watched.add(fd)
+
+    def remove(self, fd: int) -> None:
+        self.host.watched.discard(fd)
+
+    def add_listener(self, fd: int) -> None:
+        """Nobody blocks."""
+
+    def set_deadline(self, at_ns: int) -> None:
+        self.host.set_deadline(at_ns)
+
+    def wake_within(self, ns: int) -> None:
+        self.host.set_deadline(self.host.net.clock.now + ns)
+
+    def wake(self) -> None:
+        self.host.wake()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Attention:
+    """The attention flag: of the data path while its process runs, else what it was when that stopped."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    @property
+    def value(self) -> int:
+        host = self._host
+        return host.attention or (host.net.flag.value if host.net.running is host else 0)
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._host.attention = value
+        if self._host.net.running is self._host:
+            self._host.net.flag.value = value
+
+
+class VirtualMachine:
+    """A Machine."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.verbs = host.verbs
+        self.attention: Any = Attention(host)
+        clock = host.net.clock
+        self.now_ns = lambda: clock.now
+
+    def random_bits(self, count: int) -> int:
+        return self.host.net.clock.rng.getrandbits(count)
+
+    def set_driver(self, run: Callable[[], object] | None) -> None:
+        self.host.run_inline = run
+
+    def take_events(self) -> list[Any]:
+        self.host.park()
+        events, self.host.events = self.host.events, []
+        return events
+
+    def events_overflowed(self) -> bool:
+        lost, self.host.events_lost = self.host.events_lost, False
+        return lost or _core.events_overflowed()
+
+    def raise_attention(self) -> None:
+        self.attention.value = 1
+        self.host.notice()
+
+    def clear_attention(self) -> None:
+        self.attention.value = 0
+
+    def waiter(self) -> Waiter:
+        return Waiter(self.host)
+
+    def worker(self, name: str, waiter: Waiter) -> Worker:
+        return Worker(self.host, name)
+
+    def exchanger(self, config: Any) -> VirtualExchanger:
+        return VirtualExchanger(self.host)
+
+    def readable(self, fd: int) -> bool:
+        return self.host.exchanger.has_news
+
+    def start_thread(self, run: Callable[[], None], name: str) -> Any:
+        return types.SimpleNamespace(join=lambda timeout=None: None)
+
+
+class Store:
+    """What stands in etcd: key -> (text, whose). All see it alike; news of it takes its time to each."""
+
+    def __init__(self, net: Network) -> None:
+        self.net = net
+        self.values: dict[str, tuple[str, VirtualExchanger | None]] = {}
+        self.users: list[VirtualExchanger] = []
+
+    def put(self, key: str, text: str | None, owner: VirtualExchanger | None) -> None:
+        if text is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = text, owner
+        for user in self.users:
+            user.tell(key)
+
+
+class VirtualExchanger(Exchanger):
+    """The exchanger of one process: each request and each piece of news is late by as much as chance says.
+
+    away: etcd cannot be reached; what it was asked meanwhile is done afterwards. With `lose_lease`, what it had
+    published is gone meanwhile.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.net = host.net
+        self.store = host.net.store
+        self.store.users.append(self)
+        self.late_ns = (200 * US, 2000 * US)
+        self.away = False
+        self._published: dict[str, str] = {}
+        self._wanted: set[str] = set()
+        self._told: dict[str, str | None] = {}
+        self._events: list[ExchangerEvent] = [Connected()]
+        self._asked: list[tuple[str, str | None]] = []  # while it is away
+        host.exchanger = self
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._events)
+
+    def _late(self) -> int:
+        first, last = self.late_ns
+        return self.net.clock.rng.randrange(first, last)
+
+    def publish(self, key: str, value: dict[str, Any]) -> None:
+        text = records.encode_value(key, value)
+        self._published[key] = text
+        self._ask(key)
+
+    def withdraw(self, key: str) -> None:
+        if self._published.pop(key, None) is not None:
+            self._ask(key)
+
+    def _ask(self, key: str) -> None:
+        if not self.away:
+            self.net.clock.later(self._late(), self._put, key)
+
+    def _put(self, key: str) -> None:
+        if self.away:
+            return
+        text = self._published.get(key)
+        standing = self.store.values.get(key)
+        if text is None and (standing is None or standing[1] is not self):
+            return
+        if standing is None or standing[0] != text:
+            self.store.put(key, text, self)
+
+    def want(self, key: str) -> None:
+        records.parse_key(key)
+        self._wanted.add(key)
+        self.tell(key)
+
+    def unwant(self, key: str) -> None:
+        self._wanted.discard(key)
+        self._told.pop(key, None)
+        self._events = [e for e in self._events if not isinstance(e, Found | Rejected) or e.key != key]
+
+    def tell(self, key: str) -> None:
+        """Something may have changed there."""
+        if key in self._wanted and not self.away:
+            self.net.clock.later(self._late(), self._tell, key)
+
+    def _tell(self, key: str) -> None:
+        if key not in self._wanted or self.away:
+            return
+        text = self.store.values.get(key, (None, None))[0]
+        if key in self._told and self._told[key] == text:
+            return
+        self._told[key] = text
+        try:
+            self._post(Found(key, None if text is None else records.decode_value(key, text)))
+        except records.RecordError as error:
+            self._post(Rejected(key, str(error)))
+
+    def _post(self, event: ExchangerEvent) -> None:
+        self._events.append(event)
+        if self.fileno() in self.host.watched:
+            self.host.wake()
+
+    def go_away(self, lose_lease: bool) -> None:
+        """No answer from etcd any more."""
+        if self.away:
+            return
+        self.away = True
+        self._post(Unavailable("cut off"))
+        if lose_lease:
+            for key in [key for key, (_, owner) in self.store.values.items() if owner is self]:
+                self.store.put(key, None, None)
+
+    def come_back(self) -> None:
+        """It answers again."""
+        if not self.away:
+            return
+        self.away = False
+        self._post(Connected())
+        mine = [key for key, (_, owner) in self.store.values.items() if owner is self]
+        for key in dict.fromkeys([*mine, *self._published]):
+            self._ask(key)
+        for key in sorted(self._wanted):
+            self.tell(key)
+
+    def fileno(self) -> int:
+        return 7
+
+    def poll_events(self) -> list[ExchangerEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def close(self, after_fork: bool = False) -> None:
+        """The end of the process."""
+
+
+class Condition:
+    """threading.Condition of one process whose only thread may wait in it."""
+
+    def __init__(self, net: Network) -> None:
+        self._net = net
+
+    def __enter__(self) -> Condition:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """It is nobody else's."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._net.wait(lambda: False, timeout)
+
+    def notify_all(self) -> None:
+        """Who waits looks again in any case."""
+
+
+class WaitLock:
+    """threading.Lock in which somebody waits to be told."""
+
+    def __init__(self, net: Network) -> None:
+        self._net = net
+        self._taken = False
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        if not self._taken:
+            self._taken = True
+            return True
+        return self._net.wait(lambda: not self._taken, timeout)
+
+    def release(self) -> None:
+        self._taken = False
+
+
+class _Silent:
+    """`OutsideTheLock` where nothing is logged."""
+
+    def __init__(self, held: Callable[[], bool]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+
+class World:
+    """The standard library and pyverbs as simulated processes see them, while `entered`. Once for any number of runs.
+
+    current: the network that runs.
+    """
+
+    current: Network | None = None
+    _depth = 0
+    _stack: contextlib.ExitStack | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def entered(cls) -> Any:
+        """Patches hold meanwhile."""
+        cls._depth += 1
+        if cls._depth == 1:
+            cls._stack = contextlib.ExitStack()
+            cls._patch(cls._stack)
+        try:
+            yield
+        finally:
+            cls._depth -= 1
+            if cls._depth == 0 and cls._stack is not None:
+                cls._stack.close()
+
+    @classmethod
+    def net(cls) -> Network:
+        assert cls.current is not None
+        return cls.current
+
+    @classmethod
+    def _own_error(cls, text: str, *args: Any, **kwargs: Any) -> None:
+        """Something of ours failed: production code logs it and goes on, a run does not pass."""
+        if cls.current is not None:
+            cls.current.own_errors.append(f"{text % args}: {traceback.format_exc()}")
+
+    @classmethod
+    def _patch(cls, stack: contextlib.ExitStack) -> None:
+        time = types.SimpleNamespace(
+            monotonic=lambda: cls.net().clock.now / 1e9,
+            monotonic_ns=lambda: cls.net().clock.now,
+            strftime=lambda form: "00:00:00",
+        )
+        for module in (waiting, memory_keys, changes, shadows_nic, timeline, connection):
+            stack.enter_context(mock.patch.object(module, "time", time))
+        conditions = types.SimpleNamespace(
+            Condition=lambda lock=None: Condition(cls.net()), RLock=shadows_nic.threading.RLock
+        )
+        stack.enter_context(mock.patch.object(memory_keys, "threading", conditions))
+        locks = types.SimpleNamespace(Lock=lambda: WaitLock(cls.net()))
+        stack.enter_context(mock.patch.object(timeline, "threading", locks))
+        threading = types.SimpleNamespace(
+            **{name: getattr(shadows_nic.threading, name) for name in ("Lock", "RLock")},
+            get_ident=lambda: running.thread if (running := cls.net().running) is not None else 0,
+        )
+        stack.enter_context(mock.patch.object(shadows_nic, "threading", threading))
+        ended = lambda job, timeout_s: cls.net().wait(job.done, timeout_s)  # noqa: E731
+        stack.enter_context(mock.patch.object(shadow, "_ended", ended))
+        stack.enter_context(mock.patch.object(driver, "OutsideTheLock", _Silent))
+        stack.enter_context(mock.patch.object(runtime, "_at_start", []))
+        pointer = pyverbs_objects.pointer
+        ours = lambda obj: obj.pointer if hasattr(obj, "pointer") else pointer(obj)  # noqa: E731
+        stack.enter_context(mock.patch.object(pyverbs_objects, "pointer", ours))
+        for name in ("shiftverbs.driver", "shiftverbs.shadow", "shiftverbs.pairing", "shiftverbs.control"):
+            logger = logging.getLogger(name)
+            stack.enter_context(mock.patch.object(logger, "exception", cls._own_error))
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        stack.callback(_core.set_driver, None)
+        _core.set_driver(lambda: cls.net().run_inline())

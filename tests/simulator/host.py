@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One simulated process: the production `Runtime` on virtual NICs, and QPs and MRs as a program has them.
+
+`Endpoint` and `OwnMr` do what qp.py and mr.py do around the verbs: they call the same production objects at the same
+places. They decide nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from simulator.border import Verbs, VirtualExchanger, VirtualMachine
+from simulator.clock import MS, US
+from simulator.memory import WORD, Memory
+from simulator.rnic import ERR, INIT, RESET, RTR, RTS, HwQp, Nic
+
+from shiftverbs import _core
+from shiftverbs.config import Config
+from shiftverbs.failover.runtime import Domain, Runtime
+from shiftverbs.native.ibv import QpAttrMask
+from shiftverbs.protocol.events import Status
+from shiftverbs.shadows.pyverbs_objects import Attr
+from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
+from shiftverbs.shadows.shadow import ShadowCQ, ShadowMR, ShadowPD
+
+if TYPE_CHECKING:
+    from simulator.network import Network
+
+ALL_RIGHTS = 15
+# The control thread waits so long for the application to do its work (runtime.GRACE_US).
+GRACE_NS = 300 * US
+
+MASKS = {
+    INIT: QpAttrMask.STATE | QpAttrMask.PKEY_INDEX | QpAttrMask.PORT | QpAttrMask.ACCESS_FLAGS,
+    RTR: QpAttrMask.STATE
+    | QpAttrMask.AV
+    | QpAttrMask.PATH_MTU
+    | QpAttrMask.DEST_QPN
+    | QpAttrMask.RQ_PSN
+    | QpAttrMask.MAX_DEST_RD_ATOMIC
+    | QpAttrMask.MIN_RNR_TIMER,
+    RTS: QpAttrMask.STATE
+    | QpAttrMask.TIMEOUT
+    | QpAttrMask.RETRY_CNT
+    | QpAttrMask.RNR_RETRY
+    | QpAttrMask.SQ_PSN
+    | QpAttrMask.MAX_QP_RD_ATOMIC,
+}
+
+
+class Device:
+    """A NIC that a program has opened, with a PD. name: "a" or "b", of the host that its rails go to.
+
+    hardware: it, and those that back it up; memory: the program's for what goes there.
+    """
+
+    def __init__(self, host: Host, name: str, hardware: list[Nic], memory: Memory) -> None:
+        self.host = host
+        self.name = name
+        self.hardware = hardware
+        self.memory = memory
+        verbs = host.verbs
+        device = hardware[0].name
+        if host.plain:
+            self.keymap = _core.KeyMap(None)
+        else:
+            runtime = host.runtime
+            nic, backups = runtime.nics.for_device(device, {device: [other.name for other in hardware[1:]]})
+            self.domain = Domain(runtime, nic, backups, None)  # type: ignore[arg-type]
+            self.keymap = self.domain.keymap
+            for each in (nic, *backups):
+                runtime.driver.nic_events.watch_nic(each)
+        self.ctx = verbs.open_device(device)
+        self.pd = verbs.alloc_pd(self.ctx)
+        if not host.plain:
+            self.shadow_pd = ShadowPD(self.domain, self.pd)
+
+
+class Cq:
+    """A CQ of the application's. apps: those whose QPs complete there, by the number of their QP."""
+
+    def __init__(self, device: Device, depth: int) -> None:
+        self.device = device
+        self.apps: dict[int, Any] = {}
+        with device.host:
+            self.pointer, _ = device.host.verbs.create_cq(device.ctx, depth)
+            self.core = _core.CQCore(self.pointer, None)
+            self.shadow: Any = None
+            if not device.host.plain:
+                self.shadow = ShadowCQ(device.domain, self.pointer, self.core, depth, None, 0)
+
+
+class Host:
+    """One process. devices: what it opens, by name, with the NICs and the memory of each.
+
+    plain: without failover, as with pyverbs; invariants: the protocol's are looked at.
+    """
+
+    def __init__(
+        self, net: Network, devices: dict[str, tuple[list[Nic], Memory]], plain: bool, invariants: bool
+    ) -> None:
+        self.net = net
+        self.hardware = [nic for nics, _ in devices.values() for nic in nics]
+        self.plain = plain
+        self.attention = 0
+        self.events: list[Any] = []
+        self.events_lost = False
+        self.run_inline: Callable[[], object] | None = None
+        self.watched: set[int] = set()
+        self.thread = 1
+        self.lag_ns = 2 * US
+        self.grace_ns = GRACE_NS
+        self.frozen_until_ns = 0
+        self.exchanger: VirtualExchanger
+        self.endpoints: list[Endpoint] = []
+        self._run_at: int | None = None
+        self._deadline: int | None = None
+        self._before: list[Host | None] = []
+        self.verbs = Verbs(self)
+        self.booting = True
+        with self:
+            if not plain:
+                self.machine = VirtualMachine(self)
+                self.runtime = Runtime(Config(invariants=invariants), self.machine)
+            self.devices = {name: Device(self, name, *has) for name, has in devices.items()}
+        self.booting = False
+
+    def nic(self, name: str) -> Nic:
+        """The hardware of that name."""
+        return next(nic for nic in self.hardware if nic.name == name)
+
+    # ---- which process runs -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Host:
+        net = self.net
+        before = net.running
+        self._before.append(before)
+        if before is not self:
+            if before is not None:
+                before.suspend()
+            net.running = self
+            net.flag.value = self.attention
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        before = self._before.pop()
+        if before is not self:
+            self.suspend()
+            self.net.running = before
+            if before is not None:
+                self.net.flag.value = before.attention
+            if self.attention:
+                self.notice()
+
+    def suspend(self) -> None:
+        """Another process is next: what the data path has for this one is kept."""
+        self.attention = self.net.flag.value
+        self.net.flag.value = 0
+        self.park()
+
+    def park(self) -> None:
+        """Keep what the data path has said."""
+        if not self.plain:
+            self.events += _core.take_events()
+            self.events_lost |= _core.events_overflowed()
+
+    # ---- when its driver runs ---------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """The control thread has something to do."""
+        self._run_within(self.lag_ns)
+
+    def notice(self) -> None:
+        """The attention flag is set, and nobody may run the driver inline."""
+        self._run_within(self.lag_ns + self.grace_ns)
+
+    def set_deadline(self, at_ns: int) -> None:
+        """The control thread's timer; 0: none."""
+        self._deadline = at_ns or None
+        if at_ns:
+            self.net.clock.later(max(0, at_ns - self.net.clock.now) + self.lag_ns, self._due, at_ns)
+
+    def _due(self, at_ns: int) -> None:
+        if self._deadline == at_ns:
+            self._deadline = None
+            self._run_within(0)
+
+    def _run_within(self, ns: int) -> None:
+        if self.booting or self.plain:
+            return
+        at = self.net.clock.now + ns
+        if self._run_at is None or at < self._run_at:
+            self._run_at = at
+            self.net.clock.later(ns, self._run, at)
+
+    def _run(self, at: int) -> None:
+        if at != self._run_at:
+            return
+        self._run_at = None
+        late = self.frozen_until_ns - self.net.clock.now
+        if late > 0:
+            self._run_within(late)
+            return
+        with self:
+            self.runtime.driver.run()
+        for endpoint in self.endpoints:
+            if not endpoint.closed and endpoint.cq.buffered:
+                endpoint.look()
+
+    def look(self) -> None:
+        """A NIC has written a completion."""
+        for endpoint in self.endpoints:
+            endpoint.look()
+
+    # ---- waits of the application's thread --------------------------------------------------------------------------
+
+    def wait(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Let time pass in the middle of a verb, for everybody but this application."""
+        net = self.net
+        if done():
+            return True
+        net.deliver()
+        until = net.clock.now + (int(timeout_s * 1e9) if timeout_s is not None else 600_000 * MS)
+        assert net.running is self
+        self.suspend()
+        net.running = None
+        blocked = [endpoint for endpoint in self.endpoints if not endpoint.blocked]
+        for endpoint in blocked:
+            endpoint.blocked = True
+        try:
+            return net.clock.run(until, done, each=1)
+        finally:
+            for endpoint in blocked:
+                endpoint.blocked = False
+            net.running = self
+            net.flag.value = self.attention
+
+
+class OwnMr:
+    """An MR of the application's."""
+
+    def __init__(
+        self, device: Device, address: int, words: int, access: int, iova: int | None = None
+    ) -> None:
+        host = self.host = device.host
+        self.words = words
+        iova = address if iova is None else iova
+        self.region = (address, words * WORD, iova, access)
+        with host:
+            self.handle, self.lkey, self.rkey = host.verbs.reg_mr(device.pd, *self.region)
+            self.shadow = None
+            if not host.plain:
+                self.shadow = ShadowMR(device.shadow_pd, self.handle, self.region, self.lkey, self.rkey)
+                host.runtime.await_peers(self.shadow)
+        self.closed = False
+
+    def close(self) -> None:
+        """ibv_dereg_mr, as mr.py has it: the backups' registrations go first."""
+        if self.closed:
+            return
+        self.closed = True
+        with self.host:
+            if self.shadow is not None:
+                self.shadow.close()
+            self.host.verbs.dereg_mr(self.handle)
+
+
+class Endpoint:
+    """A QP of the application's, with its CQ.
+
+    number: which one of its device's it is; capacity, receives: WRs. pointer: its address, as pyverbs' objects have it.
+    """
+
+    def __init__(self, device: Device, number: int, capacity: int, receives: int, cq: Cq) -> None:
+        self.device = device
+        host = self.host = device.host
+        self.net = host.net
+        self.capacity, self.receives = capacity, receives
+        self.blocked = False  # its thread is in a verb
+        self.closed = False
+        self.number = number
+        self.look: Callable[[], None] = lambda: None
+        self.begin: Callable[[], None] = lambda: None
+        self.statuses: list[Status] = []
+        verbs = host.verbs
+        cap = (capacity, receives, 1, 1, 64)
+        padded = (capacity + HEADROOM_SEND_WR, receives + HEADROOM_RECV_WR, 1, 1, 64)
+        with host:
+            self.cq = cq.core
+            self.pointer, self.qp_num, _ = verbs.create_qp(device.pd, cq.pointer, cq.pointer, padded)
+            self.hardware: HwQp = verbs.qps[self.pointer]
+            self.hardware.app = True
+            self.core = _core.QPCore(self.cq, self.cq, self.pointer, self.qp_num, *cap, False, device.keymap)
+            self.shadow: Any = None
+            if not host.plain:
+                self.shadow = ShadowQP(
+                    self, device.shadow_pd, cq.shadow, cq.shadow, self.core, self.qp_num, cap, 0
+                )
+                for each, entries in self.shadow.entries.items():
+                    each.reserve(entries)
+                self.shadow.start()
+        host.endpoints.append(self)
+
+    # ---- what happens around it -------------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> Any:
+        """The production Connection; None where there is none (yet)."""
+        return self.shadow.connection if self.shadow is not None else None
+
+    @property
+    def protocol(self) -> Any:
+        """The PairProtocol of its pairing."""
+        return self.connection.protocol if self.connection is not None else None
+
+    @property
+    def status(self) -> Status | None:
+        """As qp.shift shows it."""
+        return self.connection.status if self.connection is not None else None
+
+    def qp(self, k: int) -> HwQp | None:
+        """The hardware QP of pair k."""
+        if k == 0:
+            return self.hardware
+        handle = self.shadow.handle(k) if self.shadow is not None else 0
+        return self.host.verbs.qps.get(handle)
+
+    @property
+    def qps(self) -> list[HwQp]:
+        """All of them that there are."""
+        found = [self.qp(k) for k in range(len(self.device.hardware))]
+        return [qp for qp in found if qp is not None]
+
+    # ---- verbs ------------------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Endpoint, rights: int = ALL_RIGHTS, psn: int = 0, peer_psn: int = 0) -> None:
+        """INIT, where `begin` is called, RTR and RTS."""
+        attr = Attr()
+        attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, 0, rights
+        attr.path_mtu, attr.dest_qp_num = 3, peer.qp_num
+        attr.rq_psn, attr.sq_psn = peer_psn, psn
+        attr.max_dest_rd_atomic = attr.max_rd_atomic = 16
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 14, 7, 7, 12
+        attr.ah_attr.is_global = attr.ah_attr.port_num = 1
+        attr.ah_attr.grh.dgid = peer.hardware.nic.gid
+        for state in (INIT, RTR, RTS):
+            self.modify(attr, state, int(MASKS[state]))
+            if state == INIT:
+                self.begin()
+
+    def modify(self, attr: Attr, state: int | None, mask: int) -> None:
+        """ibv_modify_qp, as qp.py has it. Raises PyverbsRDMAError."""
+        attr.qp_state = state if state is not None else 0
+        with self.host:
+            if state in (RESET, ERR):
+                self._leave(attr, state, mask)
+            else:
+                self._change(attr, state, mask)
+
+    def _hardware_modify(self, attr: Attr, state: int | None) -> None:
+        fields: dict[str, Any] = {}
+        if state is not None:
+            fields["state"] = state
+        if state == RTR:
+            fields |= {"rq_psn": attr.rq_psn, "dest_qp_num": attr.dest_qp_num}
+            fields["ah_attr"] = {"dgid": bytes(attr.ah_attr.grh.dgid)}
+        if state == RTS:
+            fields["sq_psn"] = attr.sq_psn
+        if state in (INIT, None):
+            fields["qp_access_flags"] = attr.qp_access_flags
+        err = self.hardware.modify(fields)
+        if err:
+            raise PyverbsRDMAError("Failed to modify QP", err)
+
+    def _leave(self, attr: Attr, state: int, mask: int) -> None:
+        held = self.shadow
+        if held is None:
+            self._hardware_modify(attr, state)
+            return
+        was_guarded = held.core.guarded or held.core.ending
+        was_away = held.is_away()
+        held.leaving(state)
+        try:
+            self._hardware_modify(attr, state)
+        except PyverbsRDMAError as error:
+            gone = was_guarded and error.error_code == errno.EIO
+            if state != ERR or not gone:
+                if state == ERR or gone or was_away:
+                    held.ended(gone)
+                raise
+            held.ended_without_nic()
+        if state == ERR:
+            held.ended()
+        held.modified(attr, mask)
+
+    def _change(self, attr: Attr, state: int | None, mask: int) -> None:
+        held = self.shadow
+        if held is None:
+            self._hardware_modify(attr, state)
+            return
+        error: PyverbsRDMAError | None = None
+        if not held.is_out_of_service():
+            try:
+                self._hardware_modify(attr, state)
+            except PyverbsRDMAError as refused:
+                held.look_for_failure()
+                if not held.is_out_of_service():
+                    raise
+                error = refused
+            else:
+                held.modified(attr, mask)
+                return
+        code = held.refusal(attr, mask)
+        if code:
+            raise PyverbsRDMAError("Failed to modify QP", code) from error
+        held.modified(attr, mask)
+
+    def set_rights(self, rights: int) -> None:
+        """RTS to RTS: other access flags."""
+        attr = Attr()
+        attr.qp_access_flags = rights
+        self.modify(attr, None, int(QpAttrMask.ACCESS_FLAGS))
+
+    def prefer(self, k: int) -> None:
+        """`qp.shift.migrate` and `restore`."""
+        if self.connection is not None and not self.closed:
+            with self.host:
+                self.connection.prefer(k)
+
+    def close(self) -> None:
+        """ibv_destroy_qp, as qp.py has it."""
+        if self.closed:
+            return
+        with self.host:
+            if self.shadow is not None:
+                self.shadow.closing()
+            self.closed = True
+            self.net.closed(self)
+            self.host.verbs.destroy_qp(self.pointer)
+            if self.shadow is not None:
+                self.shadow.close()

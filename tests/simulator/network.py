@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The rails between hosts a and b, and what is known about a run for judging it.
+
+Each host is a process with the production code of failover in it; faults are done to NICs, links and etcd, never to
+that code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from simulator.application import WORDS, Application, Wr
+from simulator.border import Store, World
+from simulator.clock import Clock
+from simulator.host import Cq, Endpoint, Host
+from simulator.memory import WORD, Memory
+from simulator.provider import Posts
+from simulator.rnic import RTS, HwCq, HwQp, Link, Nic
+
+from shiftverbs import _core
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.native.ibv import EventType
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
+
+#: Whether the protocol's invariants are looked at after each event: SHIFTVERBS_INVARIANTS=0 for a campaign's speed.
+INVARIANTS = os.environ.get("SHIFTVERBS_INVARIANTS", "1") != "0"
+
+
+class Network:
+    """Two hosts with `pairs` NICs each, and `qps` QPs between them.
+
+    plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
+    at_start: so many receives are posted before they are connected; None: as many as there is room for.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        pairs: int = 2,
+        capacity: int = 32,
+        receives: int = 16,
+        plain: bool = False,
+        qps: int = 1,
+        one_cq: bool = False,
+        one_process: bool = False,
+        at_start: int | None = None,
+    ) -> None:
+        self._world = World.entered()
+        self._world.__enter__()
+        World.current = self
+        self.clock = Clock(seed)
+        self.clock.after = self.deliver
+        self.pairs = pairs
+        self.capacity = capacity
+        self.plain = plain
+        self.running: Host | None = None
+        self.flag = ctypes.c_int.from_address(_core.attention_address())
+        self.flag.value = 0
+        _core.take_events()
+        self.posts = Posts()
+        self.posts.take()
+        self.objects: list[HwCq | HwQp] = []
+        self.qps: list[HwQp] = []
+        self.store = Store(self)
+        self.memories = {name: Memory(WORDS * qps) for name in "ab"}
+        self.links = {(name, k): Link(self.clock) for name in "ab" for k in range(pairs)}
+        self.nics: dict[str, list[Nic]] = {
+            name: [Nic(self.clock, name, k, self.links[name, k], self.memories[name]) for k in range(pairs)]
+            for name in "ab"
+        }
+        for a, b in zip(*self.nics.values(), strict=True):
+            a.peer, b.peer = b, a
+        # ---- facts
+        self.ports = dict.fromkeys(self.links, True)
+        self.walls: dict[tuple[str, int], int] = dict.fromkeys(self.links, 0)
+        self.trace: list[tuple[int, str, ev.Action]] = []
+        self.executions: list[tuple[int, str, HwQp, int, Wr, Any]] = []
+        self.strays: list[tuple[int, str, str]] = []  # what a NIC did to memory that was not to be touched
+        self.lost_cqes: set[tuple[str, HwQp, int, int]] = set()  # receives' words
+        self.took_along: set[tuple[str, int]] = set()  # NICs that died with completions
+        self.fences: dict[tuple[HwQp, int], int] = {}
+        self.fencing: dict[str, tuple[int, ...]] = {}
+        self.trims: list[tuple[int, str, int]] = []
+        self.pairings: list[tuple[int, str]] = []
+        self.faults: list[str] = []
+        self.own_errors: list[str] = []  # of the production code, which logs them and goes on
+        self.too_early: list[tuple[int, str, int]] = []
+        self.one_rail_is_well = False
+        self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
+        devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
+        if one_process:
+            self.a = self.b = Host(self, devices, plain, INVARIANTS)
+        else:
+            self.a, self.b = (Host(self, {name: devices[name]}, plain, INVARIANTS) for name in "ab")
+        self.hosts = (self.a,) if one_process else (self.a, self.b)
+        self.apps: list[Application] = []
+        depth = (capacity + receives + 4) * (qps if one_cq else 1)
+        cqs: dict[str, Cq] = {}
+        for number in range(qps):
+            pair = []
+            for name in "ab":
+                device = self.host(name).devices[name]
+                cq = cqs.get(name) if one_cq else None
+                cq = cqs[name] = cq or Cq(device, depth)
+                endpoint = Endpoint(device, number, capacity, receives, cq)
+                pair.append(Application(endpoint, cq, number * WORDS))
+            pair[0].peer, pair[1].peer = pair[1], pair[0]
+            self.apps += pair
+        for app in self.apps:
+            if at_start is not None:
+                app.at_start = at_start
+            app.endpoint.connect(app.peer.endpoint)
+        self.deliver()
+
+    # ---- processes --------------------------------------------------------------------------------------------------
+
+    def host(self, name: str) -> Host:
+        return self.a if name == "a" else self.b
+
+    def app(self, name: str) -> Application:
+        """The first one of a host."""
+        return self.apps[name == "b"]
+
+    @property
+    def apps_by_name(self) -> dict[str, Application]:
+        """All of them."""
+        return {app.name: app for app in self.apps}
+
+    def life_at(self, name: str, t_ns: int) -> int:
+        """How often an application's QP had been paired by then."""
+        return sum(1 for t, which in self.pairings if which == name and t <= t_ns)
+
+    def apps_of(self, name: str) -> list[Application]:
+        return [app for app in self.apps if app.device.name == name]
+
+    def run_inline(self) -> None:
+        """Post and poll have seen the attention flag: the driver of the process that runs."""
+        if self.running is not None and self.running.run_inline is not None:
+            self.running.run_inline()
+
+    def wait(self, done: Any, timeout_s: float | None) -> bool:
+        """A wait of the process that runs."""
+        assert self.running is not None
+        return self.running.wait(done, timeout_s)
+
+    def deliver(self) -> None:
+        """Behind each event: the NICs take what was posted, and programs hear of completions."""
+        while self.posts.count.value:
+            for post in self.posts.take():
+                self.qps[post[6]].post(post)
+
+    def end(self) -> None:
+        """Let go of everything, C memory last."""
+        for host in self.hosts:
+            with host:
+                for endpoint in host.endpoints:
+                    endpoint.core.close()
+                    endpoint.cq.close()
+        self.flag.value = 0
+        _core.take_events()
+        for thing in self.objects:
+            thing.free()
+        self.objects = []
+        World.current = None
+        self._world.__exit__(None, None, None)
+
+    # ---- what happens, noted for the checkers -----------------------------------------------------------------------
+
+    def note(self, qp: HwQp, what: str, ref: int, address: int, extra: Any) -> None:
+        """A NIC has touched memory. ref: of the WR; address: where; extra: the receive's address, or what was read."""
+        name = qp.nic.host
+        if what == "executed":
+            if ref:
+                wr = self._wr(name, ref)
+                slot = None if extra is None else (extra - self.memories[name].base) // WORD
+                self.executions.append((self.clock.now, name, qp, qp.life, wr, slot))
+                if wr.opcode != "SEND" and address != wr.target:
+                    self.strays.append((self.clock.now, name, f"{wr} meant another place"))
+                if wr.opcode == "SEND" and extra is not None:
+                    self._look_for_stray(name, extra, wr)
+                elif wr.opcode != "SEND" and wr.opcode != "READ":
+                    self._look_for_stray(name, address, wr)
+        elif what == "response":
+            self._look_for_stray(name, address, ref)
+
+    def refused(self, qp: HwQp) -> None:
+        """A NIC has no receive for a message: one that came too early, if its receives are still being posted there."""
+        for app in self.apps_of(qp.nic.host):
+            core, connection = app.endpoint.core, app.endpoint.connection
+            if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
+                continue
+            posting, p = connection._posting, connection.protocol
+            works = p is not None and not (p.over or p.switching or core.ending)
+            withheld = works and core.unwired[1] > 0
+            if withheld or (posting is not None and posting.pair == qp.nic.k):
+                self.too_early.append((self.clock.now, app.name, qp.nic.k))
+
+    def _wr(self, name: str, ref: int) -> Wr:
+        peers = self.apps_of("b" if name == "a" else "a")
+        return peers[ref >> 16].by_ref[ref]
+
+    def _look_for_stray(self, name: str, address: int, what: Any) -> None:
+        word = (address - self.memories[name].base) // WORD
+        if word in self._forbidden[name]:
+            self.strays.append((self.clock.now, name, f"{what}: word {word} is not to be touched"))
+
+    def forbid(self, name: str, word: int, count: int) -> None:
+        """This memory is the application's alone from now on."""
+        self._forbidden[name].update(range(word, word + count))
+
+    def allow(self, name: str, word: int, count: int) -> None:
+        """It may be reached again."""
+        self._forbidden[name].difference_update(range(word, word + count))
+
+    def closed(self, endpoint: Endpoint) -> None:
+        """A QP was closed: its receives' memory is the application's."""
+        base = endpoint.number * WORDS
+        self.forbid(endpoint.device.name, base, WORDS)
+
+    # ---- faults -----------------------------------------------------------------------------------------------------
+
+    def update(self, k: int) -> None:
+        """Whether packets pass on rail k follows from ports and walls."""
+        ports = self.ports["a", k] and self.ports["b", k]
+        for name in "ab":
+            self.links[name, k].up = ports and not self.walls[name, k]
+
+    def port(self, name: str, k: int, up: bool, event_ns: int | None) -> None:
+        """A port goes down or up; its own host hears of it after event_ns, or never (None)."""
+        self.ports[name, k] = up
+        self.update(k)
+        if event_ns is not None:
+            self.clock.later(event_ns, self._port_event, name, k, up)
+
+    def _port_event(self, name: str, k: int, up: bool) -> None:
+        nic = self.nics[name][k]
+        if self.ports[name, k] is up and not nic.dead:
+            nic.port_active = up
+            nic.event(EventType.PORT_ACTIVE if up else EventType.PORT_ERR, 1)
+
+    def wall(self, name: str, k: int, on: bool) -> None:
+        """Packets from `name` on rail k vanish, and nobody says so."""
+        self.walls[name, k] = int(on)
+        self.update(k)
+
+    def kill(self, name: str, k: int) -> None:
+        """DEVICE_FATAL."""
+        nic = self.nics[name][k]
+        if nic.dead:
+            return
+        for qp in nic.qps.values():
+            for _, _, address in qp.held:
+                if address:
+                    word = (address - self.memories[name].base) // WORD
+                    self.lost_cqes.add((name, qp, qp.life, word))
+            if qp.held:
+                self.took_along.add((name, k))
+        nic.die()
+        nic.event(EventType.DEVICE_FATAL, 0)
+        if self.plain:  # a program with plain verbs sees the event, and takes its QP for failed
+            for app in self.apps_of(name):
+                if app.endpoint.hardware.nic is nic:
+                    app.failed = True
+
+    def stall(self, name: str, k: int, on: bool) -> None:
+        """Nothing moves on that NIC, and no completion says so."""
+        nic = self.nics[name][k]
+        nic.stalled = on
+        if not on:
+            for qp in list(nic.qps.values()):
+                qp.release()
+                if qp.unacked and qp.state == RTS:
+                    qp._start_timer()
+
+    def hold_cqes(self, name: str, k: int, on: bool) -> None:
+        """The NIC acknowledges, and has not written the completions yet."""
+        nic = self.nics[name][k]
+        nic.holds_cqes = on
+        if not on:
+            for qp in list(nic.qps.values()):
+                qp.release()
+
+    def qp_fatal(self, name: str, k: int) -> None:
+        """A QP breaks by itself."""
+        for app in self.apps_of(name)[:1]:
+            qp = app.endpoint.qp(k)
+            if qp is not None and qp.state == RTS:
+                qp.to_error(12)
+                nic = self.nics[name][k]
+                if k == 0 and not self.plain and not nic.dead:
+                    host = self.host(name)
+                    event = _QpFatal(qp.pointer)
+                    with host:
+                        host.runtime._on_application_event(event)
+
+    def protected(self) -> bool:
+        """Whether all QPs are."""
+        return all(app.endpoint.status is Status.PROTECTED for app in self.apps)
+
+
+class _QpFatal:
+    type = EventType.QP_FATAL
+
+    def __init__(self, element: int) -> None:
+        self.element = element
+
+
+# ---- what the production code does, for judging ---------------------------------------------------------------------
+
+_execute, _fenced, _paired = Connection.execute, Connection._fenced, Connection.paired
+
+
+def _name(connection: Connection) -> str:
+    endpoint = connection.shadow.qp
+    return f"{endpoint.device.name}{endpoint.number or ''}"
+
+
+def _traced(connection: Connection, actions: list[ev.Action]) -> None:
+    """Each action, as it is carried out."""
+    net = World.current
+    if net is not None:
+        name = _name(connection)
+        for action in actions:
+            net.trace.append((net.clock.now, name, action))
+            if type(action) is ev.Trim:
+                net.trims.append((net.clock.now, name, action.peer_rx))
+            elif type(action) is ev.Fence:
+                net.fencing[name] = action.pairs
+    _execute(connection, actions)
+
+
+def _noted(connection: Connection, number: int) -> None:
+    """The fence of a SWITCH has ended: nothing more is executed in the lives that it ended."""
+    net = World.current
+    if net is not None:
+        endpoint = connection.shadow.qp
+        for k in net.fencing.get(_name(connection), ()):
+            qp = endpoint.qp(k)
+            if qp is not None:
+                net.fences.setdefault((qp, qp.life), net.clock.now)
+    _fenced(connection, number)
+
+
+def _begun(connection: Connection, *args: Any) -> None:
+    """A pairing begins."""
+    net = World.current
+    if net is not None:
+        net.pairings.append((net.clock.now, _name(connection)))
+    _paired(connection, *args)
+
+
+# What each is around, for those who put bugs into that (patching.py).
+_begun.around, _traced.around, _noted.around = "_paired", "_execute", "_fenced"  # type: ignore[attr-defined]
+Connection.paired = _begun  # type: ignore[method-assign]
+Connection.execute = _traced  # type: ignore[method-assign]
+Connection._fenced = _noted  # type: ignore[method-assign]

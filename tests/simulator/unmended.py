@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bugs that were there, and are mended: each is put in again for a while, and must be found by the checkers.
+
+Those of the driver's part, of memory keys and of the control channel; the data path's are in mutants.py, the protocol's
+in protocol_unmended.py. `MUTATIONS` maps a name to (what it breaks, the patch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from simulator.patching import Patch, mutations_of, replaced, rewritten
+
+from shiftverbs import _core
+from shiftverbs.failover import driver
+from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.qp import changes, rebuild
+from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.qp.connection_keys import ConnectionKeys
+from shiftverbs.failover.qp.ending import Ending
+from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.failover.runtime import Runtime
+from shiftverbs.failover.services import control_channel
+from shiftverbs.failover.services.control_channel import ControlChannel
+from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
+from shiftverbs.process.log_lines import Seldom
+from shiftverbs.protocol.seal import Seals
+from shiftverbs.shadows.qp import ShadowQP
+from shiftverbs.shadows.shadow import ShadowMR
+
+MUTATIONS: dict[str, tuple[str, Patch]] = {}
+mutation = mutations_of(MUTATIONS)
+
+
+def nothing(*_args: Any, **_options: Any) -> None:
+    """Does nothing."""
+
+
+# ---- the end of a QP ------------------------------------------------------------------------------------------------
+
+
+@mutation("moved to ERR away from home, a QP gets its flushes when its backups have stopped and are empty")
+def flush_in_err_before_backups_stop() -> Iterator[None]:
+    with rewritten(
+        Ending,
+        "by_application",
+        ("self.begin(FLUSHED)", "self.stop_backups(reset=False)\n        core.abort(*FLUSHED)"),
+    ):
+        yield
+
+
+@mutation("where something of ours failed, too, no WR is flushed before every pair has stopped")
+def flush_at_once_where_we_failed() -> Iterator[None]:
+    with rewritten(Ending, "without_protocol", ("self.begin(first)", "core.abort(*first)")):
+        yield
+
+
+@mutation(
+    "a QP that is away when its peer leaves goes on withholding errors, since only we can end both halves of it"
+)
+def let_go_of_what_is_away() -> Iterator[None]:
+    with (
+        rewritten(Connection, "_let_go", ("not self.core.is_plain", "False")),
+        rewritten(Connection, "set_status", ("self.was_protected and not self.core.is_plain", "False")),
+    ):
+        yield
+
+
+@mutation("a QP is closed when no backup's QP can write into its memory any more")
+def close_while_backups_are_at_work() -> Iterator[None]:
+    with rewritten(Connection, "close", ("return sorted(self.ending.behind)", "return []")):
+        yield
+
+
+@mutation(
+    "a QP that its peer left while away ends when its path fails, its NIC dies or its keys are not to be had"
+)
+def forget_who_was_left_alone() -> Iterator[None]:
+    with replaced(Ending, "is_left_alone_on", lambda ending, k: False):
+        yield
+
+
+@mutation("a WR whose key nobody can tell ends a QP that its peer left while away")
+def wait_for_keys_that_nobody_can_tell() -> Iterator[None]:
+    with rewritten(
+        Connection, "keys_missing", ("self.ending.is_left_alone_on(self.core.send_pair)", "False")
+    ):
+        yield
+
+
+@mutation("the errors of a QP wait for a NIC that hangs: it may still write into its memory")
+def flush_though_a_nic_hangs() -> Iterator[None]:
+    with rewritten(Ending, "_hung", ("c.fence.be_patient()", "self.deliver()")):
+        yield
+
+
+@mutation("an ARM that waited for its look at the NIC does not reset a QP that has ended")
+def revive_an_ended_qp() -> Iterator[None]:
+    with (
+        rewritten(Rebuild, "_look_again", (" and not c.core.ending", "")),
+        rewritten(Ending, "begin", ("c.rebuild.call_off(0)", "pass")),
+    ):
+        yield
+
+
+@mutation("what is posted behind the end is flushed by us where the default NIC is dead")
+def trust_a_dead_nic_to_flush() -> Iterator[None]:
+    with rewritten(Ending, "deliver", ("self._default_works or c.nic(0).dead", "self._default_works")):
+        yield
+
+
+@mutation("a MOVE that was told is not called off because something of ours failed")
+def call_off_a_told_move_where_we_failed() -> Iterator[None]:
+    with rewritten(Ending, "without_protocol", (" and not (p.move_told or core.ends_at_post)", "")):
+        yield
+
+
+@mutation("SQD calls off a MOVE that waits for its fence")
+def leave_a_move_waiting_in_sqd() -> Iterator[None]:
+    with replaced(Ending, "_call_move_off", nothing):
+        yield
+
+
+@mutation("an idle QP whose peer left keeps its receives when the NIC of its sends dies")
+def flush_receives_of_who_is_idle() -> Iterator[None]:
+    with rewritten(Ending, "lose", ("k == core.recv_pair or core.outstanding[0]", "True")):
+        yield
+
+
+@mutation("whoever is left in a MOVE that was not answered sends nothing to receives that may have been left")
+def send_to_receives_that_were_left() -> Iterator[None]:
+    with rewritten(Connection, "_let_go", ("self.core.end_at_post()", "self.core.move_cancel()")):
+        yield
+
+
+@mutation("what waits for room is not handed to a backup that is being stopped")
+def post_to_a_backup_that_is_stopped() -> Iterator[None]:
+    with rewritten(Ending, "stop_backups", ("c.core.close_send()", "pass")):
+        yield
+
+
+@mutation("SQD is refused where its QP has left home, or is about to")
+def take_a_qp_to_sqd_amid_a_switch() -> Iterator[None]:
+    with rewritten(
+        Runtime, "qp_touched", ("state == QpState.SQD and (switching or shadow.is_away())", "False")
+    ):
+        yield
+
+
+@mutation("the end of a QP is no homecoming")
+def take_an_end_for_a_homecoming() -> Iterator[None]:
+    with rewritten(Connection, "_state_changed", (" and (p is None or not p.over)", "")):
+        yield
+
+
+@mutation("a QP that is going is not told as never protected")
+def tell_of_a_qp_that_is_going() -> Iterator[None]:
+    with rewritten(Pairing, "advance", ("shadow.closed", "False")):
+        yield
+
+
+# ---- fences, work that no pair carries ------------------------------------------------------------------------------
+
+
+@mutation("a fence that begins behind a RESET is not forgotten when that ends, whatever RESETs ended before")
+def forget_a_reset_under_way() -> Iterator[None]:
+    with rewritten(
+        Rebuild,
+        "_reset",
+        ("c.core.forget_pair(k)\n    c.given[k]", "c.given[k]"),
+    ):
+        yield
+
+
+@mutation("a WR that a healthy NIC refuses late ends the QP, and starts no SWITCH")
+def take_a_late_refusal_for_the_paths() -> Iterator[None]:
+    with rewritten(Connection, "_post_failed", ("if by_path and not", "if not")):
+        yield
+
+
+@mutation("failures are counted where nothing else speaks against the path")
+def count_failures_on_silent_paths() -> Iterator[None]:
+    with replaced(Connection, "_path_answers", lambda connection, k: True):
+        yield
+
+
+@mutation("a question is not asked, or agreed to, with work that is unsafe once more of it has completed")
+def ask_with_work_that_will_be_unsafe() -> Iterator[None]:
+    with rewritten(Connection, "_unsafe_soon", ("cqes_lost=True", "")):
+        yield
+
+
+# ---- what the application changes -----------------------------------------------------------------------------------
+
+
+@mutation("what the application changes of a QP reaches all of its pairs")
+def leave_changes_to_a_later_life() -> Iterator[None]:
+    with replaced(changes, "spread", nothing):
+        yield
+
+
+@mutation("a pair that does not take a change serves nobody")
+def serve_with_rights_that_were_withdrawn() -> Iterator[None]:
+    with replaced(changes, "_out_of_use", nothing):
+        yield
+
+
+@mutation("a QP that has broken unseen fails over before a change of it is refused")
+def leave_a_broken_qp_to_others() -> Iterator[None]:
+    with replaced(Connection, "found_broken", nothing):
+        yield
+
+
+@mutation("what peers may do is published anew when it changes")
+def publish_no_change_of_rights() -> Iterator[None]:
+    with replaced(Pairing, "rights_changed", nothing):
+        yield
+
+
+@mutation("a fence WRITE that the peer refused is the path's failure, and not posted again")
+def post_a_refused_fence_again() -> Iterator[None]:
+    with (
+        rewritten(Connection, "_post_fence_write", (" and rights != self._fence_refused", "")),
+        rewritten(Connection, "core_event", ("if a in REFUSED:", "if False:")),
+    ):
+        yield
+
+
+@mutation("pairs that were connected before the application gave all attributes are connected anew")
+def keep_pairs_that_were_connected_too_early() -> Iterator[None]:
+    with replaced(changes, "_connect_anew", lambda connection, wanted: False):
+        yield
+
+
+@mutation("a backup's QP uses the application's P_Key, wherever that is in its table")
+def use_the_default_nics_pkey_index() -> Iterator[None]:
+    with rewritten(ShadowQP, "pkey_index", ("if k == 0:", "if True:")):
+        yield
+
+
+@mutation("peers may use atomics on a backup only where all NICs are atomic to each other")
+def give_every_backup_the_right_to_atomics() -> Iterator[None]:
+    def as_given(connection: Any, k: int, attrs: dict[str, Any]) -> dict[str, Any]:
+        return attrs
+
+    with replaced(changes, "on_pair", as_given), replaced(rebuild, "on_pair", as_given):
+        yield
+
+
+# ---- memory keys ----------------------------------------------------------------------------------------------------
+
+
+@mutation("READY and MOVED make worthless what was told before the withdrawal that they name")
+def go_by_what_ready_made_worthless() -> Iterator[None]:
+    with replaced(PeerKeys, "heed", nothing):
+        yield
+
+
+@mutation("an answer that a withdrawal overtook is not used")
+def use_an_answer_that_was_overtaken() -> Iterator[None]:
+    with rewritten(PeerKeys, "take", ("m.version < self.version:", "False:")):
+        yield
+
+
+@mutation("who has heard of no withdrawal that is remembered forgets all")
+def forget_only_what_is_named() -> Iterator[None]:
+    with rewritten(PeerKeys, "take", ("if self.version < m.since:", "if False:")):
+        yield
+
+
+@mutation("a peer that sends to a backup is told of each withdrawal at once")
+def tell_nobody_of_a_withdrawal() -> Iterator[None]:
+    with replaced(ConnectionKeys, "push", nothing):
+        yield
+
+
+@mutation("an rkey that is given out again waits until every peer that is away has forgotten the former one")
+def give_a_key_again_at_once() -> Iterator[None]:
+    with replaced(KeyBook, "await_confirmed", lambda book, mr, timeout_s: []):
+        yield
+
+
+@mutation("a peer that is told anew is not taken for one that heard of earlier withdrawals")
+def take_who_is_told_anew_for_who_knew() -> Iterator[None]:
+    with rewritten(KeyBook, "told", ("self._withdrawn += 1", "pass")):
+        yield
+
+
+@mutation("a registration that is under way is waited for as long as its NIC works")
+def wait_for_a_registration_as_for_a_peer() -> Iterator[None]:
+    with rewritten(ConnectionKeys, "hopeless", ('if mr.state(k) == "pending":', "if False:")):
+        yield
+
+
+@mutation("no other memory gets a key by which a peer's WRs may still come")
+def give_other_memory_a_held_key() -> Iterator[None]:
+    with replaced(KeyBook, "holds", lambda book, nic, of, rkey=None: False):
+        yield
+
+
+@mutation("who confirms a withdrawal says which of its WRs may still come by older keys")
+def settle_what_is_under_way() -> Iterator[None]:
+    with rewritten(
+        PeerKeys,
+        "settled",
+        (
+            "return min((version for version, _, _ in self._under_way), default=self.version)",
+            "return self.version",
+        ),
+    ):
+        yield
+
+
+@mutation("memory has no rights of peers' before it is known which key it has, where some are held")
+def register_with_rights_by_an_unknown_key() -> Iterator[None]:
+    with rewritten(ShadowMR, "_register", ("access & ~PEERS_ACCESS", "access")):
+        yield
+
+
+@mutation("who is home again holds back no key of a backup")
+def hold_keys_for_who_is_home() -> Iterator[None]:
+    with rewritten(
+        PeerKeys,
+        "settled",
+        ("        and user.core.send_pair  # at home, keys are the owner's\n", ""),
+    ):
+        yield
+
+
+@mutation("a key is forgotten before the WRs are looked for that go by it: others are posted meanwhile")
+def look_for_wrs_before_a_key_is_forgotten() -> Iterator[None]:
+    with rewritten(
+        PeerKeys,
+        "take",
+        ("            self._leave_behind(rkey)\n", ""),
+        (
+            "        for rkey in m.gone:\n",
+            "        for rkey in m.gone:\n            self._leave_behind(rkey)\n",
+        ),
+    ):
+        yield
+
+
+@mutation("memory that rereg_mr is changing is memory all the same")
+def deny_memory_that_is_changing() -> Iterator[None]:
+    with replaced(KeyBook, "is_changing", lambda book, nic, lkey=None, rkey=None: False):
+        yield
+
+
+@mutation("only a NIC that a WR waits for makes it hopeless by hanging")
+def despair_of_any_nic_that_hangs() -> Iterator[None]:
+    with rewritten(
+        ConnectionKeys,
+        "hopeless",
+        ("(rkey, send_k) in self._hung", "any(rkey == hung for hung, _ in self._hung)"),
+    ):
+        yield
+
+
+@mutation("who is told of no key any more, since a WR that never ends holds them all, does not wait for ever")
+def wait_for_ever_for_keys_that_are_held() -> Iterator[None]:
+    with rewritten(KeyBook, "_find", ("time.monotonic() - told.full_since > HANGS_S", "False")):
+        yield
+
+
+@mutation("a WR whose own memory is gone fails in its turn, as its NIC would have it")
+def give_up_a_qp_whose_memory_is_gone() -> Iterator[None]:
+    with replaced(ConnectionKeys, "_stand_in", lambda keys, k, lkey: False):
+        yield
+
+
+@mutation("a WR that names memory which the peer has not fails in its turn, as the peer's NIC would have it")
+def give_up_a_qp_whose_peer_has_no_memory() -> Iterator[None]:
+    with (
+        rewritten(
+            ConnectionKeys,
+            "hopeless",
+            (
+                "continue  # see `refused`",
+                'return f"the peer has no memory region of rkey {rkey:#x}"',
+            ),
+        ),
+        replaced(ConnectionKeys, "refused", lambda keys, since_ns, now_ns: None),
+    ):
+        yield
+
+
+@mutation("an answer may come by a QP of another Context of the same NIC")
+def forget_the_nics_other_contexts() -> Iterator[None]:
+    with replaced(Runtime, "group", lambda runtime, nic: _core.QPGroup()):
+        yield
+
+
+# ---- who is heard, and when -----------------------------------------------------------------------------------------
+
+
+@mutation("a datagram counts only with the seal of its sender")
+def believe_whoever_speaks() -> Iterator[None]:
+    with replaced(Seals, "is_theirs", lambda seals, data, tag: True):
+        yield
+
+
+@mutation("a datagram is taken once")
+def hear_a_datagram_twice() -> Iterator[None]:
+    with replaced(Seals, "take", lambda seals, number: True):
+        yield
+
+
+@mutation("numbers of datagrams stay taken when a path is made again")
+def forget_the_seals_of_a_path() -> Iterator[None]:
+    with replaced(ControlChannel, "_keep_seals", nothing):
+        yield
+
+
+@mutation("a process speaks for its own QPs only")
+def let_any_process_speak_for_a_qp() -> Iterator[None]:
+    with rewritten(
+        Driver, "_hear", ("not any(mine.link is path.link for mine in connection.paths)", "False")
+    ):
+        yield
+
+
+@mutation("of what a peer says only the newest waits, behind what happened here")
+def read_all_that_a_peer_says_in_turn() -> Iterator[None]:
+    with rewritten(
+        Driver,
+        "_hear",
+        (
+            "    messages = self._mail.get(connection)\n",
+            "    self.later(connection, self._read, connection, {said.message.about: said})\n"
+            "    return\n"
+            "    messages = self._mail.get(connection)\n",
+        ),
+    ):
+        yield
+
+
+@mutation("a deadline is put off by nothing that is said")
+def put_off_deadlines_by_what_is_said() -> Iterator[None]:
+    with rewritten(
+        Driver,
+        "_timeouts",
+        (
+            "        messages = self._mail.pop(connection, None)\n",
+            "        if connection in self._mail:\n"
+            "            connection.timer_ns = None\n"
+            "            self.schedule(connection, now + LATER_NS)\n"
+            "            continue\n"
+            "        messages = self._mail.pop(connection, None)\n",
+        ),
+    ):
+        yield
+
+
+@mutation("no more messages of a peer are kept than it can mean")
+def keep_all_that_a_peer_invents() -> Iterator[None]:
+    with mock.patch.object(driver, "MOST_UNREAD", 1 << 30):
+        yield
+
+
+@mutation("a part of what has arrived is read at a time, and then it is looked what else there is")
+def read_a_flood_to_its_end() -> Iterator[None]:
+    with mock.patch.object(control_channel, "READ_AT_ONCE", 1 << 20):
+        yield
+
+
+@mutation("a run of the driver ends, though others say always more")
+def run_as_long_as_others_speak() -> Iterator[None]:
+    with mock.patch.object(driver, "RUN_NS", 1 << 62):
+        yield
+
+
+@mutation("who did not hear a BYE is told the same again")
+def forget_what_a_bye_said() -> Iterator[None]:
+    with replaced(Driver, "life_ended", nothing):
+        yield
+
+
+# ---- what is said of it ---------------------------------------------------------------------------------------------
+
+
+@mutation("lines that others cause are written once a second")
+def write_a_line_each_time() -> Iterator[None]:
+    with rewritten(Seldom, "_log", ("if now_ns < self._next_ns.get(text, now_ns):", "if False:")):
+        yield
+
+
+@mutation("a peer is not blamed for what cannot be read")
+def blame_a_peer_that_cannot_be_read() -> Iterator[None]:
+    with rewritten(Pairing, "_publish", ("self.driver.directory.away or NO_ENTRY", "NO_ENTRY")):
+        yield
