@@ -11,6 +11,7 @@ The work is done on C records, in four declaration files whose functions are com
 | which replays would be seen | `core/replay.pxd` |
 | attention, events, key maps, CQCore | this file |
 | putting off signals | `core/signals.pxi` |
+| where an object ends that was dropped | `core/finalizers.pxi` |
 | ChannelCore | `core/channel.pxi` |
 | QPCore | `core/qp.pxi` |
 | CQCursor (extended CQs), WrBuilder (extended QPs) | `core/cqex.pxi`, `core/qpex.pxi` |
@@ -66,6 +67,7 @@ import os
 import threading
 import weakref as _weakref
 from _signal import getsignal as _getsignal
+from collections import deque as _deque
 from functools import wraps as _wraps
 from logging import getLogger as _getLogger
 from sys import _getframe
@@ -97,6 +99,7 @@ cdef int check_pair(int k) except -1:
     return 0
 
 
+include "native/core/finalizers.pxi"
 include "native/core/signals.pxi"
 
 

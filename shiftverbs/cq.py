@@ -80,7 +80,14 @@ class CompChannel(lifetime.Ended, _base.CompChannel):
         """
         if not _is_open(self):
             return
-        super().close()
+        pointer = pyverbs_objects.pointer(self)
+        if self._core is not None:
+            self._core.detach(0)  # before it is freed: its descriptor is read there
+        try:
+            super().close()
+        finally:
+            if self._core is not None and lifetime.is_open(self):
+                self._core.attach(0, pointer)
         if self._shadow is not None:
             self._shadow.close()
         if self._core is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyverbs.mr as _base
 
 from shiftverbs import enums as e
-from shiftverbs._core import whole, whole_close, whole_end
+from shiftverbs._core import whole, whole_close, whole_end_anywhere
 from shiftverbs.mirroring import lifetime, reexport
 from shiftverbs.shadows import pyverbs_objects, shadow
 
@@ -118,7 +118,7 @@ class MR(lifetime.Ended, _base.MR):
             else:
                 old.take_back(former)  # the PD is one without shadows
 
-    @whole_close(pyverbs_objects.MR_POINTER, anew=True)
+    @whole_close(pyverbs_objects.MR_POINTER, anew=True, anywhere=True)
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:
         """Verb ibv_dereg_mr. First the backups' registrations go, since the memory may go with this one.
 
@@ -143,7 +143,7 @@ class MR(lifetime.Ended, _base.MR):
         if self._node is not None:
             self._node.closed()
 
-    @whole_end
+    @whole_end_anywhere
     def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mr) -> None:
         _finalize(self, _is_open)
 
@@ -198,12 +198,12 @@ class MW(lifetime.Tracked, _base.MW):
         super().__init__(pd, mw_type)
         self._node = lifetime.Node(self, pd)
 
-    @whole_close(pyverbs_objects.MW_POINTER)
+    @whole_close(pyverbs_objects.MW_POINTER, anywhere=True)
     def close(self, _is_open: Any = lifetime.is_open_mw) -> None:
         """Verb ibv_dealloc_mw. Raises PyverbsRDMAError as the verb does."""
-        super().close(_is_open)
+        self._close(_is_open)
 
-    @whole_end
+    @whole_end_anywhere
     def __del__(self, _finalize: Any = lifetime.finalize, _is_open: Any = lifetime.is_open_mw) -> None:
         _finalize(self, _is_open)
 

@@ -60,8 +60,8 @@ class EtcdExchanger(Exchanger):
             raise ValueError("no etcd endpoint is configured")
         self._config = config
         self._prefix = records.job_prefix(config.job)
-        # Guards all below but _commands. Never waited for by publish and its like, which may be called from a
-        # finalizer in the middle of anything: the next to take the lock carries out what they leave in _commands.
+        # Guards all below but _commands. Never waited for by publish and its like, as by poll_events: the next to take
+        # the lock carries out what they leave in _commands.
         self._lock = threading.Lock()
         self._commands: deque[tuple[str, str, str]] = deque()
         self._published: dict[str, str] = {}

@@ -207,7 +207,7 @@ class Driver:
             if not self._unbroken.enter_now():
                 return
             try:
-                if self._depth:  # this thread is in a run already (the garbage collector, a callback)
+                if self._depth:  # this thread is in a run already, where a program's finalizer polls
                     return
                 self._depth += 1
                 try:
@@ -416,11 +416,9 @@ class Driver:
         self.turns.drop(connection)
         self._mail.pop(connection, None)
         if self._pending.pop(connection, 0):
-            # Nothing in this loop makes an object: the collector may close another QP, which comes here too.
-            backlog, dropped = self._backlog, list[Any]()
-            for _ in range(len(backlog)):
-                entry = backlog.popleft()
-                (dropped if entry[0] is connection else backlog).append(entry)
+            kept = [entry for entry in self._backlog if entry[0] is not connection]
+            self._backlog.clear()
+            self._backlog.extend(kept)
 
     def _hear(self, path: Path, said: Entry) -> None:
         """A message of the process at the other end of `path`. It speaks for its own QPs only.
@@ -576,12 +574,7 @@ class Driver:
             return
         tag = next(self._ticket)
         self._commands[tag] = entry
-        worker = nic.worker
-        # The collector may have closed it on our way here. From here on nothing makes an object, so it cannot any more.
-        if connection.closed:
-            del self._commands[tag]
-            return
-        worker.submit(tag, pointer, steps)
+        nic.worker.submit(tag, pointer, steps)
 
     def _command_ended(
         self, entry: tuple[HostedQp, object, Callable[[int, int], None]], err: int, step: int

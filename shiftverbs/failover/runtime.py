@@ -12,6 +12,7 @@ import atexit
 import functools
 import logging
 import os
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,9 @@ class Runtime:
         self.metrics_port: int | None = None
         machine.set_driver(self.driver.run)
         self._thread = machine.start_thread(self._control, "shiftverbs-control")
+        self._dropped: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self._closing = machine.start_thread(self._close_dropped, "shiftverbs-closing")
+        _core.when_dropped(self._dropped.put)
         # What ends with this.
         self._at_stop = [stop for stop in (begin(self) for begin in _at_start) if stop is not None]
 
@@ -96,11 +100,19 @@ class Runtime:
 
     def _control(self) -> None:
         """The control thread: sleeps without the GIL, runs the driver when no application thread did."""
+        _core.closes_nothing_here()
         while not self._stopped:
             self.waiter.wait(-1, GRACE_US)
             if self._stopped or self.waiter.closed:
                 return
             self.driver.run()
+
+    def _close_dropped(self) -> None:
+        """Another thread: closes what nobody names any more, and could not be closed where that was found out."""
+        ends = None
+        while not ends:
+            ends = self._dropped.get()
+            _core.close_dropped()
 
     # ---- what the mirror calls --------------------------------------------------------------------------------------
 
@@ -206,9 +218,7 @@ class Runtime:
             with self.driver.locked():
                 if shadow.connection is None and not shadow.closed:
                     made = Connection(self.driver, shadow)
-                    # The collector may have closed the QP meanwhile.
-                    if not shadow.closed:
-                        self.driver.connections[shadow.core] = shadow.connection = made
+                    self.driver.connections[shadow.core] = shadow.connection = made
         found: Connection | None = shadow.connection
         return found
 
@@ -299,8 +309,8 @@ class Runtime:
         of one that hangs cost one wait. ours: a QP on a backup. The application's own one is destroyed next, which no
         command may be under way on, and only one at a time can: that is waited for in any case.
 
-        Not where the collector came upon the QP in the middle of the driver: nobody else could fail over meanwhile. Its
-        memory waits for the same NIC when it is deregistered.
+        Not in the driver, nor on the NIC's own thread, where a finalizer of the program's may move a QP to RESET:
+        nobody else could fail over meanwhile.
         """
         if not pointer or nic.on_worker() or self.driver.is_in():
             return
@@ -346,7 +356,6 @@ class Runtime:
             if k in used and not nic.dead:
                 # Its destruction comes in the NIC's own time, and messages must not until then.
                 nic.worker.submit(_nobody_waits, pointer, nic.verbs.ModifySteps().add(state=QpState.ERR))
-            # In the NIC's own thread, where the collector may run, none is under way.
             if pending or k in used:
                 self._await_stop(nic, pointer, ours=k > 0)
 
@@ -356,6 +365,8 @@ class Runtime:
         """Tell the peers, withdraw from the exchanger, stop the threads. Bounded; twice is allowed."""
         if self._stopped or self.is_inherited:
             return
+        self._dropped.put(True)
+        self._closing.join(STOP_S)
         for stop in self._at_stop:
             stop()
         self.driver.stop(STOP_S)

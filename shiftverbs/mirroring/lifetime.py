@@ -11,6 +11,8 @@ Hence the rules that every subclass here follows:
 - `__del__` runs `finalize()`, which closes while the object is whole. A parent with live children is kept until
   the last of them is closed; an object that cannot be destroyed is leaked, as pyverbs does. When the interpreter
   ends, nothing is closed any more;
+- a thread that has a lock of ours closes nothing but memory: `__del__`, or close(), puts the object aside there, and
+  the thread "shiftverbs-closing" or the next control verb closes it (`native/core/finalizers.pxi`);
 - it is `Ended`: a program's subclass with a `__del__` of its own, which has no reason to call ours, has both run.
 """
 
@@ -22,7 +24,7 @@ import sys
 import weakref
 from typing import Any
 
-from shiftverbs._core import and_end, whole_close, whole_end
+from shiftverbs._core import and_end, end_when_free, whole_close, whole_end
 from shiftverbs.shadows import pyverbs_objects
 
 logger = logging.getLogger("shiftverbs.lifetime")
@@ -72,17 +74,13 @@ class Node:
         if not self.open:
             return
         self.open = False
-        parents, self.parents = self.parents, []
-        for parent in parents:
+        for parent in self.parents:
             parent.children -= 1
             if parent.children == 0:
                 waiting = _waiting.pop(parent.owner_id, None)
                 if waiting is not None:
-                    try:
-                        _close_or_leak(waiting)
-                    except Exception as error:
-                        logger.warning("a %s was not closed: %s", type(waiting).__name__, error)
-                    _release(waiting)
+                    end_when_free(_end_waiting, waiting)
+        self.parents = []  # only now: whoever closes a grandparent sees that its child is not through
 
 
 def node_of(obj: object) -> Node | None:
@@ -133,6 +131,16 @@ def finalize(
     _close_or_leak(obj, still_open)
 
 
+def _end_waiting(obj: Any) -> None:
+    """The last child of a parent that was garbage before it is gone."""
+    try:
+        _close_or_leak(obj)
+    except Exception as error:
+        logger.warning("a %s was not closed: %s", type(obj).__name__, error)
+    finally:
+        _release(obj)
+
+
 def _close_or_leak(obj: Any, still_open: Any = is_open) -> None:
     try:
         obj.close()
@@ -161,7 +169,10 @@ class Tracked(Ended):
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = is_open) -> None:
         """As pyverbs'; does nothing where it is closed."""
-        if not _is_open(self):
+        self._close(_is_open)
+
+    def _close(self, is_open: Any) -> None:
+        if not is_open(self):
             return
         super().close()  # type: ignore[misc]
         if self._node is not None:

@@ -74,7 +74,7 @@ class AsyncEvents:
         """Take all events that are there. Returns how many. Any thread; never blocks on the device.
 
         wait: False returns at once where another thread is taking events. The driver must not: the collector may
-        run in that thread, and close a QP, which takes the driver's lock.
+        take memory away in that thread, and wait for a NIC.
         """
         count = 0
         if wait:

@@ -321,9 +321,8 @@ class Nic:
         self.worker.call(self._look)
 
     def _look(self) -> None:
-        fresh: list[Callable[[], None]] = []  # not made under the lock: the collector may run there
         with self._looks_lock:
-            waiting, self._looks = self._looks, fresh
+            waiting, self._looks = self._looks, []
         try:
             if self.ctx and not self.dead:
                 self.ports = self._read_ports()

@@ -25,6 +25,7 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
+from shiftverbs._core import Unbroken
 from shiftverbs.native.ibv import AccessFlag, ReregMrFlag
 from shiftverbs.process.waiting import in_slices
 
@@ -514,8 +515,7 @@ class ShadowCQ(Shadow):
         self._vector = vector
         self._protected = 0
         self._others = 0
-        # Reentrant: the collector may close a QP of this CQ while it is held.
-        self._lock = threading.RLock()
+        self._lock = Unbroken(threading.RLock())
         self.start()
 
     @property
@@ -554,7 +554,7 @@ class ShadowCQ(Shadow):
                     self._hardware_cqe = self.domain.nic.verbs.resize_cq(self.default, self.needed)
                 except OSError as error:
                     refused = error
-        # Not under the lock: while a log line is written, the collector may close a QP of this CQ.
+        # Not under the lock: the program's log handlers may take their time.
         if refused is not None:
             text = (
                 "a CQ cannot have more than %d entries (%s): QPs for which that is too few are not protected"

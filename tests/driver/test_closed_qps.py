@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -125,22 +126,36 @@ def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver:
     assert not driver.connections and runtime.connection_of(unused) is None
 
 
-def test_the_collector_may_close_a_qp_wherever_we_are(driver: Driver, nic: Any) -> None:
-    """It runs where objects are made, and finalizers where the last reference to something goes."""
-    first, second = add(driver, Connection(nic)), add(driver, Connection(nic))
-    collect: list[Any] = []
+class Dropped:
+    """What a QP is: its last reference goes in the middle of the driver, and closing it does what `close` says."""
 
-    class Said:
-        def __del__(self) -> None:
-            if collect:
-                driver.drop_backlog(collect.pop())
+    def __init__(self, close: Callable[[], object]) -> None:
+        self.close = close
+
+    @_core.whole_end
+    def __del__(self) -> None:
+        self.close()
+
+
+def test_a_qp_whose_end_comes_amid_the_driver_is_closed_behind_it(driver: Driver, nic: Any) -> None:
+    """The collector runs where objects are made, and finalizers where the last reference to something goes."""
+    first, second = add(driver, Connection(nic)), add(driver, Connection(nic))
+    ended: list[bool] = []
+
+    def close() -> None:
+        ended.append(driver.is_in())
+        driver.drop_backlog(second)  # type: ignore[arg-type]
 
     for each in (first, second, first, second):
-        driver._mail[each] = {("anything",): Said()}  # type: ignore[dict-item, index]
-        driver.later(each, print, Said())  # type: ignore[arg-type]
-    collect.append(second)
-    driver.drop_backlog(first)  # type: ignore[arg-type]
-    assert not collect and not driver._backlog and not driver._pending and not driver._mail
+        driver._mail[each] = {("anything",): Dropped(close)}  # type: ignore[dict-item, index]
+        driver.later(each, print, Dropped(close))  # type: ignore[arg-type]
+    with driver.locked():
+        ended.clear()
+        driver.drop_backlog(first)  # type: ignore[arg-type]
+        assert not ended and list(driver._pending) == [second]
+    _core.close_dropped()
+    assert set(ended) == {False}
+    assert not driver._backlog and not driver._pending and not driver._mail
 
 
 def waits(nic: Any) -> list[tuple[str, int]]:
@@ -166,8 +181,8 @@ def test_no_command_is_under_way_on_a_qp_closed_at_exit(driver: Driver, nic: Any
     assert waited == [("cancel", 4096), ("drain", 4096)]
 
 
-def test_no_command_waits_for_a_qp_closed_on_a_nics_own_thread(driver: Driver, nic: Any) -> None:
-    """By the collector, which may run there: none is under way then, but what is queued would find it destroyed."""
+def test_no_command_waits_for_a_qp_that_ends_on_a_nics_own_thread(driver: Driver, nic: Any) -> None:
+    """None is under way then, but what is queued would find it destroyed."""
     runtime: Any = Runtime.__new__(Runtime)
     runtime.driver, runtime._stopped, runtime.pid = driver, True, os.getpid()
     waited = waits(nic)
@@ -207,7 +222,7 @@ def test_telling_who_waits_waits_for_nobody(driver: Driver, nic: Any) -> None:
 
 
 def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, nic: Any) -> None:
-    """By the collector, for one: its CQs would be looked at two thousand times a second for ever."""
+    """Its CQs would be looked at two thousand times a second for ever."""
     holder: list[RealConnection] = []
 
     class Core(Double, real=_core.QPCore):
@@ -239,14 +254,22 @@ def test_a_qp_that_the_collector_closes_loses_its_turn_only(driver: Driver, nic:
     closed = many[UNDER_WAY + 1]
     later = driver.turns._later
 
+    def close() -> None:
+        closed.closed = True
+        driver.drop_backlog(closed)
+
+    dropped = [Dropped(close)]
+
     def make(*args: Any) -> None:  # something, so that the collector runs
-        if not closed.closed:
-            closed.closed = True
-            driver.drop_backlog(closed)
+        dropped.clear()
         later(*args)
 
     driver.turns._later = make
-    driver.turns.admit(0)
+    with driver.locked():
+        driver.turns.admit(0)
+        assert not dropped and not closed.closed
+    _core.close_dropped()
+    assert closed.closed
     driver.run()
     assert begun == [*many[: UNDER_WAY + 1], many[UNDER_WAY + 2]] and closed not in driver.turns._going
 
@@ -269,17 +292,23 @@ def test_a_context_that_is_closed_when_it_is_to_be_watched(
     assert not watched and not driver.nic_events._watched_events
 
 
-def test_a_qp_that_the_collector_closes_gets_no_command_any_more(driver: Driver, nic: Any) -> None:
-    """While its own connection is about to give one: the QP is destroyed by then, and the NIC's thread would crash."""
+def test_a_qp_that_the_collector_finds_is_there_for_the_command_that_it_is_given(
+    driver: Driver, nic: Any
+) -> None:
+    """Its own connection is about to give one: were the QP destroyed by then, the NIC's thread would crash."""
     one = add(driver, Connection(nic))
+    dropped = [Dropped(lambda: setattr(one, "closed", True))]
 
     def handle(k: int) -> int:
-        one.closed = True
+        dropped.clear()
         return 4096
 
     one.shadow.handle = handle
-    driver.command(one, 0, None, lambda err, step: None)  # type: ignore[arg-type]
-    assert nic.worker.submitted == [] and not driver._commands
+    with driver.locked():
+        driver.command(one, 0, None, lambda err, step: None)  # type: ignore[arg-type]
+        assert len(nic.worker.submitted) == 1 and not one.closed
+    _core.close_dropped()
+    assert one.closed
 
 
 def test_a_qp_that_the_collector_closes_leaves_no_message_behind(driver: Driver, nic: Any) -> None:
@@ -293,17 +322,28 @@ def test_a_qp_that_the_collector_closes_leaves_no_message_behind(driver: Driver,
     assert not driver._mail and not driver._pending and "handle_message" not in one.told
 
 
-def test_a_qp_that_the_collector_closes_gets_no_connection(
+def test_a_connection_made_for_a_qp_that_the_collector_finds_is_closed_with_it(
     driver: Driver, nic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one is made for it: nothing would ever close that, and it would go on with a QP that is destroyed."""
+    """Nothing else would ever close it, and it would go on with a QP that is destroyed."""
     runtime: Any = Runtime.__new__(Runtime)
-    runtime.driver = driver
-    shadow = shadow_qp(None, core=double(_core.QPCore), connection=None, closed=False)
+    runtime.driver, runtime._stopped, runtime.pid = driver, False, os.getpid()
+    nic.worker.pending = lambda qp: 0
+    core = double(_core.QPCore, send_cq=None, recv_cq=None)
+    shadow = shadow_qp(nic, core=core, connection=None, closed=False, handle=lambda k: 4096)
+
+    def close() -> None:
+        shadow.closed = True
+        runtime.qp_closing(shadow)
+
+    dropped = [Dropped(close)]
 
     def made(*args: Any) -> Any:
-        shadow.closed = True
+        dropped.clear()
         return RealConnection(*args)
 
     monkeypatch.setattr(runtime_module, "Connection", made)
-    assert runtime.connection_of(shadow) is None and not driver.connections
+    connection = runtime.connection_of(shadow)
+    assert not dropped and not connection.closed
+    _core.close_dropped()
+    assert connection.closed and not driver.connections

@@ -55,7 +55,7 @@ def run(
 
 
 def test_none_is_lost() -> None:
-    assert len(PLAIN) == 26 and SPECIAL <= FILES.keys()
+    assert len(PLAIN) == 44 and SPECIAL <= FILES.keys()
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -414,7 +414,6 @@ class Connection:
             cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
             queues = [(cq, k) for k in range(pairs.bit_length()) if pairs >> k & 1 for cq in cqs]
         self.driver.looks.look_at(self, queues)
-        # Only now: where the collector closes this QP meanwhile, `clear_away` must find it.
         self._looked_for = wanted
 
     def _stop_looking(self) -> None:

@@ -98,8 +98,9 @@ class Timeline:
         hopeless: whether it never will; deadline: of time.monotonic(), None = for ever.
         """
         while True:
-            # No Condition: the collector may run in here, and close a QP, which takes the driver's lock. Whoever has
-            # that and tells us something must not wait for us.
+            # No Condition: a signal's handler that raises inside one may leave its lock to this thread, and the
+            # collector may run in there, and close a QP, which takes the driver's lock. Whoever has that and tells us
+            # something must not wait for us.
             told = threading.Lock()
             told.acquire()
             self._waiting.append(told)

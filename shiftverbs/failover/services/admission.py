@@ -85,10 +85,7 @@ class Turns:
             room = TURN_COUNT
         for connection in list(itertools.islice(self._waiting, max(0, room))):
             self._going.add(connection)
-            begin = self._waiting.pop(connection, None)
-            if begin is None:  # the collector closed its QP meanwhile
-                self._going.discard(connection)
-                continue
+            begin = self._waiting.pop(connection)
             self._moved_ns = now
             self._later(connection, self._begin, connection, begin)
 

@@ -218,9 +218,7 @@ class ControlChannel:
             ping = PingState(self._ping_interval_ns, self._ping_dead_after, self._machine.random_bits(62))
             path = Path(nic, endpoint, link, ping)
             self.paths[path.key] = path
-            # The collector may have closed all other paths of this link meanwhile, and taken it away with them.
             link.paths.append(path)
-            self._links[link.key] = link
             self._make_ah(path)
         path.link.path = path  # how the peer is reached now, where another way is not let go of yet
         path.users.append(on_change)
@@ -231,7 +229,7 @@ class ControlChannel:
         kept = self._kept_seals.pop(made.key, None)
         if kept is not None:
             made.seals = kept
-        return self._links.get(made.key, made)
+        return self._links.setdefault(made.key, made)
 
     def _keep_seals(self, link: Link) -> None:
         self._kept_seals[link.key] = link.seals

@@ -111,7 +111,9 @@ class ThisMachine:
 
     def worker(self, name: str, waiter: _nic.Waiter) -> _nic.NicWorker:
         """A NIC's command thread; the end of a command raises attention and wakes the control thread."""
-        return _nic.NicWorker(name, _core.attention_address(), waiter)
+        made = _nic.NicWorker(name, _core.attention_address(), waiter)
+        made.post(_core.closes_nothing_here)
+        return made
 
     def start_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Have `run` run in a thread that handles no signals, and keeps no process alive."""

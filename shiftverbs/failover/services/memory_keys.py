@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shiftverbs._core import Unbroken
 from shiftverbs.process.waiting import look_for_signals
 from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 
@@ -268,8 +269,10 @@ class KeyBook:
     """
 
     def __init__(self) -> None:
-        # Reentrant: the collector may close an MR while it is held.
-        self._changed = threading.Condition(threading.RLock())
+        # Reentrant: the collector may take memory away while it is held, which goes at once wherever that is.
+        lock = threading.RLock()
+        self._lock = Unbroken(lock)
+        self._changed = threading.Condition(lock)  # what peers have confirmed
         self._by_rkey: dict[tuple[Nic, int], ShadowMR] = {}
         self._by_lkey: dict[tuple[Nic, int], ShadowMR] = {}
         self._changing: set[ShadowMR] = set()  # by ibv_rereg_mr: neither the former memory nor none
@@ -282,14 +285,14 @@ class KeyBook:
     def add(self, mr: ShadowMR) -> None:
         """A ShadowMR was made: peers may ask for its rkeys from now on."""
         nic = mr.domain.nic
-        with self._changed:
+        with self._lock:
             self._by_rkey[nic, mr.rkey] = self._by_lkey[nic, mr.lkey] = mr
 
     def remove(self, mr: ShadowMR) -> list[Told]:
         """A ShadowMR is gone. Returns the peers that use its keys, and have to be told."""
         nic = mr.domain.nic
         concerned = []
-        with self._changed:
+        with self._lock:
             by_lkey, by_rkey = self._by_lkey.get((nic, mr.lkey)), self._by_rkey.get((nic, mr.rkey))
             if by_lkey is mr:
                 del self._by_lkey[nic, mr.lkey]
@@ -304,12 +307,12 @@ class KeyBook:
 
     def change(self, mr: ShadowMR) -> None:
         """A ShadowMR is about to be removed, and something else will take its place before `changed`."""
-        with self._changed:
+        with self._lock:
             self._changing.add(mr)
 
     def changed(self, mr: ShadowMR) -> None:
         """What takes its place is there, or nothing will."""
-        with self._changed:
+        with self._lock:
             self._changing.discard(mr)
 
     def is_changing(self, nic: Nic, lkey: int | None = None, rkey: int | None = None) -> bool:
@@ -324,7 +327,7 @@ class KeyBook:
 
     def stand_in(self, domain: Any, lkey: int, k: int, there: int) -> None:
         """On NIC k `there` stands for an lkey of no memory, until memory has that lkey."""
-        with self._changed:  # memory that comes meanwhile enters the book first
+        with self._lock:  # memory that comes meanwhile enters the book first
             if self.local(domain.nic, lkey) is None and not self.is_changing(domain.nic, lkey=lkey):
                 domain.keymap.set_local(lkey, k, there)
 
@@ -337,7 +340,7 @@ class KeyBook:
             return []
         until = time.monotonic() + timeout_s
         while True:
-            with self._changed:
+            with self._lock:
                 waiting = [told for told in list(self._told.values()) if self._awaits(told, mr)]
                 left = until - time.monotonic()
                 if not waiting or left <= 0:
@@ -354,7 +357,7 @@ class KeyBook:
     def told(self, instance: str, gid: str, nic: Nic) -> Told:
         """What the process `instance` knows of our memory on `nic`, which it knows under `gid`."""
         key = (instance, gid, nic)
-        with self._changed:
+        with self._lock:
             told = self._told.get(key)
             if told is None:
                 # A number of its own: the peer may remember what we told it before.
@@ -364,7 +367,7 @@ class KeyBook:
 
     def leave(self, told: Told, user: KeyUser) -> None:
         """One user less; what nobody uses is forgotten."""
-        with self._changed:
+        with self._lock:
             told.users.discard(user)
             if not told.users:
                 for key, kept in list(self._told.items()):
@@ -377,11 +380,11 @@ class KeyBook:
         """The peer has heard of everything up to `version`, and its WRs are through up to `settled` (None: as well)."""
         settled = version if settled is None else settled
         if told.confirmed < version <= told.version:
-            with self._changed:
+            with self._lock:
                 told.confirmed = version
                 self._changed.notify_all()
         if told.settled < settled <= told.version:
-            with self._changed:
+            with self._lock:
                 held = {nic for nic, _ in told.held}
                 told.settle(settled)
             self._free(held)
@@ -398,7 +401,7 @@ class KeyBook:
 
     def answers(self, told: Told, m: WantKeys, backups: int) -> Iterator[Keys]:
         """The answer to a question, in as many messages as it takes."""
-        with self._changed:
+        with self._lock:
             version = told.version
             since, gone = told.since(m.version)
             found = [self._find(told, rkey, backups) for rkey in m.rkeys]

@@ -303,6 +303,7 @@ cdef class Unbroken:
 
     lock: with acquire(blocking, timeout) and release(); give_back: what releases it, in place of its release().
     `with` waits for the lock as long as it takes; handlers run while it waits, and may raise: then it is not had.
+    What ends in a thread that has it is closed later, see finalizers.pxi.
     """
 
     cdef object _lock
@@ -324,12 +325,15 @@ cdef class Unbroken:
             if timeout_s >= 0:
                 left = max(0.0, min(left, <double>(deadline - now_ns()) / 1e9))
             signals_off()
+            sv_busier(1)
             try:
                 if self._lock.acquire(True, left):
                     return True
             except BaseException:
+                sv_busier(-1)
                 signals_on()
                 raise
+            sv_busier(-1)
             signals_on()
             signals_off_again(signals_open())
             PyErr_CheckSignals()
@@ -342,12 +346,15 @@ cdef class Unbroken:
     def enter_now(self) -> bool:
         """Enter if the lock is free; then `leave` must follow."""
         signals_off()
+        sv_busier(1)
         try:
             if self._lock.acquire(False):
                 return True
         except BaseException:
+            sv_busier(-1)
             signals_on()
             raise
+        sv_busier(-1)
         signals_on()
         return False
 
@@ -359,6 +366,7 @@ cdef class Unbroken:
             else:
                 self._give_back()
         finally:
+            sv_busier(-1)
             signals_on()
 
 
@@ -424,7 +432,9 @@ def whole(verb):
     """
     def call(*args, **kwargs):
         global in_verbs
-        cdef int off = signals_off()
+        cdef int off
+        end_dropped()
+        off = signals_off()
         in_verbs += off
         try:
             return verb(*args, **kwargs)
@@ -432,6 +442,7 @@ def whole(verb):
             if off:
                 in_verbs -= 1
                 signals_on()
+            end_dropped()
     return _wraps(verb)(call)
 
 
@@ -454,7 +465,7 @@ cdef int tell_of_leak(object cls) except -1:
     return 0
 
 
-def whole_close(Py_ssize_t offset, bint anew=False):
+def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
     """Decorator: as `whole`, of a `close()` that does nothing where the pointer at `offset` of the object is NULL.
 
     No bytecode runs then: a handler's exception would be swallowed, being in a `__dealloc__`. Nor is anything destroyed
@@ -464,6 +475,7 @@ def whole_close(Py_ssize_t offset, bint anew=False):
     anew: it bears being called again while it waits. Another is not: pyverbs would destroy what is destroyed already.
     Called by a signal's handler meanwhile it does nothing (what waits goes on after it), or raises EBUSY where it is
     part of a parent's close; called by another thread it returns when that one has.
+    anywhere: it may be closed by a thread that has a lock of ours. Others are put aside there, see finalizers.pxi.
     """
     cdef dict under_way = {}  # the objects that are being closed, by id: the thread that does
     closes_under_way.append(under_way)
@@ -478,6 +490,11 @@ def whole_close(Py_ssize_t offset, bint anew=False):
             if PyObject_GC_IsFinalized(<PyObject *>self) and id(self) not in being_finalized and self._node is None:
                 pointer[0] = NULL
                 tell_of_leak(type(self))
+                return None
+            if not sv_is_busy():
+                before_close(self)
+            elif not anywhere:
+                put_aside(close_quietly, self)
                 return None
             address = id(self)
             me = PyThread_get_thread_ident()
@@ -515,32 +532,67 @@ def whole_close(Py_ssize_t offset, bint anew=False):
                 if off:
                     in_verbs -= 1
                     signals_on()
+
+        def close_quietly(self):
+            end_quietly(close, self)
+
+        close_quietly = _wraps(verb)(close_quietly)
         return _wraps(verb)(close)
     return decorate
 
 
+cdef int end_quietly(verb, self) except -1:
+    """verb(self), which no signal's handler breaks off, and where none raises."""
+    global ends
+    cdef list raised = []
+    cdef int off = signals_off_quietly(raised)
+    cdef int main = PyThread_get_thread_ident() == main_thread
+    cdef list entry = [verb, self, PyThread_get_thread_ident()]
+    address = id(self)
+    being_finalized.add(address)
+    being_ended[id(entry)] = entry
+    ends += main
+    try:
+        verb(self)
+    finally:
+        being_ended.pop(id(entry), None)
+        being_finalized.discard(address)
+        ends -= main
+        if off:
+            signals_on()
+            if not put_off:
+                run_handlers_quietly(raised)
+        raise_later(raised)
+    return 0
+
+
 def whole_end(verb):
-    """Decorator: a `__del__`, which no signal's handler breaks off, and where none raises."""
+    """Decorator: a `__del__`, which no signal's handler breaks off, and where none raises.
+
+    A thread that has a lock of ours puts the object aside instead, see finalizers.pxi.
+    """
+    return ending(verb, False)
+
+
+def whole_end_anywhere(verb):
+    """As `whole_end`, of an object that ends at once wherever that is: memory."""
+    return ending(verb, True)
+
+
+cdef object ending(verb, bint anywhere):
+    def end(self):
+        end_quietly(verb, self)
+
     def __del__(self):
-        global ends
-        cdef list raised = []
-        cdef int off = signals_off_quietly(raised)
-        cdef int main = PyThread_get_thread_ident() == main_thread
-        address = id(self)
-        being_finalized.add(address)
-        ends += main
-        try:
-            verb(self)
-        finally:
-            being_finalized.discard(address)
-            ends -= main
-            if off:
-                signals_on()
-                if not put_off:
-                    run_handlers_quietly(raised)
-            raise_later(raised)
+        if sv_is_busy() and not anywhere:
+            put_aside(end, self)
+        else:
+            end(self)
+
+    end = _wraps(verb)(end)
     __del__ = _wraps(verb)(__del__)
     __del__.our_end = __del__
+    __del__.anywhere = anywhere
     return __del__
 
 
@@ -548,9 +600,11 @@ def and_end(theirs, end):
     """Returns a `__del__` that runs `theirs`, a program's own, and then `end`, of `whole_end`, whatever comes of it.
 
     Handlers run in theirs as ever; no bytecode is between the two. An object that theirs keeps goes on living: the
-    interpreter will not call its `__del__` again.
+    interpreter will not call its `__del__` again. Both are put off together.
     """
-    def __del__(self):
+    cdef bint anywhere = end.anywhere
+
+    def both(self):
         cdef Py_ssize_t references = Py_REFCNT(<PyObject *>self)
         cdef bint kept = False
         try:
@@ -559,8 +613,17 @@ def and_end(theirs, end):
         finally:
             if not kept:
                 end(self)
+
+    def __del__(self):
+        if sv_is_busy() and not anywhere:
+            put_aside(both, self)
+        else:
+            both(self)
+
+    both = _wraps(theirs)(both)
     __del__ = _wraps(theirs)(__del__)
     __del__.our_end = end
+    __del__.anywhere = anywhere
     return __del__
 
 
@@ -572,6 +635,7 @@ cdef int signals_after_fork() except -1:
         for address, thread in list(under_way.items()):
             if thread != me:
                 del under_way[address]
+    drops_after_fork()
     if main_thread != me:
         main_thread = me
         put_off = in_verbs = ends = 0
