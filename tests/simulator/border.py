@@ -759,6 +759,7 @@ class World:
         stack.enter_context(mock.patch.object(shadow, "_ended", ended))
         stack.enter_context(mock.patch.object(driver, "OutsideTheLock", _Silent))
         stack.enter_context(mock.patch.object(runtime, "_at_start", []))
+        stack.enter_context(mock.patch.object(_core, "when_dropped", lambda call: None))
         pointer = pyverbs_objects.pointer
         ours = lambda obj: obj.pointer if hasattr(obj, "pointer") else pointer(obj)  # noqa: E731
         stack.enter_context(mock.patch.object(pyverbs_objects, "pointer", ours))
