@@ -636,3 +636,16 @@ mutant(
     "a chain that is broken by a doubled ring is handed over one by one",
     lines(DISPATCH, "cdef inline int qp_post_send", "q.one_by_one |= q.tail != first + 1"),
 )
+
+mutant(
+    "forget_that_an_own_error_was_shown",
+    "behind an error of its own that the application has seen all is flushed, whoever ends the QP",
+    lines(
+        DISPATCH,
+        "cdef inline bint withhold",
+        """
+        if q.shown_error == 0:
+            q.shown_error = wc.status  # behind it all that is left is flushed, whoever ends the QP
+        """,
+    ),
+)

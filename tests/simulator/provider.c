@@ -162,8 +162,8 @@ EXPORT struct cq *sv_cq(struct ibv_context *ctx, int cqe) {
     return cq;
 }
 
-EXPORT struct qp *sv_qp(struct ibv_context *ctx, struct cq *send_cq, struct cq *recv_cq, uint32_t qp_num, uint32_t index,
-                        uint32_t send_depth, uint32_t recv_depth) {
+EXPORT struct qp *sv_qp(struct ibv_context *ctx, struct cq *send_cq, struct cq *recv_cq, uint32_t qp_num,
+                        uint32_t index, uint32_t send_depth, uint32_t recv_depth) {
     struct qp *qp = calloc(1, sizeof(*qp));
     qp->qp.context = ctx;
     qp->qp.send_cq = &send_cq->cq;
@@ -180,8 +180,8 @@ EXPORT struct shared *sv_shared(struct qp *qp) {
 }
 
 // A completion; the number of those that wait in the CQ then.
-EXPORT uint32_t sv_push(struct cq *cq, uint64_t wr_id, int status, int opcode, uint32_t qp_num, uint32_t byte_len,
-                        uint32_t imm, int wc_flags) {
+EXPORT uint32_t sv_push(struct cq *cq, uint64_t wr_id, int status, int opcode, uint32_t qp_num,
+                        uint32_t byte_len, uint32_t imm, int wc_flags) {
     if (cq->count == cq->slots) {
         uint32_t slots = cq->slots ? cq->slots * 2 : 64;
         struct ibv_wc *wcs = malloc(slots * sizeof(*wcs));

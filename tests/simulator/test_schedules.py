@@ -27,6 +27,17 @@ CHUNKS, CHUNK = 12, 100
 HERE = Path(__file__).parent
 
 
+#: Seeds that once failed: what each found.
+FOUND_SOMETHING = {
+    1134: "an error of the application's own, then a SWITCH that could not be: RETRY_EXC_ERR behind it, not a flush",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND_SOMETHING)
+def test_seeds_that_found_something_stay_clean(seed: int) -> None:
+    Schedule(seed).run()
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_schedules_run_clean(chunk: int) -> None:
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):

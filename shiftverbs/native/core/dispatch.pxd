@@ -173,6 +173,8 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
         q.withheld_recv_end = seq
     abort_sends(q, q.withheld_send_end, before, before_vendor_err)
     abort_recvs(q, q.withheld_recv_end)
+    if q.shown_error == 0:
+        q.shown_error = wc.status  # behind it all that is left is flushed, whoever ends the QP
     end_by_own_error(q)
     return False
 

@@ -256,7 +256,7 @@ ctypedef struct QPState:
     uint64_t posted
     uint64_t stale
     int aborted            # every WR got its error, and the application has not begun anew
-    int shown_error        # status of the first error WC that was shown to the application unguarded; 0: none
+    int shown_error        # status of the first error WC that was shown to the application; 0: none
 
 
 # --- small things ---------------------------------------------------------------------------------------------
