@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import sys
 import types
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent,
 from shiftverbs.failover import changes, connection, driver, memory_keys, runtime, timeline
 from shiftverbs.native.ibv import LinkLayer, PortState
 from shiftverbs.process import waiting
+from shiftverbs.process.log_lines import Seldom
 from shiftverbs.shadows import nic as shadows_nic
 from shiftverbs.shadows import pyverbs_objects, shadow
 
@@ -696,6 +698,18 @@ class _Silent:
         return True
 
 
+def _note_error(logger: logging.Logger, *_: object, **__: object) -> None:
+    """`Logger.exception`: only what nobody expected is told so, and it is a bug of ours."""
+    error = sys.exception()
+    if error is not None and World.current is not None and logger.name.startswith("shiftverbs"):
+        World.current.errors.append(error)
+
+
+def _note_seldom(seldom: Seldom, now_ns: int, error: BaseException, *_: object) -> None:
+    """`Seldom.exception`."""
+    World.net().errors.append(error)
+
+
 class World:
     """The standard library and pyverbs as simulated processes see them, while `entered`. Once for any number of runs.
 
@@ -753,6 +767,8 @@ class World:
         pointer = pyverbs_objects.pointer
         ours = lambda obj: obj.pointer if hasattr(obj, "pointer") else pointer(obj)  # noqa: E731
         stack.enter_context(mock.patch.object(pyverbs_objects, "pointer", ours))
+        stack.enter_context(mock.patch.object(logging.Logger, "exception", _note_error))
+        stack.enter_context(mock.patch.object(Seldom, "exception", _note_seldom))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
         stack.callback(_core.set_driver, None)

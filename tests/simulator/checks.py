@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Any
 
 from simulator.application import ATOMIC_CELLS, CELLS, Application
-from simulator.network import Network
+from simulator.network import Network, OwnError, Violation
 from simulator.rnic import ERR
 
 from shiftverbs.native.ibv import WcStatus
@@ -22,14 +22,6 @@ TWO_SIDED = ("SEND", "WRITE_IMM")
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
 #: What is done where a MOVE has succeeded, was called off, or something worse has come.
 MOVE_IS_OVER = ("OpenSend", "CancelMove", "CloseSend", "DeliverErrors", "SetStatus")
-
-
-class Violation(AssertionError):
-    """A rule that a run broke."""
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
 
 
 def over(app: Application) -> str | None:
@@ -69,6 +61,8 @@ def ended(app: Application) -> bool:
 
 def check(net: Network) -> None:
     """All rules for all QPs and both directions."""
+    if net.errors:
+        raise OwnError(net.errors[0])
     for app in net.apps:
         peer = app.peer
         # A message whose completion died with the NIC was not received, as far as anybody can tell.
