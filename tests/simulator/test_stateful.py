@@ -48,6 +48,7 @@ ARROWS = {
 NAMES = st.sampled_from("ab")
 APPS = st.integers(0, 3)
 PAIRS = st.integers(0, 2)
+LETS_PASS = st.sampled_from([0, 0.1, 1, 5, 30, 120])
 SELDOM = st.sampled_from([False, False, False, True])
 KINDS = [("SEND",), ("WRITE", "WRITE_IMM"), ("SEND", "WRITE", "WRITE", "WRITE_IMM")]
 #: Facts that hold at any time, of all that was posted, executed and seen so far.
@@ -77,6 +78,15 @@ class Healed(Schedule):
                 nic.registering_ns = 50 * US
         self._heal()
 
+    def judge_end(self, net: Network) -> None:
+        """Whoever does not know yet may have to give up its peer first: where that has no QP left it hears nobody."""
+        for app in net.apps:
+            if ended(app.peer) and not ended(app):
+                self._needs_its_peer(app)
+        clock = net.clock
+        clock.run(clock.now + 5_000 * MS, lambda: all(ended(app) or not ended(app.peer) for app in net.apps))
+        super().judge_end(net)
+
 
 class Failover(RuleBasedStateMachine):
     """Faults, posts and time in any order."""
@@ -90,7 +100,9 @@ class Failover(RuleBasedStateMachine):
         capacity=st.sampled_from([2, 32]),
         receives=st.sampled_from([1, 16]),
         one_process=SELDOM,
-        armed=st.booleans(),
+        early=SELDOM,
+        n=st.sampled_from([0, 40, 160]),
+        gap_ns=st.sampled_from([20 * US, 100 * US, 1 * MS]),
     )
     def begin(
         self,
@@ -100,17 +112,23 @@ class Failover(RuleBasedStateMachine):
         capacity: int,
         receives: int,
         one_process: bool,
-        armed: bool,
+        early: bool,
+        n: int,
+        gap_ns: int,
     ) -> None:
+        """early: before they are protected; n: so many messages of each side come by themselves, gap_ns apart."""
         self.pairs = pairs
         self.reasons: set[str] = set()  # why giving up would be right
         self.epochs: dict[tuple[str, int], int] = {}
         self.dark_ns = 0
         self.has_atomics = self.has_other_rights = False
         self.net = Network(seed, pairs, capacity, receives, qps=qps, one_cq=qps > 1, one_process=one_process)
-        if armed:
+        if not early:
             wait(self.net, 30)
             assert self.net.protected()
+        for app in self.net.apps:
+            for i in range(n):
+                self.plan(app, "SEND", 0, i % 4 != 1, i * gap_ns)
 
     # ---- the model --------------------------------------------------------------------------------------------------
 
@@ -191,45 +209,46 @@ class Failover(RuleBasedStateMachine):
         for i in range(n):
             self.plan(app, opcode, 8 + i % 4 if opcode == "FADD" else i, True, i * 10 * US)
 
-    @rule(number=APPS, really=SELDOM)
-    def name_no_memory(self, number: int, really: bool) -> None:
-        app = self.app(number)
-        if not really or app.own_error is not None or app.at_its_end:
-            return
-        self.reasons.add("an error of the application's own")
-        wr = self.plan(app, "WRITE", 0, True, 0)
-        if wr is not None:
-            app.own_error = "it named memory that is not there"
-            wr.bad = True
-
-    @rule(number=APPS, k=PAIRS)
-    def prefer(self, number: int, k: int) -> None:
+    @rule(number=APPS, k=PAIRS, ms=LETS_PASS)
+    def prefer(self, number: int, k: int, ms: float) -> None:
         self.app(number).endpoint.prefer(k % self.pairs)
+        self.let_pass(ms)
 
-    @rule(number=APPS, how=st.sampled_from(["close", "err", "reset"]), really=SELDOM)
-    def leave(self, number: int, how: str, really: bool) -> None:
-        if really:
-            self.broken("close", "one of them left")
-            getattr(self.app(number), how)()
-
-    @rule(number=APPS, move=st.booleans())
-    def renew_memory(self, number: int, move: bool) -> None:
-        """Deregister what the peer reaches, and register it again, perhaps elsewhere."""
-        self.app(number).renew_window(move)
-
-    @rule(number=APPS, really=SELDOM)
-    def take_memory_away(self, number: int, really: bool) -> None:
-        if really:
+    @rule(
+        number=APPS, how=st.sampled_from(["close", "err", "reset", "no memory", "take memory"]), really=SELDOM
+    )
+    def end(self, number: int, how: str, really: bool) -> None:
+        """It leaves, or does what ends its QP with plain verbs too."""
+        app = self.app(number)
+        if not really or app.at_its_end or app.own_error is not None:
+            return
+        if how == "no memory":
+            wr = self.plan(app, "WRITE", 0, True, 0)
+            if wr is not None:
+                self.reasons.add("an error of the application's own")
+                app.own_error = "it named memory that is not there"
+                wr.bad = True
+        elif how == "take memory":
             self.broken("gone", "an error of the application's own")
-            self.app(number).take_memory_away()
+            app.take_memory_away()
+        else:
+            self.broken("close", "one of them left")
+            getattr(app, how)()
 
-    @rule(number=APPS, less=st.booleans())
-    def change_rights(self, number: int, less: bool) -> None:
-        """The peer may use atomics, or may not; where it uses any it goes on to."""
-        if not self.has_atomics:
-            self.has_other_rights |= less
-            spare = int(AccessFlag.REMOTE_ATOMIC) if less else 0
-            self.app(number).change_rights(ALL_RIGHTS & ~spare)
+    @rule(number=APPS, what=st.sampled_from(["again", "elsewhere", "less", "more"]), ms=LETS_PASS)
+    def memory(self, number: int, what: str, ms: float) -> None:
+        """Deregister what the peer reaches, and register it again, perhaps elsewhere; or change what it may do.
+
+        The right that comes and goes is that of atomics: where any are used it stays.
+        """
+        app = self.app(number)
+        if what in ("again", "elsewhere"):
+            app.renew_window(what == "elsewhere")
+        elif not self.has_atomics:
+            self.has_other_rights |= what == "less"
+            spare = int(AccessFlag.REMOTE_ATOMIC) if what == "less" else 0
+            app.change_rights(ALL_RIGHTS & ~spare)
+        self.let_pass(ms)
 
     # ---- what happens to them ---------------------------------------------------------------------------------------
 
@@ -237,15 +256,23 @@ class Failover(RuleBasedStateMachine):
     def wait(self, ms: float) -> None:
         self.let_pass(ms)
 
-    @rule(name=NAMES, k=PAIRS, up=st.booleans(), event_ns=st.sampled_from([None, 10 * US, 2 * MS]))
-    def port(self, name: str, k: int, up: bool, event_ns: int | None) -> None:
+    @rule(
+        name=NAMES,
+        k=PAIRS,
+        up=st.booleans(),
+        event_ns=st.sampled_from([None, 10 * US, 2 * MS]),
+        ms=LETS_PASS,
+    )
+    def port(self, name: str, k: int, up: bool, event_ns: int | None, ms: float) -> None:
         self.broken("port").port(name, k % self.pairs, up, event_ns)
+        self.let_pass(ms)
 
-    @rule(names=st.sampled_from(["a", "b", "ab"]), k=PAIRS, on=st.booleans())
-    def switch(self, names: str, k: int, on: bool) -> None:
+    @rule(names=st.sampled_from(["a", "b", "ab"]), k=PAIRS, on=st.booleans(), ms=LETS_PASS)
+    def switch(self, names: str, k: int, on: bool, ms: float) -> None:
         net = self.broken("wall")
         for name in names:
             net.wall(name, k % self.pairs, on)
+        self.let_pass(ms)
 
     @rule(name=NAMES, k=PAIRS, n=st.integers(1, 5), kind=st.sampled_from(["ack", "resp", "req"]))
     def lose(self, name: str, k: int, n: int, kind: str) -> None:
@@ -257,8 +284,11 @@ class Failover(RuleBasedStateMachine):
         duplicate=st.sampled_from([0.0, 0.3]),
         jitter_ns=st.sampled_from([0, 200 * US, 2 * MS, 40 * MS]),
         echo_ns=st.sampled_from([0, 0, 30 * MS]),
+        ms=LETS_PASS,
     )
-    def network(self, loss: float, packets: float, duplicate: float, jitter_ns: int, echo_ns: int) -> None:
+    def network(
+        self, loss: float, packets: float, duplicate: float, jitter_ns: int, echo_ns: int, ms: float
+    ) -> None:
         """loss: of datagrams; packets: of any; echo_ns: some come once more, so late."""
         net = self.broken("loss")
         for link in net.links.values():
@@ -266,9 +296,10 @@ class Failover(RuleBasedStateMachine):
             link.jitter_ns, link.echo_ns = jitter_ns, echo_ns
         if loss > 0.5 or jitter_ns > 10 * MS:
             self.reasons.add("the peer cannot be heard")
+        self.let_pass(ms)
 
-    @rule(name=NAMES, k=PAIRS, broken=st.booleans())
-    def qp_fatal(self, name: str, k: int, broken: bool) -> None:
+    @rule(name=NAMES, k=PAIRS, broken=st.booleans(), ms=LETS_PASS)
+    def qp_fatal(self, name: str, k: int, broken: bool, ms: float) -> None:
         """The QP of one pair goes to ERR on one side (or only looks as if it did)."""
         net = self.broken("qp_fatal")
         app = net.app(name)
@@ -276,60 +307,56 @@ class Failover(RuleBasedStateMachine):
             net.qp_fatal(name, k % self.pairs)
         if app.endpoint.connection is not None and not app.closed:
             path_failed(app, k % self.pairs, "QP_FATAL")
+        self.let_pass(ms)
 
-    @rule(name=NAMES, k=PAIRS, how=st.sampled_from(["slow", "hung", "failing", "refusing", "well"]))
-    def commands(self, name: str, k: int, how: str) -> None:
-        nic = self.nic(name, k)
-        if how == "well":
-            self.mend(nic)
-            return
-        self.broken(how, "a NIC misbehaves")
-        self.mend(nic)
-        match how:
-            case "slow":
-                nic.command_ns = 5 * MS
-            case "hung":
-                nic.hung = True
-            case "failing":
-                nic.failing = True
-            case "refusing":
-                nic.refusing = 2
-
-    @staticmethod
-    def mend(nic: Nic) -> None:
-        nic.command_ns, nic.failing, nic.refusing = 30 * US, False, 0
+    @rule(
+        name=NAMES,
+        k=PAIRS,
+        how=st.sampled_from(["slow", "hung", "failing", "refusing", "send", "receive", "well"]),
+        ms=LETS_PASS,
+    )
+    def commands(self, name: str, k: int, how: str, ms: float) -> None:
+        """A NIC carries out commands late, never, or not; or it refuses one post."""
+        net, nic = self.net, self.nic(name, k)
+        assert net is not None
+        if how != "well":
+            what = {"send": "refuse_post", "receive": "refuse_post"}.get(how, how)
+            self.broken(what, "a NIC misbehaves")
+        nic.command_ns = 5 * MS if how == "slow" else 30 * US
+        nic.failing = how == "failing"
+        nic.refusing = 2 if how == "refusing" else 0
         nic.unhang()
+        nic.hung = how == "hung"
+        qp = net.app(name).endpoint.qp(nic.k)
+        if how in ("send", "receive") and qp is not None and not net.app(name).closed:
+            queue = how == "receive"
+            qp.shared.refuse_at[queue], qp.shared.refuse_err[queue] = 1, errno.ENOMEM
+        self.let_pass(ms)
 
-    @rule(name=NAMES, k=PAIRS, ms=st.sampled_from([0.05, 5, 60]))
-    def late_memory(self, name: str, k: int, ms: float) -> None:
+    @rule(name=NAMES, k=PAIRS, late_ms=st.sampled_from([0.05, 5, 60]))
+    def late_memory(self, name: str, k: int, late_ms: float) -> None:
         """Memory takes so long to be registered on a backup."""
         if k % self.pairs:
             self.broken("slow_memory")
-            self.nic(name, k).registering_ns = int(ms * MS)
+            self.nic(name, k).registering_ns = int(late_ms * MS)
 
-    @rule(name=NAMES, k=PAIRS, queue=st.integers(0, 1), after=st.integers(0, 3))
-    def refuse_post(self, name: str, k: int, queue: int, after: int) -> None:
-        net = self.broken("refuse_post", "a NIC misbehaves")
-        qp = net.app(name).endpoint.qp(k % self.pairs)
-        if qp is not None and not net.app(name).closed:
-            qp.shared.refuse_at[queue], qp.shared.refuse_err[queue] = after, errno.ENOMEM
-
-    @rule(name=NAMES, k=PAIRS, on=st.booleans())
-    def stall(self, name: str, k: int, on: bool) -> None:
-        """Nothing moves on that NIC, and no completion says so."""
-        if self.nic(name, k).stalled != on:
-            self.broken("stall", "a NIC misbehaves").stall(name, k % self.pairs, on)
-
-    @rule(name=NAMES, k=PAIRS, on=st.booleans())
-    def hold_completions(self, name: str, k: int, on: bool) -> None:
-        nic = self.nic(name, k)
-        if nic.holds_cqes != on and not nic.dead:
-            self.broken("hold_and_kill", "a NIC misbehaves").hold_cqes(name, k % self.pairs, on)
-
-    @rule(name=NAMES, k=PAIRS, really=SELDOM)
-    def device_fatal(self, name: str, k: int, really: bool) -> None:
-        if really:
-            self.broken("kill", "a NIC died").kill(name, k % self.pairs)
+    @rule(
+        name=NAMES,
+        k=PAIRS,
+        how=st.sampled_from(["stalls", "goes on", "holds completions", "tells them", "dies"]),
+        ms=LETS_PASS,
+    )
+    def nic_that(self, name: str, k: int, how: str, ms: float) -> None:
+        net, nic = self.net, self.nic(name, k)
+        assert net is not None
+        on = how in ("stalls", "holds completions")
+        if how == "dies":
+            self.broken("kill", "a NIC died").kill(name, nic.k)
+        elif how in ("stalls", "goes on") and nic.stalled != on:
+            self.broken("stall", "a NIC misbehaves").stall(name, nic.k, on)
+        elif how in ("holds completions", "tells them") and nic.holds_cqes != on and not nic.dead:
+            self.broken("hold_and_kill", "a NIC misbehaves").hold_cqes(name, nic.k, on)
+        self.let_pass(ms)
 
     @rule(name=NAMES, away=st.booleans(), lose_lease=st.booleans())
     def etcd(self, name: str, away: bool, lose_lease: bool) -> None:
@@ -348,15 +375,16 @@ class Failover(RuleBasedStateMachine):
     # ---- what must hold ---------------------------------------------------------------------------------------------
 
     @invariant()
-    def no_error_of_our_own_code(self) -> None:
-        if self.net is not None:
-            self.net.deliver()
-
-    @invariant()
-    def facts_hold(self) -> None:
+    def what_holds_at_any_time(self) -> None:
         net = self.net
         if net is None:
             return
+        net.deliver()  # raises where our own code failed
+        self.facts_hold(net)
+        self.epochs_never_go_back(net)
+        self.states_follow_the_picture(net)
+
+    def facts_hold(self, net: Network) -> None:
         for fact in AT_ANY_TIME:
             fact(net)
         executed = {e[4] for e in net.executions}
@@ -376,20 +404,16 @@ class Failover(RuleBasedStateMachine):
             successes = [wr.index for queue, wr, status in app.wcs if queue == "send" and status == OK]
             assert successes == sorted(set(successes)), f"{app.name}: {successes}"
 
-    @invariant()
-    def epochs_never_go_back(self) -> None:
-        for app in self.net.apps if self.net is not None else ():
+    def epochs_never_go_back(self, net: Network) -> None:
+        for app in net.apps:
             p = app.endpoint.protocol
-            if p is not None and self.net is not None:
-                life = (app.name, self.net.life_at(app.name, self.net.clock.now))
+            if p is not None:
+                life = (app.name, net.life_at(app.name, net.clock.now))
                 assert p.epoch >= self.epochs.get(life, 0)
                 self.epochs[life] = p.epoch
 
-    @invariant()
-    def states_follow_the_picture(self) -> None:
-        net = self.net
-        if net is None:
-            return
+    @staticmethod
+    def states_follow_the_picture(net: Network) -> None:
         paths: dict[tuple[str, int], list[str]] = {}
         for t, name, what in net.trace:
             if isinstance(what, ev.StateChanged) and what.direction == "send":
@@ -420,16 +444,18 @@ class Failover(RuleBasedStateMachine):
         healed.judge_end(net)
         going_on = [app for app in net.apps if not ended(app) and not ended(app.peer)]
 
+        alive = [k for k in range(self.pairs) if not any(net.nics[name][k].dead for name in "ab")]
+
         def fit() -> bool:
-            return all(app.endpoint.protocol.all_fit for app in going_on)
+            protocols = [app.endpoint.protocol for app in going_on]
+            return all(p.pairs[k].clean or k in (p.send_pair, p.recv_pair) for p in protocols for k in alive)
 
         assert clock.run(clock.now + 15_000 * MS, fit), f"a backup stays unfit: {self.told()}"
         for app in going_on:
             messages = [wr for wr in app.posted if wr.opcode in TWO_SIDED]
             assert len(app.peer.received) == len(messages)
         checks.check(net)
-        self.facts_hold()
-        self.states_follow_the_picture()
+        self.what_holds_at_any_time()
 
     def told(self) -> str:
         """For a failure's text."""
