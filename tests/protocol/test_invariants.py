@@ -3,38 +3,30 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from protocol.world import World
+from protocol.one_side import ADDRESS, begun, one_side
 
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
-from shiftverbs.protocol.messages import Move, MoveStep, PairAddress, Phase, Sync
-from shiftverbs.protocol.pair import MS, LocalPair, PairProtocol, ProtocolConfig
+from shiftverbs.protocol.messages import Move, MoveStep, Phase, Sync
+from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.protocol.state import MoveOut
 from shiftverbs.protocol.tables import ArmState, SwitchState
 from shiftverbs.protocol.timers import ArmTimer, Timer, arm_row
 from shiftverbs.state_machine import RecvState, SendState
 
 Story = Callable[[], PairProtocol]
-ADDRESS = PairAddress(b"x" * 16, 0, 99, 5, 3)
 
 
 def protected() -> PairProtocol:
-    w = World(1, 3)
-    assert w.run(until_ns=w.now + 50 * MS, condition=w.home)
-    return w.a.protocol
+    return one_side(3)[0]
 
 
 def arming() -> PairProtocol:
-    p = PairProtocol(
-        ProtocolConfig(), [LocalPair(b"g" * 16, 0, k, 3) for k in range(3)], True, random.Random(1), 0
-    )
-    p.start(0)
-    return p
+    return begun(3)[0]
 
 
 def asking() -> PairProtocol:

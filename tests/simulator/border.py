@@ -12,7 +12,7 @@ import contextlib
 import errno
 import itertools
 import logging
-import traceback
+import sys
 import types
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +31,7 @@ from shiftverbs.failover.qp import changes, connection, timeline
 from shiftverbs.failover.services import memory_keys
 from shiftverbs.native.ibv import LinkLayer, PortState
 from shiftverbs.process import waiting
+from shiftverbs.process.log_lines import Seldom
 from shiftverbs.shadows import nic as shadows_nic
 from shiftverbs.shadows import pyverbs_objects, shadow
 
@@ -699,6 +700,18 @@ class _Silent:
         return True
 
 
+def _note_error(logger: logging.Logger, *_: object, **__: object) -> None:
+    """`Logger.exception`: only what nobody expected is told so, and it is a bug of ours."""
+    error = sys.exception()
+    if error is not None and World.current is not None and logger.name.startswith("shiftverbs"):
+        World.current.errors.append(error)
+
+
+def _note_seldom(seldom: Seldom, now_ns: int, error: BaseException, *_: object) -> None:
+    """`Seldom.exception`."""
+    World.net().errors.append(error)
+
+
 class World:
     """The standard library and pyverbs as simulated processes see them, while `entered`. Once for any number of runs.
 
@@ -730,12 +743,6 @@ class World:
         return cls.current
 
     @classmethod
-    def _own_error(cls, text: str, *args: Any, **kwargs: Any) -> None:
-        """Something of ours failed: production code logs it and goes on, a run does not pass."""
-        if cls.current is not None:
-            cls.current.own_errors.append(f"{text % args}: {traceback.format_exc()}")
-
-    @classmethod
     def _patch(cls, stack: contextlib.ExitStack) -> None:
         time = types.SimpleNamespace(
             monotonic=lambda: cls.net().clock.now / 1e9,
@@ -763,9 +770,8 @@ class World:
         pointer = pyverbs_objects.pointer
         ours = lambda obj: obj.pointer if hasattr(obj, "pointer") else pointer(obj)  # noqa: E731
         stack.enter_context(mock.patch.object(pyverbs_objects, "pointer", ours))
-        for name in ("shiftverbs.driver", "shiftverbs.shadow", "shiftverbs.pairing", "shiftverbs.control"):
-            logger = logging.getLogger(name)
-            stack.enter_context(mock.patch.object(logger, "exception", cls._own_error))
+        stack.enter_context(mock.patch.object(logging.Logger, "exception", _note_error))
+        stack.enter_context(mock.patch.object(Seldom, "exception", _note_seldom))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
         stack.callback(_core.set_driver, None)

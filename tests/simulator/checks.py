@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Any
 
 from simulator.application import ATOMIC_CELLS, CELLS, Application
-from simulator.network import Network
+from simulator.network import Network, OwnError, Violation
 from simulator.rnic import ERR
 
 from shiftverbs.native.ibv import WcStatus
@@ -22,14 +22,6 @@ TWO_SIDED = ("SEND", "WRITE_IMM")
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
 #: What is done where a MOVE has succeeded, was called off, or something worse has come.
 MOVE_IS_OVER = ("OpenSend", "CancelMove", "CloseSend", "DeliverErrors", "SetStatus")
-
-
-class Violation(AssertionError):
-    """A rule that a run broke."""
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
 
 
 def over(app: Application) -> str | None:
@@ -69,6 +61,8 @@ def ended(app: Application) -> bool:
 
 def check(net: Network) -> None:
     """All rules for all QPs and both directions."""
+    if net.errors:
+        raise OwnError(net.errors[0])
     for app in net.apps:
         peer = app.peer
         # A message whose completion died with the NIC was not received, as far as anybody can tell.
@@ -94,7 +88,6 @@ def check(net: Network) -> None:
     nothing_after_the_fence(net)
     nothing_behind_a_flush(net)
     nothing_strays(net)
-    nothing_of_ours_fails(net)
     moves_end(net)
     fences_end(net)
     each_arm_resets_once(net)
@@ -135,12 +128,6 @@ def nothing_bad_succeeds(app: Application) -> None:
     for _, _, _, _, wr, _ in app.net.executions:
         if wr.side == app.name and wr.index >= bad:
             raise Violation("what names no memory fails", f"{wr} was executed")
-
-
-def nothing_of_ours_fails(net: Network) -> None:
-    """No exception of our own code, no broken invariant: outside it is logged, and costs a QP its protection."""
-    if net.own_errors:
-        raise Violation("nothing of ours fails", net.own_errors[0])
 
 
 def nothing_strays(net: Network) -> None:

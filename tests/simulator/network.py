@@ -29,6 +29,21 @@ from shiftverbs.protocol.events import Status
 INVARIANTS = os.environ.get("SHIFTVERBS_INVARIANTS", "1") != "0"
 
 
+class Violation(AssertionError):
+    """A rule that a run broke."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+
+
+class OwnError(Violation):
+    """The production code caught an exception that it does not expect: a bug of ours, or a broken invariant."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("no error of our own code", f"{type(error).__name__}: {error}")
+
+
 class Network:
     """Two hosts with `pairs` NICs each, and `qps` QPs between them.
 
@@ -76,6 +91,7 @@ class Network:
         # ---- facts
         self.ports = dict.fromkeys(self.links, True)
         self.walls: dict[tuple[str, int], int] = dict.fromkeys(self.links, 0)
+        self.errors: list[BaseException] = []  # of the production code itself: caught there, and logged
         self.trace: list[tuple[int, str, ev.Action]] = []
         self.executions: list[tuple[int, str, HwQp, int, Wr, Any]] = []
         self.strays: list[tuple[int, str, str]] = []  # what a NIC did to memory that was not to be touched
@@ -86,7 +102,6 @@ class Network:
         self.trims: list[tuple[int, str, int]] = []
         self.pairings: list[tuple[int, str]] = []
         self.faults: list[str] = []
-        self.own_errors: list[str] = []  # of the production code, which logs them and goes on
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         self.by_credits = True  # nobody is sent to who has not said that a receive is there
@@ -148,7 +163,12 @@ class Network:
         return self.running.wait(done, timeout_s)
 
     def deliver(self) -> None:
-        """Behind each event: the NICs take what was posted, and programs hear of completions."""
+        """Behind each event: the NICs take what was posted, and programs hear of completions.
+
+        A run goes no further than to the first error of our own code.
+        """
+        if self.errors:
+            raise OwnError(self.errors[0]) from self.errors[0]
         while self.posts.count.value:
             for post in self.posts.take():
                 self.qps[post[6]].post(post)
