@@ -507,6 +507,7 @@ class Driver:
         if now >= self._watch_ns and self.connections:
             self._watch_ns = now + WATCH_PERIOD_NS
             self._watch(now)
+            self.nic_events.ask_ports(now)
             if now >= self._hurry_until_ns:
                 self.announcements.flush()
 

@@ -6,6 +6,7 @@ Everything here runs under the driver's lock.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.driver")
+
+# How often a port that is down is looked at.
+ASK_PORTS_NS = 200_000_000
 
 
 class ExposedQp(ProtectedQp, Protocol):
@@ -63,6 +67,7 @@ class NicEvents:
         self._watched_nics: dict[str, Nic] = {}
         self._watched_events: set[AsyncEvents] = set()
         self._port_bad: set[tuple[str, int]] = set()
+        self._asked_ns = 0
 
     def watch_nic(self, nic: Nic) -> None:
         """Listen to the async events of one of our NICs."""
@@ -142,6 +147,24 @@ class NicEvents:
                 self._driver.safely(connection, connection.nic_dead, nic, now)
         elif kind in (EventType.GID_CHANGE, EventType.LID_CHANGE):
             nic.look_again(lambda: self._driver.post(lambda: self._gids_changed(nic)))
+
+    def ask_ports(self, now_ns: int) -> None:
+        """Ports that were down when an event last told are looked at now and then: the event of their return may be lost.
+
+        Without that, pings would bring traffic home to a port that counts as down, and it would leave again at once.
+        """
+        if not self._port_bad or now_ns - self._asked_ns < ASK_PORTS_NS:
+            return
+        self._asked_ns = now_ns
+        for name in sorted({name for name, _ in self._port_bad}):
+            nic = self._watched_nics.get(name)
+            if nic is not None and not nic.dead:
+                nic.look_again(functools.partial(self._driver.post, functools.partial(self._ports_seen, nic)))
+
+    def _ports_seen(self, nic: Nic) -> None:
+        for port in nic.ports:
+            if port.active and (nic.name, port.number) in self._port_bad:
+                self._on_async(nic, EventType.PORT_ACTIVE, port.number)
 
     def _gids_changed(self, nic: Nic) -> None:
         """The control channel goes by the new GID, and peers must learn it: they answer pings from known ones alone."""
