@@ -149,7 +149,7 @@ class NicEvents:
             nic.look_again(lambda: self._driver.post(lambda: self._gids_changed(nic)))
 
     def ask_ports(self, now_ns: int) -> None:
-        """Ports that were down when an event last told are looked at now and then: the event of their return may be lost.
+        """Ports that were down by the last event are looked at now and then: the event of their return may be lost.
 
         Without that, pings would bring traffic home to a port that counts as down, and it would leave again at once.
         """
