@@ -8,6 +8,7 @@ places. They decide nothing.
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -223,7 +224,7 @@ class Host:
         if done():
             return True
         net.deliver()
-        until = net.clock.now + (int(timeout_s * 1e9) if timeout_s is not None else 600_000 * MS)
+        until = net.clock.now + (math.ceil(timeout_s * 1e9) if timeout_s is not None else 600_000 * MS)
         assert net.running is self
         self.suspend()
         net.running = None
