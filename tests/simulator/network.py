@@ -251,7 +251,7 @@ class Network:
 
     def port(self, name: str, k: int, up: bool, event_ns: int | None) -> None:
         """A port goes down or up; its own host hears of it after event_ns, or never (None)."""
-        self.ports[name, k] = up
+        self.ports[name, k] = self.nics[name][k].port_active = up
         self.update(k)
         if event_ns is not None:
             self.clock.later(event_ns, self._port_event, name, k, up)
@@ -259,7 +259,6 @@ class Network:
     def _port_event(self, name: str, k: int, up: bool) -> None:
         nic = self.nics[name][k]
         if self.ports[name, k] is up and not nic.dead:
-            nic.port_active = up
             nic.event(EventType.PORT_ACTIVE if up else EventType.PORT_ERR, 1)
 
     def wall(self, name: str, k: int, on: bool) -> None:

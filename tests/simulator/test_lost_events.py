@@ -20,7 +20,6 @@ def test_a_port_whose_return_is_not_told_is_found_to_be_back(name: str) -> None:
         net.clock.run(net.clock.now + 300 * MS)
         assert all(app.endpoint.core.send_pair == 1 for app in net.apps)
         net.port(name, 0, True, None)
-        net.nics[name][0].port_active = True
         net.clock.run(net.clock.now + 5000 * MS)
         assert all(app.endpoint.core.is_plain and over(app) is None for app in net.apps)
         switches = [t for t, _, action in net.trace if type(action).__name__ == "SwitchStarted"]
