@@ -150,7 +150,14 @@ class Application:
             self.net.forbid(self.device.name, self._cells, CELLS)
             self._cells = new
             self.net.allow(self.device.name, new, CELLS)
-        if not nic.dead and not nic.failing:
+        self._register_window()
+
+    def _register_window(self) -> None:
+        """Again and again where its NIC has no room for it; never where that has died."""
+        nic = self.endpoint.hardware.nic
+        if nic.failing and not nic.dead:
+            self.clock.later(5 * MS, self._register_window)
+        elif not nic.dead:
             self.window = OwnMr(self.device, self.memory.address(self._cells), CELLS, ALL_RIGHTS, iova=0)
             self.renewing = False
 
@@ -220,8 +227,12 @@ class Application:
             while self.plan and not self.at_its_end:
                 wr = self.plan[0]
                 if wr.opcode != "SEND" and self.peer.renewing:
-                    self._retry()
-                    return
+                    if not self.peer.endpoint.hardware.nic.dead:
+                        self._retry()
+                        return
+                    self.plan.popleft()  # there will be no such memory any more
+                    self.backlog -= 1
+                    continue
                 try:
                     wr.posted_ns = self.clock.now
                     self.endpoint.core.post_send(self._send_wr(wr))
