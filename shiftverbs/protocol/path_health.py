@@ -30,7 +30,7 @@ class PingState:
         self._answered_ns: int | None = None
         self._sent_ns = 0
         self._unanswered = 0
-        self._lost_ns = -FRESH_NS  # when one was last found to be unanswered
+        self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
         self._takes_ns = 0  # an answer, of late
 
     def poll_ping(self, now_ns: int) -> int | None:
@@ -39,7 +39,6 @@ class PingState:
             return None
         if self._number > self._answered:
             self._unanswered += 1
-            self._lost_ns = now_ns
         self._number += 1
         self._sent_ns = now_ns
         self._next_ns = now_ns + self._apart_ns
@@ -56,6 +55,8 @@ class PingState:
     def handle_pong(self, number: int, now_ns: int) -> None:
         """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
         if self._answered < number <= self._number:
+            if number > self._answered + 1:
+                self._lost_ns = now_ns  # those between
             self._answered = number
             self._answered_ns = now_ns
             self._unanswered = 0
