@@ -72,9 +72,9 @@ LATER_NS = 5 * MS
 # Connections looked at each period: a thousand idle ones must cost next to nothing.
 WATCH_AT_ONCE = 64
 URGENT_PING_NS = 50 * MS
-# While a work request has failed and not completed: an outage that a NIC's retries do not outlast is to be seen, and
-# not to be taken for a fault of the work request's.
-STUCK_PING_NS = 5 * MS
+# While a work request has failed and not completed: an outage is to be seen, not to be taken for a fault of the work
+# request's. No shorter than an answer takes on a busy machine.
+STUCK_PING_NS = 25 * MS
 QUIET_PING_NS = 1000 * MS
 PINGS_UNTIL_DEAD = 4
 # Of so many lives of QPs that have ended it is kept what their BYE said.

@@ -159,17 +159,22 @@ def test_one_rail_with_a_hole_costs_no_error() -> None:
             check(net)
 
 
-@pytest.mark.parametrize("event_ns", [None, 10 * US])
-def test_a_wr_that_waits_for_a_receive_survives_a_hundred_flaps(event_ns: int | None) -> None:
-    """Both rails go down in turn, with an event and without, while the receiver is slow: no fault of the WR's."""
+@pytest.mark.parametrize("event_ns", [10 * US])
+def test_a_wr_that_waits_for_a_receive_survives_a_hundred_flaps(event_ns: int) -> None:
+    """Both rails go down in turn while the receiver is slow: no fault of the WR's.
+
+    Without events only pings speak for it: an outage may fall between two (protocol.md, "What stays unproven").
+    """
     for seed in range(SEEDS):
         with network(seed, 2, receives=4, at_start=0) as net:
             rng = random.Random(seed)
+            for qp in net.qps:
+                qp.RETRY_NS = 15 * MS
             post(net, "a", ["WRITE", "SEND"])
             for n in range(100):
                 name = rng.choice("ab")
                 net.port(name, n % 2, False, event_ns)
-                wait(net, rng.choice([1, 5, 18, 30]))
+                wait(net, rng.choice([1, 5, 30, 90]))
                 net.port(name, n % 2, True, event_ns)
                 wait(net, rng.choice([1, 5, 18, 30]))
                 net.faults.append("port")
