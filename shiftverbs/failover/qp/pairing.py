@@ -72,7 +72,6 @@ class Pairing:
         self._mine: QpRecord | None = None
         self._my_keys: list[str] = []
         self._peer_key: str | None = None
-        self._peer_route: Route | None = None
         self._paths: list[Path] = []
         self._theirs: QpRecord | None = None
         self._seen = False  # an entry of the peer's
@@ -151,7 +150,6 @@ class Pairing:
         dgid = ah.get("dgid")
         own = Route(gid_text(route.gid), route.lid, shadow.qp_num)
         peer = Route(gid_text(dgid) if dgid is not None else None, ah.get("dlid", 0), attrs["dest_qp_num"])
-        self._peer_route = peer
         control, shadows = self._reached_at(usable)
         self.life = self.life or self.driver.machine.random_bits(64) or 1
         self._mine = QpRecord(
