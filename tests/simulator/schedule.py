@@ -378,7 +378,8 @@ class Schedule:
     @staticmethod
     def _needs_its_peer(app: Application) -> None:
         """It sends once more: nobody answers, or its peer's process does."""
-        wr = Wr(app.name, len(app.posted), "SEND", 0, len(app.posted) + 1, True, False, False)
+        index = app.posted[-1].index + 1 if app.posted else 0  # some of the plan may not have been posted
+        wr = Wr(app.name, index, "SEND", 0, index + 1, True, False, False)
         app.plan.append(wr)
         app.due()
 
