@@ -362,7 +362,8 @@ class Schedule:
             if not ended(app) and not net.plain:
                 self._needs_its_peer(app)
         dead = any(nic.dead for nics in net.nics.values() for nic in nics)
-        clock.run(clock.now + (15_000 if dead else 2_000) * MS, lambda: all(ended(app) for app in concerned))
+        # Where the BYE was lost: until a NIC has given up, and then for as long as a peer may be silent.
+        clock.run(clock.now + (15_000 if dead else 4_000) * MS, lambda: all(ended(app) for app in concerned))
         for app in concerned:
             # One that never was protected is a plain QP; and one whose NIC died before that may be protected by now.
             if not ended(app) and ended(app.peer) and was_protected(net, app):
