@@ -379,7 +379,7 @@ class Schedule:
     @staticmethod
     def _needs_its_peer(app: Application) -> None:
         """It sends once more: nobody answers, or its peer's process does."""
-        index = app.posted[-1].index + 1 if app.posted else 0  # some of the plan may not have been posted
+        index = max((wr.index for wr in (*app.posted, *app.plan)), default=-1) + 1  # not all was posted, or is yet
         wr = Wr(app.name, index, "SEND", 0, index + 1, True, False, False)
         app.plan.append(wr)
         app.due()
