@@ -8,6 +8,7 @@ Nothing here calls the code that is judged, or the model of the NICs: only lists
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -234,7 +235,7 @@ def what_failed_is_told(net: Network, app: Application) -> None:
     if not (app.failed or (ended(app) and qp.state == ERR and not qp.nic.dead)):
         return
     sends = {wr: status for queue, wr, status in app.wcs if queue == "send"}
-    first = next((wr.index for wr, status in sends.items() if status != OK), len(app.posted))
+    first = next((wr.index for wr, status in sends.items() if status != OK), math.inf)
     for wr in app.posted:
         if wr not in sends and (wr.signaled or wr.index > first):
             raise Violation("what failed is told", f"{app.name}: {wr} never completed")
