@@ -180,6 +180,8 @@ class Host:
 
     def set_deadline(self, at_ns: int) -> None:
         """The control thread's timer; 0: none."""
+        if at_ns == self._deadline and at_ns > self.net.clock.now:
+            return  # it is set already
         self._deadline = at_ns or None
         if at_ns:
             self.net.clock.later(max(0, at_ns - self.net.clock.now) + self.lag_ns, self._due, at_ns)
