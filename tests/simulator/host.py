@@ -101,7 +101,12 @@ class Host:
     """
 
     def __init__(
-        self, net: Network, devices: dict[str, tuple[list[Nic], Memory]], plain: bool, invariants: bool
+        self,
+        net: Network,
+        devices: dict[str, tuple[list[Nic], Memory]],
+        plain: bool,
+        invariants: bool,
+        peer_deadline_ms: int,
     ) -> None:
         self.net = net
         self.hardware = [nic for nics, _ in devices.values() for nic in nics]
@@ -125,7 +130,9 @@ class Host:
         with self:
             if not plain:
                 self.machine = VirtualMachine(self)
-                self.runtime = Runtime(Config(invariants=invariants), self.machine)
+                self.runtime = Runtime(
+                    Config(invariants=invariants, peer_deadline_ms=peer_deadline_ms), self.machine
+                )
             self.devices = {name: Device(self, name, *has) for name, has in devices.items()}
         self.booting = False
 

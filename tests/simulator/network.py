@@ -49,6 +49,7 @@ class Network:
 
     plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
     at_start: so many receives are posted before they are connected; None: as many as there is room for.
+    peer_deadline_ms: the programs' patience with a silent peer.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Network:
         one_cq: bool = False,
         one_process: bool = False,
         at_start: int | None = None,
+        peer_deadline_ms: int = 2000,
     ) -> None:
         self._world = World.entered()
         self._world.__enter__()
@@ -108,9 +110,11 @@ class Network:
         self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
         devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
         if one_process:
-            self.a = self.b = Host(self, devices, plain, INVARIANTS)
+            self.a = self.b = Host(self, devices, plain, INVARIANTS, peer_deadline_ms)
         else:
-            self.a, self.b = (Host(self, {name: devices[name]}, plain, INVARIANTS) for name in "ab")
+            self.a, self.b = (
+                Host(self, {name: devices[name]}, plain, INVARIANTS, peer_deadline_ms) for name in "ab"
+            )
         self.hosts = (self.a,) if one_process else (self.a, self.b)
         self.apps: list[Application] = []
         depth = (capacity + receives + 4) * (qps if one_cq else 1)

@@ -170,6 +170,11 @@ def drop_next(net: Network, name: str, k: int, kind: str, opcode: str | None = N
     ] * times
 
 
+def is_answer(packet: Any) -> bool:
+    """Whether it answers a WR of an application's."""
+    return isinstance(packet, Packet) and bool(packet.ref) and packet.kind in ("ack", "resp")
+
+
 def no_answers(net: Network, name: str, *rails: int) -> None:
     """What `name` answers to WRs of the application's on these rails is lost."""
     for k in rails:
