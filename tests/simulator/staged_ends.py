@@ -1,8 +1,266 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stories of ends: of a QP, of a pairing, of a NIC. As staged.py."""
+"""Stories of ends: of QPs that are away, of mistakes of ours, of who is left alone. As staged.py."""
 
 from __future__ import annotations
 
-from simulator.story import Story
+from unittest import mock
 
-SURVIVED: dict[Story, tuple[str, ...]] = {}
+from simulator.clock import MS, US
+from simulator.network import Network
+from simulator.staged_posts import split
+from simulator.story import (
+    Story,
+    armed,
+    away,
+    end,
+    ends,
+    feed,
+    go,
+    on,
+    path_failed,
+    plan,
+    post,
+    said,
+    statuses,
+    tell,
+    until,
+    wait,
+)
+
+from shiftverbs import observe
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.messages import Move, MoveStep
+from shiftverbs.protocol.tables import ArmState
+from shiftverbs.shadows.pyverbs_objects import Attr
+
+
+def posts_every(net: Network, name: str, opcode: str, us: int, times: int) -> None:
+    """A program posts one after the other."""
+    app = net.app(name)
+    for n in range(times):
+        plan(app, opcode, 1, signaled=True)
+        net.clock.later(n * us * US, app.due)
+
+
+def an_own_error_of_a_qp_that_is_split() -> Network:
+    """a's sends are at home, and break by its own doing; its receives are on pair 1, which knows nothing of it."""
+    net = armed()
+    a, _ = ends(net)
+    split(net, "b")
+    a.own_error = "it named memory that is not there"
+    plan(a, "WRITE", 1, signaled=True).bad = True
+    go(a)
+    wait(net, 1000)
+    assert a.failed
+    return net
+
+
+def we_fail_while_a_move_is_told() -> Network:
+    """b has moved its receives, a has not heard so, and something of ours fails there: it sends to nobody any more."""
+    net = armed()
+    a, b = ends(net)
+    for k in range(net.pairs):
+        net.links["b", k].hole = lambda p: any(
+            isinstance(m, Move) and m.step is MoveStep.MOVED for m in said(p)
+        )
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    until(net, lambda: a.endpoint.protocol.move_told and b.endpoint.core.recv_pair == 1, ms=100)
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    wait(net, 1000)
+    return net
+
+
+def we_fail_while_a_peer_sends() -> Network:
+    """a is away, and something of ours fails: its memory is its own again when b's messages cannot come any more."""
+    net = armed()
+    a, b = ends(net)
+    away(net)
+    net.nics["a"][1].command_ns = 2 * MS
+    posts_every(net, "b", "SEND", 50, 100)
+    wait(net, 0.5)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    wait(net, 100)
+    assert a.failed
+    b.close()
+    wait(net, 100)
+    return net
+
+
+def who_is_left_alone_loses_the_nic_of_its_sends() -> Network:
+    """a has nothing to send, and its receives are elsewhere: it waits on, until it posts something."""
+    net = armed()
+    a, b = ends(net)
+    split(net, "a")
+    b.close()
+    wait(net, 100)
+    net.kill("a", 1)
+    wait(net, 1000)
+    assert not a.failed and not a.wcs
+    post(a, "SEND")
+    wait(net, 1000)
+    assert a.failed
+    return net
+
+
+def a_dead_nic_takes_posts() -> Network:
+    """The default NIC is dead when the QP ends. What is posted behind that it would take, and never flush."""
+    net = armed()
+    a, _ = ends(net)
+    net.kill("a", 0)
+    wait(net, 100)
+    assert on(a, 1)
+    a.endpoint.hardware.shared.refusal[:] = (0, 0)
+    feed(a, ev.KeysMissing("staged"))
+    wait(net, 100)
+    assert a.failed
+    a.posts_on = True
+    post(a, "SEND")
+    wait(net, 1000)
+    return net
+
+
+def a_qp_is_closed_while_a_peer_sends() -> Network:
+    """a is away, and closes its QP: when that returns, its memory is its own, however long its NICs take."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    net.nics["a"][1].command_ns = 2 * MS
+    posts_every(net, "b", "SEND", 50, 100)
+    wait(net, 0.5)
+    a.close()
+    wait(net, 1000)
+    return net
+
+
+def a_default_qp_works_on_behind_the_end() -> Network:
+    """a is away when its QP ends. Its default QP works until its NIC has carried out that it must not."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    for name in "ab":
+        net.nics[name][0].command_ns = 20 * MS
+    feed(a, ev.KeysMissing("staged"))
+    until(net, lambda: a.failed, ms=100)
+    wait(net, 0.1)
+    a.posts_on = True
+    post(a, "WRITE", 1)
+    wait(net, 1000)
+    return net
+
+
+def an_arm_waits_while_a_qp_ends() -> Network:
+    """The default pair is being made fit, and waits for a look at its NIC. What is posted behind the end is flushed."""
+    net = armed()
+    a, _ = ends(net)
+    path_failed(a, 0)
+    state = a.endpoint.protocol.state
+    until(net, lambda: state.switch is not None and state.switch.final is not None, ms=20)
+    net.nics["a"][0].hung = True
+    until(net, lambda: state.pairs[0].state is ArmState.RESETTING, ms=20)
+    wait(net, 0.1)
+    feed(a, ev.KeysMissing("staged"))
+    wait(net, 1)
+    net.nics["a"][0].unhang()
+    wait(net, 100)
+    assert a.failed
+    a.posts_on = True
+    wr = post(a, "SEND")
+    wait(net, 1000)
+    assert wr in a.posted, "a QP in ERR takes what is posted"
+    return net
+
+
+def errors_come_in_the_middle_of_a_verb() -> Network:
+    """a's WRs fail while a MOVE waits for the last of them: one error is withheld, the rest comes when nothing is.
+
+    For its application moves the QP to ERR, and another thread polls meanwhile.
+    """
+    net = armed()
+    a, _ = ends(net)
+    net.links["a", 0].hole = lambda p: getattr(p, "ref", 0) > 0
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    a.endpoint.prefer(1)
+    assert not a.endpoint.core.send_is_open
+    a.host.frozen_until_ns = net.clock.now + 1000 * MS
+    net.hold_cqes("a", 0, True)
+    hardware = a.endpoint.hardware
+    hardware.to_error(12)
+    (cq, cqe, _), *hardware.held = hardware.held
+    net.nics["a"][0].holds_cqes = False
+    cq.push(*cqe)
+    with a.host:
+        a.endpoint.connection.drain(0)
+    modify = a.endpoint._hardware_modify
+
+    def polled_by_another_thread(attr: Attr, state: int | None) -> None:
+        hardware.release()
+        a.endpoint.connection.drain(0)
+        modify(attr, state)
+
+    a.endpoint._hardware_modify = polled_by_another_thread  # type: ignore[method-assign]
+    a.err()
+    a.host.frozen_until_ns = 0
+    wait(net, 1000)
+    assert len(statuses(a)) == 3 + 16
+    return net
+
+
+def an_end_away_from_home() -> Network:
+    """Whoever subscribed to that is told of no homecoming."""
+    told: list[observe.Event] = []
+    with mock.patch.object(observe, "publish", told.append):
+        net = armed()
+        a, _ = ends(net)
+        away(net)
+        feed(a, ev.KeysMissing("staged"))
+        wait(net, 1000)
+    kinds = [type(event) for event in told]
+    assert observe.Failed in kinds and observe.Failback not in kinds
+    return net
+
+
+def a_fence_behind_a_reset() -> Network:
+    """a's NIC takes long while an idle pair is reset, which is tried again; then a path fails, and that pair is stopped."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    nic = net.nics["a"][1]
+    pair = a.endpoint.protocol.pairs[1]
+    a.endpoint.prefer(0)
+    until(net, lambda: a.endpoint.core.is_plain, ms=50)
+    nic.command_ns = 300 * MS
+    until(net, lambda: pair.state is ArmState.RESETTING and pair.arm > 1, ms=50)
+    arm = pair.arm
+    until(net, lambda: pair.state is ArmState.RESETTING and pair.arm > arm, ms=1000)
+    nic.command_ns = 2 * MS
+    a.host.lag_ns = 0  # the end of the first RESET is news of its own
+    until(net, lambda: not a.endpoint.connection.nic(1).worker.busy_since_ns, ms=1000)
+    until(net, lambda: a.endpoint.connection.nic(1).worker.pending() > 0, ms=1000)
+    post(a, "SEND")
+    path_failed(a, 0)
+    return end(net)
+
+
+SURVIVED: dict[Story, tuple[str, ...]] = {a_fence_behind_a_reset: ("forget_a_reset_under_way",)}
+
+ENDED: dict[Story, tuple[str, ...]] = {
+    an_arm_waits_while_a_qp_ends: ("revive_an_ended_qp",),
+    a_dead_nic_takes_posts: ("trust_a_dead_nic_to_flush",),
+    a_default_qp_works_on_behind_the_end: ("give_a_qp_back_that_still_works",),
+    an_end_away_from_home: ("take_an_end_for_a_homecoming",),
+}
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    an_own_error_of_a_qp_that_is_split: ("go_on_with_one_half_behind_an_own_error",),
+    we_fail_while_a_move_is_told: ("call_off_a_told_move_where_we_failed",),
+    we_fail_while_a_peer_sends: ("flush_at_once_where_we_failed",),
+    who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
+    a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
+    errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
+}
