@@ -299,6 +299,8 @@ class ControlPort:
             return []
         found = [self._inbox.popleft() for _ in range(min(most, len(self._inbox)))]
         self.more = bool(self._inbox)
+        if self.host.reading_ns:
+            self.host.wait(lambda: False, len(found) * self.host.reading_ns / 1e9)
         return found
 
 

@@ -120,6 +120,7 @@ class Host:
         self.lag_ns = 2 * US
         self.grace_ns = GRACE_NS
         self.frozen_until_ns = 0
+        self.reading_ns = 0  # what a datagram costs
         self.exchanger: VirtualExchanger
         self.endpoints: list[Endpoint] = []
         self._run_at: int | None = None

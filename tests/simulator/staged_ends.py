@@ -226,7 +226,7 @@ def an_end_away_from_home() -> Network:
 
 
 def a_fence_behind_a_reset() -> Network:
-    """a's NIC takes long while an idle pair is reset, which is tried again; then a path fails, and that pair is stopped."""
+    """a's NIC takes long while an idle pair is reset, and again; then a path fails, and that pair is stopped."""
     net = armed()
     a, _ = ends(net)
     away(net)
