@@ -131,9 +131,12 @@ class Verbs:
             "active_mtu": 3,
             "lid": 0,
             "gid_tbl_len": 1,
-            "pkey_tbl_len": 1,
-            "link_layer": int(LinkLayer.ETHERNET),
+            "pkey_tbl_len": len(nic.pkeys) or 1,
+            "link_layer": int(LinkLayer.INFINIBAND if nic.pkeys else LinkLayer.ETHERNET),
         }
+
+    def query_pkey(self, ctx: int, port: int, index: int) -> int:
+        return self.contexts[ctx].nic.pkeys[index]
 
     def query_gid(self, ctx: int, port: int, index: int) -> bytes:
         return self.contexts[ctx].nic.gid

@@ -16,12 +16,12 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.border import Verbs, VirtualExchanger, VirtualMachine
 from simulator.clock import MS, US
 from simulator.memory import WORD, Memory
-from simulator.rnic import ERR, INIT, RESET, RTR, RTS, HwQp, Nic
+from simulator.rnic import ERR, INIT, RESET, RTR, RTS, SQD, HwQp, Nic
 
 from shiftverbs import _core
 from shiftverbs.config import Config
 from shiftverbs.failover.runtime import Domain, Runtime
-from shiftverbs.native.ibv import QpAttrMask
+from shiftverbs.native.ibv import QpAttrMask, ReregMrFlag
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
@@ -255,6 +255,7 @@ class OwnMr:
         self, device: Device, address: int, words: int, access: int, iova: int | None = None
     ) -> None:
         host = self.host = device.host
+        self.device = device
         self.words = words
         iova = address if iova is None else iova
         self.region = (address, words * WORD, iova, access)
@@ -265,6 +266,25 @@ class OwnMr:
                 self.shadow = ShadowMR(device.shadow_pd, self.handle, self.region, self.lkey, self.rkey)
                 host.runtime.await_peers(self.shadow)
         self.closed = False
+
+    def rereg(self, takes_s: float) -> None:
+        """ibv_rereg_mr, as mr.py has it: other rights, and in the end the same again. It takes so long."""
+        assert self.shadow is not None
+        host, old = self.host, self.shadow
+        address, length, iova, access = self.region
+        flags = int(ReregMrFlag.CHANGE_ACCESS)
+        with host:
+            former = old.hand_over()
+            try:
+                host.wait(lambda: False, takes_s)
+                host.verbs.rereg_mr(self.handle, flags, self.device.pd, address, length, access)
+                self.shadow = ShadowMR(
+                    self.device.shadow_pd, self.handle, self.region, self.lkey, self.rkey, "", former, flags
+                )
+                host.runtime.await_peers(self.shadow)
+            finally:
+                old.handed_over()
+            self.shadow.wait()
 
     def close(self) -> None:
         """ibv_dereg_mr, as mr.py has it: the backups' registrations go first."""
@@ -348,7 +368,7 @@ class Endpoint:
     def connect(self, peer: Endpoint, rights: int = ALL_RIGHTS, psn: int = 0, peer_psn: int = 0) -> None:
         """INIT, where `begin` is called, RTR and RTS."""
         attr = Attr()
-        attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, 0, rights
+        attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, self.hardware.nic.pkey_index, rights
         attr.path_mtu, attr.dest_qp_num = 3, peer.qp_num
         attr.rq_psn, attr.sq_psn = peer_psn, psn
         attr.max_dest_rd_atomic = attr.max_rd_atomic = 16
@@ -364,7 +384,7 @@ class Endpoint:
         """ibv_modify_qp, as qp.py has it. Raises PyverbsRDMAError."""
         attr.qp_state = state if state is not None else 0
         with self.host:
-            if state in (RESET, ERR):
+            if state in (RESET, ERR, SQD):
                 self._leave(attr, state, mask)
             else:
                 self._change(attr, state, mask)
@@ -376,6 +396,8 @@ class Endpoint:
         if state == RTR:
             fields |= {"rq_psn": attr.rq_psn, "dest_qp_num": attr.dest_qp_num}
             fields["ah_attr"] = {"dgid": bytes(attr.ah_attr.grh.dgid)}
+        if state == INIT:
+            fields["pkey_index"] = attr.pkey_index
         if state == RTS:
             fields["sq_psn"] = attr.sq_psn
         if state in (INIT, None):
@@ -391,7 +413,8 @@ class Endpoint:
             return
         was_guarded = held.core.guarded or held.core.ending
         was_away = held.is_away()
-        held.leaving(state)
+        if not held.leaving(state):
+            raise PyverbsRDMAError("Failed to modify QP", errno.EBUSY)
         try:
             self._hardware_modify(attr, state)
         except PyverbsRDMAError as error:
@@ -426,6 +449,13 @@ class Endpoint:
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error
         held.modified(attr, mask)
+
+    def drain(self) -> None:
+        """RTS to SQD: nothing that is posted is begun any more. Raises PyverbsRDMAError."""
+        if self.shadow is not None:
+            with self.host:
+                self.shadow.look_for_failure()
+        self.modify(Attr(), SQD, int(QpAttrMask.STATE))
 
     def set_rights(self, rights: int) -> None:
         """RTS to RTS: other access flags."""

@@ -96,7 +96,7 @@ class Link:
 class Packet:
     """A request or an answer. data: a request's payload or a response's; ref: for judging only, not looked at here."""
 
-    __slots__ = ("data", "dest", "imm", "kind", "length", "opcode", "psn", "ref", "remote", "rkey")
+    __slots__ = ("data", "dest", "imm", "kind", "length", "opcode", "pkey", "psn", "ref", "remote", "rkey")
 
     def __init__(self, kind: str, dest: int, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
         self.kind = kind
@@ -105,7 +105,7 @@ class Packet:
         self.opcode = opcode
         self.data = data
         self.ref = ref
-        self.remote = self.rkey = self.length = self.imm = 0
+        self.remote = self.rkey = self.length = self.imm = self.pkey = 0
 
 
 class Datagram:
@@ -170,6 +170,8 @@ class Nic:
         self._next_key = 1000 * (k + 1)
         self._next_qpn = 0x100
         self.atomic_cap = AtomicCap.GLOB
+        self.pkeys: list[int] = []  # the table of an InfiniBand port; on Ethernet there is none
+        self.pkey_index = 0  # the program's choice
         self.events: list[tuple[int, int]] = []  # async ones, as every context of it gets them
         self.on_event: Callable[[int, int], None] = lambda kind, element: None
         self.port_active = True
@@ -335,6 +337,8 @@ class HwQp:
         self.retries = 0
         self.timer = 0
         self.rnr_wait = False
+        self.drained = False
+        self.pkey = 0
         self.nak_sent = False  # one NAK per gap: what follows is dropped without a word
         shared = self.shared
         shared.freed[:] = shared.posted[:]
@@ -347,7 +351,10 @@ class HwQp:
         if nic.dead:
             return errno.EIO
         state = attrs.get("state")
-        if state is None or state == self.state == RTS:
+        if state in (SQD, RTS) and self.state == RTS:  # in SQD it is as in RTS, but begins nothing
+            self.drained = state == SQD
+            self._kick()
+        elif state is None:
             if self.state != RTS:
                 return errno.EINVAL
         elif state == RESET:
@@ -359,6 +366,7 @@ class HwQp:
         elif (self.state, state) == (RESET, INIT):
             self.state = INIT
             self.shared.refusal[1] = 0
+            self.pkey = nic.pkeys[attrs["pkey_index"]] if nic.pkeys else 0
         elif (self.state, state) == (INIT, RTR):
             self.expected = attrs["rq_psn"]
             self.dest = attrs["dest_qp_num"]
@@ -440,6 +448,8 @@ class HwQp:
     def _kick(self) -> None:
         unsent, unacked = self.unsent, self.unacked
         started = False
+        if self.drained:
+            return
         while unsent and len(unacked) < WINDOW and not self.rnr_wait:
             wqe = unsent[0]
             if wqe.fence and any(other.opcode in RESPONDED for other in unacked):
@@ -471,6 +481,7 @@ class HwQp:
         if nic.dead or nic.stalled or self.dgid != nic.peer.gid:
             return
         packet = Packet("req", self.dest, wqe.psn, wqe.opcode, 0, wqe.ref)
+        packet.pkey = self.pkey
         packet.length = wqe.length
         packet.remote, packet.rkey = wqe.remote, wqe.rkey
         packet.imm = wqe.ref if wqe.opcode in ("WRITE_IMM", "SEND_IMM") else 0
@@ -578,7 +589,7 @@ class HwQp:
 
     def on_request(self, packet: Packet) -> None:
         """A request arrived."""
-        if self.state not in (RTR, RTS) or self.nic.dead or self.nic.stalled:
+        if self.state not in (RTR, RTS) or self.nic.dead or self.nic.stalled or packet.pkey != self.pkey:
             return
         ahead = (packet.psn - self.expected) & MASK
         if ahead == 0:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from unittest import mock
 
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.clock import MS, US
 from simulator.network import Network
+from simulator.rnic import RTS
 from simulator.staged_posts import split
 from simulator.story import (
     Story,
@@ -21,6 +24,7 @@ from simulator.story import (
     plan,
     post,
     said,
+    sends,
     statuses,
     tell,
     until,
@@ -28,10 +32,12 @@ from simulator.story import (
 )
 
 from shiftverbs import observe
+from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.messages import Move, MoveStep
 from shiftverbs.protocol.tables import ArmState
 from shiftverbs.shadows.pyverbs_objects import Attr
+from shiftverbs.state_machine import SendState
 
 
 def posts_every(net: Network, name: str, opcode: str, us: int, times: int) -> None:
@@ -247,7 +253,45 @@ def a_fence_behind_a_reset() -> Network:
     return end(net)
 
 
-SURVIVED: dict[Story, tuple[str, ...]] = {a_fence_behind_a_reset: ("forget_a_reset_under_way",)}
+def a_move_waits_when_a_qp_is_drained() -> Network:
+    """a's application moves its QP to SQD, and then goes on without protection: so does all that it posts."""
+    net = armed(receives=8, at_start=0)
+    a, b = ends(net)
+    post(a, "SEND", signaled=False)
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    wait(net, 1)
+    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    a.endpoint.drain()
+    wait(net, 50)
+    a.endpoint.modify(Attr(), RTS, int(QpAttrMask.STATE))
+    with b.host:
+        for _ in range(8):
+            b.post_recv()
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+        go(a)
+        wait(net, 10)
+    assert sends(a) == ["SUCCESS"] * 3, sends(a)
+    return net
+
+
+def a_qp_is_not_drained_away_from_home() -> Network:
+    """The NIC that could do that does not have its traffic: the verb is refused, and nothing has changed."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    with contextlib.suppress(PyverbsRDMAError):
+        a.endpoint.drain()
+        a.endpoint.modify(Attr(), RTS, int(QpAttrMask.STATE))
+    post(a, "SEND")
+    return end(net)
+
+
+SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_fence_behind_a_reset: ("forget_a_reset_under_way",),
+    a_qp_is_not_drained_away_from_home: ("take_a_qp_to_sqd_amid_a_switch",),
+}
 
 ENDED: dict[Story, tuple[str, ...]] = {
     an_arm_waits_while_a_qp_ends: ("revive_an_ended_qp",),
@@ -262,5 +306,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     we_fail_while_a_peer_sends: ("flush_at_once_where_we_failed",),
     who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
+    a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
 }

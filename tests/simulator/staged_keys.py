@@ -11,6 +11,7 @@ from simulator.application import CELLS, Application, Wr
 from simulator.clock import MS, SECOND
 from simulator.host import ALL_RIGHTS, OwnMr
 from simulator.network import Network
+from simulator.rnic import Nic
 from simulator.story import (
     Story,
     another_window,
@@ -35,7 +36,7 @@ from simulator.story import (
 )
 
 from shiftverbs.failover.services import memory_keys
-from shiftverbs.native.ibv import AccessFlag
+from shiftverbs.native.ibv import AccessFlag, AtomicCap
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.messages import Keys
 
@@ -477,6 +478,50 @@ def a_fence_is_refused() -> Network:
     return end(net)
 
 
+def atomics_on_a_backup() -> Network:
+    """The NICs are atomic to themselves alone: a backup carries out no atomic, others may be at the same word."""
+
+    def own(nics: dict[str, list[Nic]]) -> None:
+        for nic in (*nics["a"], *nics["b"]):
+            nic.atomic_cap = AtomicCap.HCA
+
+    net = armed(with_nics=own)
+    a, _ = ends(net)
+    _fail_over(net)
+    a.own_error = "it has no right to atomics there"
+    wr = post(a, "FADD", 8, data=1)
+    wait(net, 500)
+    assert a.failed and not executed(net, wr), "it is not atomic to others"
+    return net
+
+
+def tables_of_p_keys_differ() -> Network:
+    """The program's partition is not at the same place in each port's table."""
+
+    def tables(nics: dict[str, list[Nic]]) -> None:
+        for nic in (*nics["a"], *nics["b"]):
+            nic.pkeys, nic.pkey_index = [0xFFFF, 0x8001], 1
+        nics["a"][1].pkeys = [0x8001, 0xFFFF]
+
+    net = armed(with_nics=tables)
+    a, _ = ends(net)
+    _fail_over(net)
+    post(a, "SEND")
+    return end(net)
+
+
+def memory_is_being_changed() -> Network:
+    """Away, a names memory that is being changed just now, which takes a while: it is memory all the same."""
+    net = armed()
+    a, b = ends(net)
+    away(net)
+    post(a, "WRITE", 1)
+    wait(net, 10)
+    net.clock.later(5 * MS, post, a, "WRITE", 2)
+    b.window.rereg(0.1)
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     ready_makes_keys_worthless: ("go_by_what_ready_made_worthless",),
     an_answer_is_overtaken: ("use_an_answer_that_was_overtaken",),
@@ -487,11 +532,14 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     memory_comes_again_that_no_backup_reaches: ("keep_seen_rkeys",),
     a_qp_is_changed_that_has_broken: ("leave_a_broken_qp_to_others",),
     a_fence_needs_a_right: ("publish_no_change_of_rights",),
+    tables_of_p_keys_differ: ("use_the_default_nics_pkey_index",),
+    memory_is_being_changed: ("deny_memory_that_is_changing",),
     a_fence_is_refused: ("post_a_refused_fence_again",),
 }
 
 ENDED: dict[Story, tuple[str, ...]] = {
     memory_of_the_peers_is_not_there: ("give_up_a_qp_whose_peer_has_no_memory",),
+    atomics_on_a_backup: ("give_every_backup_the_right_to_atomics",),
     a_right_is_withdrawn: ("leave_changes_to_a_later_life",),
     a_nic_keeps_a_right_that_is_withdrawn: ("serve_with_rights_that_were_withdrawn",),
 }

@@ -253,7 +253,16 @@ def answers_overtake_acks() -> Network:
 
 def answers_come_by_another_qp() -> Network:
     """The other QP of the two programs is at home."""
-    net = armed(capacity=4, qps=2)
+    return _answered_by_another_qp()
+
+
+def answers_come_by_a_qp_of_another_context() -> Network:
+    """Of the same NIC: that is all the same."""
+    return _answered_by_another_qp(two_contexts=True)
+
+
+def _answered_by_another_qp(**options: Any) -> Network:
+    net = armed(capacity=4, qps=2, **options)
     a, b = ends(net)
     away(net)
     no_answers(net, "b", 1)
@@ -425,6 +434,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_pair_fails_whose_memory_came_late: ("count_posting_among_the_attempts",),
     answers_overtake_acks: ("give_answers_no_room",),
     answers_come_by_another_qp: ("forget_the_answers_of_other_qps",),
+    answers_come_by_a_qp_of_another_context: ("forget_the_nics_other_contexts",),
     answers_came_by_a_qp_that_has_moved_since: ("forget_the_answers_of_a_qp_that_goes",),
     an_answer_is_no_message: ("count_only_messages_as_answers",),
     what_was_answered_is_behind_what_goes_again: ("forget_what_was_answered_before_a_switch",),
