@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
@@ -365,17 +365,23 @@ class Endpoint:
 
     # ---- verbs ------------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: Endpoint, rights: int = ALL_RIGHTS, psn: int = 0, peer_psn: int = 0) -> None:
-        """INIT, where `begin` is called, RTR and RTS."""
+    def connect(
+        self,
+        peer: Endpoint,
+        rights: int = ALL_RIGHTS,
+        states: Iterable[int] = (INIT, RTR, RTS),
+        reads: int = 16,
+        serves: int = 16,
+    ) -> None:
+        """INIT, where `begin` is called, RTR and RTS. reads, serves: how many READs and atomics at a time."""
         attr = Attr()
         attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, self.hardware.nic.pkey_index, rights
         attr.path_mtu, attr.dest_qp_num = 3, peer.qp_num
-        attr.rq_psn, attr.sq_psn = peer_psn, psn
-        attr.max_dest_rd_atomic = attr.max_rd_atomic = 16
+        attr.max_dest_rd_atomic, attr.max_rd_atomic = serves, reads
         attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 14, 7, 7, 12
         attr.ah_attr.is_global = attr.ah_attr.port_num = 1
         attr.ah_attr.grh.dgid = peer.hardware.nic.gid
-        for state in (INIT, RTR, RTS):
+        for state in states:
             self.modify(attr, state, int(MASKS[state]))
             if state == INIT:
                 self.begin()
@@ -396,10 +402,11 @@ class Endpoint:
         if state == RTR:
             fields |= {"rq_psn": attr.rq_psn, "dest_qp_num": attr.dest_qp_num}
             fields["ah_attr"] = {"dgid": bytes(attr.ah_attr.grh.dgid)}
+            fields["max_dest_rd_atomic"] = attr.max_dest_rd_atomic
         if state == INIT:
             fields["pkey_index"] = attr.pkey_index
         if state == RTS:
-            fields["sq_psn"] = attr.sq_psn
+            fields |= {"sq_psn": attr.sq_psn, "max_rd_atomic": attr.max_rd_atomic}
         if state in (INIT, None):
             fields["qp_access_flags"] = attr.qp_access_flags
         err = self.hardware.modify(fields)

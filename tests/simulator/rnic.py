@@ -96,7 +96,20 @@ class Link:
 class Packet:
     """A request or an answer. data: a request's payload or a response's; ref: for judging only, not looked at here."""
 
-    __slots__ = ("data", "dest", "imm", "kind", "length", "opcode", "pkey", "psn", "ref", "remote", "rkey")
+    __slots__ = (
+        "data",
+        "dest",
+        "imm",
+        "kind",
+        "length",
+        "opcode",
+        "pkey",
+        "psn",
+        "reads",
+        "ref",
+        "remote",
+        "rkey",
+    )
 
     def __init__(self, kind: str, dest: int, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
         self.kind = kind
@@ -105,7 +118,7 @@ class Packet:
         self.opcode = opcode
         self.data = data
         self.ref = ref
-        self.remote = self.rkey = self.length = self.imm = self.pkey = 0
+        self.remote = self.rkey = self.length = self.imm = self.pkey = self.reads = 0
 
 
 class Datagram:
@@ -172,6 +185,7 @@ class Nic:
         self.atomic_cap = AtomicCap.GLOB
         self.pkeys: list[int] = []  # the table of an InfiniBand port; on Ethernet there is none
         self.pkey_index = 0  # the program's choice
+        self.counts_reads = False  # whether READs and atomics at a time are limited, as QPs were told
         self.events: list[tuple[int, int]] = []  # async ones, as every context of it gets them
         self.on_event: Callable[[int, int], None] = lambda kind, element: None
         self.port_active = True
@@ -338,7 +352,7 @@ class HwQp:
         self.timer = 0
         self.rnr_wait = False
         self.drained = False
-        self.pkey = 0
+        self.pkey = self.most_served = self.most_reads = 0
         self.nak_sent = False  # one NAK per gap: what follows is dropped without a word
         shared = self.shared
         shared.freed[:] = shared.posted[:]
@@ -369,11 +383,13 @@ class HwQp:
             self.pkey = nic.pkeys[attrs["pkey_index"]] if nic.pkeys else 0
         elif (self.state, state) == (INIT, RTR):
             self.expected = attrs["rq_psn"]
+            self.most_served = attrs.get("max_dest_rd_atomic", 0)
             self.dest = attrs["dest_qp_num"]
             self.dgid = bytes(attrs["ah_attr"]["dgid"])
             self.state = RTR
         elif (self.state, state) == (RTR, RTS):
             self.next_psn = attrs["sq_psn"]
+            self.most_reads = attrs.get("max_rd_atomic", 0)
             self.state = RTS
             self.shared.refusal[0] = 0
         else:
@@ -460,6 +476,8 @@ class HwQp:
                     if not unacked:
                         self._local_error()
                     break
+            if self.nic.counts_reads and wqe.opcode in RESPONDED and self._reads() >= self.most_reads:
+                break
             unsent.popleft()
             wqe.psn = self.next_psn
             self.next_psn = (self.next_psn + 1) & MASK
@@ -468,6 +486,10 @@ class HwQp:
             started = True
         if started and not self.timer_running:
             self._start_timer()
+
+    def _reads(self) -> int:
+        """How many READs and atomics are on their way."""
+        return sum(1 for wqe in self.unacked if wqe.opcode in RESPONDED)
 
     def _local_error(self) -> None:
         self.to_error(int(WcStatus.LOC_PROT_ERR))
@@ -481,7 +503,7 @@ class HwQp:
         if nic.dead or nic.stalled or self.dgid != nic.peer.gid:
             return
         packet = Packet("req", self.dest, wqe.psn, wqe.opcode, 0, wqe.ref)
-        packet.pkey = self.pkey
+        packet.pkey, packet.reads = self.pkey, self._reads()
         packet.length = wqe.length
         packet.remote, packet.rkey = wqe.remote, wqe.rkey
         packet.imm = wqe.ref if wqe.opcode in ("WRITE_IMM", "SEND_IMM") else 0
@@ -605,6 +627,9 @@ class HwQp:
         nic = self.nic
         target: int | None = 0
         right = RIGHTS.get(opcode, 0)
+        if nic.counts_reads and opcode in RESPONDED and packet.reads > self.most_served:
+            self._refuse("invalid", packet)
+            return
         if right:
             if not self.rights & right:
                 self._refuse("invalid" if not packet.length else "access", packet)

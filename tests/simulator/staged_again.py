@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.application import CELLS, MOST_RECEIVES, Application
 from simulator.network import Network
-from simulator.rnic import RESET, Datagram
+from simulator.rnic import INIT, RESET, RTR, RTS, Datagram
 from simulator.staged_keys import window_again
 from simulator.story import (
     Story,
@@ -149,9 +149,34 @@ def a_peer_is_told_anew() -> Network:
     return end(net)
 
 
+def a_qp_is_armed_before_it_may_send() -> Network:
+    """b only receives at first, so nobody knows how many READs a serves at a time: one, as b's program says then."""
+    net = armed()
+    a, b = ends(net)
+    for nic in (*net.nics["a"], *net.nics["b"]):
+        nic.counts_reads = True
+    for app in ends(net):
+        app.reset()
+    wait(net, 50)
+    for app in ends(net):
+        begins_anew(app)
+    a.endpoint.connect(b.endpoint, serves=1)
+    b.endpoint.connect(a.endpoint, states=(INIT, RTR), reads=1)
+    wait(net, 1500)
+    b.endpoint.connect(a.endpoint, states=(RTS,), reads=1)
+    wait(net, 500)
+    assert all(app.endpoint.status is Status.PROTECTED for app in ends(net))
+    path_failed(b, 0)
+    for _ in range(4):
+        plan(b, "READ", 1, signaled=True)
+        b.due()
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     what_waits_for_room_is_reset: ("post_to_a_qp_in_reset",),
     what_waits_for_room_on_a_backup_is_reset: ("post_to_a_backup_that_is_stopped",),
     a_path_is_made_again: ("forget_the_seals_of_a_path",),
+    a_qp_is_armed_before_it_may_send: ("keep_pairs_that_were_connected_too_early",),
     a_peer_is_told_anew: ("take_who_is_told_anew_for_who_knew",),
 }

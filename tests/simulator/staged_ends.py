@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 from unittest import mock
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.clock import MS, US
+from simulator.host import OwnMr
 from simulator.network import Network
 from simulator.rnic import RTS
 from simulator.staged_posts import split
@@ -19,6 +21,7 @@ from simulator.story import (
     ends,
     feed,
     go,
+    hole,
     on,
     path_failed,
     plan,
@@ -288,12 +291,79 @@ def a_qp_is_not_drained_away_from_home() -> Network:
     return end(net)
 
 
+def a_lost_message_is_not_sent_again() -> Network:
+    """b's NIC took it and died with the receipt. Before it goes again, a's QP ends: its error is the first one."""
+    net = armed()
+    a, _ = ends(net)
+    net.hold_cqes("b", 0, True)
+    hole(net, "a", "WRITE", 0)
+    hole(net, "a", None, 1)
+    lost = plan(a, "SEND")
+    plan(a, "WRITE", 1, signaled=True)
+    go(a)
+    net.kill("b", 0)
+    net.faults.append("kill")  # so that what a's NIC saw completed may fail after all
+    until(net, lambda: a.endpoint.core.send_pair == 1 and a.endpoint.core.send_is_open, ms=500)
+    feed(a, ev.KeysMissing("staged"))
+    wait(net, 500)
+    first = next(what for queue, what, _ in a.wcs if queue == "send")
+    assert first is lost, f"{lost} was never received, and {first} is the first that failed"
+    return net
+
+
+def a_move_is_refused_while_a_qp_ends() -> Network:
+    """a's receive names memory that is gone, which another thread sees just before a hears that its MOVE is refused.
+
+    Its sends were to leave a pair that works: what is posted behind the error is flushed all the same.
+    """
+    net = armed(pairs=3, receives=4, at_start=0)
+    a, b = ends(net)
+    a.own_error = "it has taken its memory away"
+    known, a.buffers = a.buffers, OwnMr(a.device, a.buffers.region[0], a.buffers.words, 1)
+    with a.host:
+        a.post_recv()
+    a.buffers.close()
+    a.buffers = known
+    with b.host:
+        b.post_recv()
+    split(net, "a")
+    wait(net, 5)
+    a.endpoint.prefer(2)
+    path_failed(b, 2)
+    until(net, lambda: a.endpoint.protocol.move_told, ms=100)
+    net.nics["a"][1].command_ns = 20 * MS
+    a.host.frozen_until_ns = net.clock.now + 5 * MS
+    net.links["a", 0].hole = lambda p: getattr(p, "kind", None) == "op"  # b does not know yet
+    post(b, "SEND")
+    connection = a.endpoint.connection
+    handle = connection.handle_message
+
+    def another_thread(message: Any) -> None:
+        """It polls just before the message is looked at, and posts just behind."""
+        if not (isinstance(message, Move) and message.step is MoveStep.REFUSED):
+            handle(message)
+            return
+        connection.handle_message = handle
+        a.poll()
+        net.wait(lambda: False, 1e-5)
+        handle(message)
+        assert a.failed
+        a.posts_on = True
+        post(a, "SEND")
+
+    connection.handle_message = another_thread
+    wait(net, 1000)
+    assert a.posts_on
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_fence_behind_a_reset: ("forget_a_reset_under_way",),
     a_qp_is_not_drained_away_from_home: ("take_a_qp_to_sqd_amid_a_switch",),
 }
 
 ENDED: dict[Story, tuple[str, ...]] = {
+    a_lost_message_is_not_sent_again: ("count_a_lost_message_as_complete",),
     an_arm_waits_while_a_qp_ends: ("revive_an_ended_qp",),
     a_dead_nic_takes_posts: ("trust_a_dead_nic_to_flush",),
     a_default_qp_works_on_behind_the_end: ("give_a_qp_back_that_still_works",),
@@ -307,5 +377,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
+    a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
     errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
 }

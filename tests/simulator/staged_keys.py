@@ -274,6 +274,41 @@ def a_wr_that_never_ends_holds_all_keys() -> Network:
     return net
 
 
+def who_is_home_again_holds_no_key() -> Network:
+    """a's WRITE was on its way by a key that was withdrawn since, and was done at home; nobody signaled that.
+
+    Another QP is away still, and is told of b's memory, of which so many keys may be held.
+    """
+    net = armed(qps=2)
+    a, b = ends(net)
+    other, its_peer = net.apps[2:]
+    away(net)
+    other.endpoint.prefer(1)
+    until(net, lambda: on(other, 1) and on(its_peer, 1), ms=200)
+    post(a, "WRITE", 1)
+    wait(net, 10)
+    no_answers(net, "b", 1)
+    post(a, "WRITE", 2, signaled=False)
+    wait(net, 1)
+    window_again(b)
+    path_failed(a, 1)
+    a.endpoint.prefer(0)
+    no_hole(net, "b", 1)
+    until(net, lambda: at_home_(a), ms=100)
+    wait(net, 20)
+    with mock.patch.object(memory_keys, "HELD_MOST", 1):
+        another_window(its_peer)
+        post(other, "WRITE", 1)
+        wait(net, 10_000)
+    assert sends(other) == ["SUCCESS"]
+    return end(net)
+
+
+def at_home_(app: Application) -> bool:
+    """Whether its sends are, and go on."""
+    return app.endpoint.core.send_pair == 0 and app.endpoint.core.send_is_open
+
+
 # ---- memory that is not there ----------------------------------------------------------------------------------------
 
 
@@ -532,6 +567,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     memory_comes_again_that_no_backup_reaches: ("keep_seen_rkeys",),
     a_qp_is_changed_that_has_broken: ("leave_a_broken_qp_to_others",),
     a_fence_needs_a_right: ("publish_no_change_of_rights",),
+    who_is_home_again_holds_no_key: ("hold_keys_for_who_is_home",),
     tables_of_p_keys_differ: ("use_the_default_nics_pkey_index",),
     memory_is_being_changed: ("deny_memory_that_is_changing",),
     a_fence_is_refused: ("post_a_refused_fence_again",),
