@@ -299,6 +299,10 @@ class HwCq:
             self.overrun |= waiting > self.cqe
         self.on_cqe()
 
+    def hide(self, polls: int) -> None:
+        """The newest completion shows itself after so many more polls."""
+        self.lib.sv_hide(self.pointer, polls)
+
     def free(self) -> None:
         """Give its memory back."""
         self.lib.sv_free_cq(self.pointer)

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from simulator import staged_again, staged_ends, staged_keys, staged_moves, staged_peers, staged_posts
+from simulator import (
+    staged_again,
+    staged_ends,
+    staged_keys,
+    staged_moves,
+    staged_peers,
+    staged_posts,
+    staged_rights,
+)
 from simulator.application import OK
 from simulator.checks import over
 from simulator.clock import MS, US
@@ -321,7 +329,7 @@ def a_peer_leaves_just_behind_an_error() -> Network:
 
 Stories = dict[Story, tuple[str, ...]]
 
-_FILES = (staged_again, staged_moves, staged_posts, staged_ends, staged_keys, staged_peers)
+_FILES = (staged_again, staged_moves, staged_posts, staged_ends, staged_keys, staged_rights, staged_peers)
 
 
 def _all(kind: str, *here: Stories) -> Stories:

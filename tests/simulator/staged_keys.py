@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from simulator.application import CELLS, Application, Wr
+from simulator.application import CELLS, Application
 from simulator.clock import MS, SECOND
 from simulator.host import ALL_RIGHTS, OwnMr
 from simulator.network import Network
-from simulator.rnic import Nic
 from simulator.story import (
     Story,
     another_window,
@@ -20,6 +19,7 @@ from simulator.story import (
     away,
     end,
     ends,
+    fail_over,
     go,
     is_request,
     no_answers,
@@ -32,12 +32,9 @@ from simulator.story import (
     sends,
     until,
     wait,
-    went,
 )
 
 from shiftverbs.failover.services import memory_keys
-from shiftverbs.native.ibv import AccessFlag, AtomicCap
-from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.messages import Keys
 
 NEVER = 1_000_000
@@ -56,20 +53,6 @@ def window_again(app: Application, other_key_on: int = 1) -> None:
     assert app.window.rkey == was
 
 
-def _fail_over(net: Network) -> None:
-    """Traffic goes to pair 1, and stays there."""
-    a = net.app("a")
-    path_failed(a, 0)
-    a.endpoint.prefer(1)
-    wait(net, 10)
-    assert on(a, 1)
-
-
-def executed(net: Network, wr: Wr) -> bool:
-    """Whether any NIC has carried it out."""
-    return any(e[4] is wr for e in net.executions)
-
-
 # ---- what was told, and is worth nothing any more --------------------------------------------------------------------
 
 
@@ -85,7 +68,7 @@ def ready_makes_keys_worthless() -> Network:
     window_again(b)
     for k in range(net.pairs):
         net.links["b", k].hole = lambda p: any(isinstance(m, Keys) for m in said(p))
-    _fail_over(net)
+    fail_over(net)
     post(a, "WRITE", 2)
     wait(net, 5)
     no_hole(net, "b", 0, 1)
@@ -102,7 +85,7 @@ def an_answer_is_overtaken() -> Network:
     net.links["b", 0].delay_ns = 10_000
     window_again(b)
     wait(net, 10)
-    _fail_over(net)
+    fail_over(net)
     wait(net, 30)
     post(a, "WRITE", 2)
     return end(net)
@@ -134,7 +117,7 @@ def very_many_withdrawals() -> Network:
     post(a, "WRITE", 1)
     wait(net, 20)
     b.window = first
-    _fail_over(net)
+    fail_over(net)
     post(a, "WRITE", 2)
     return end(net)
 
@@ -421,130 +404,6 @@ def has_patience_at_home(app: Application) -> None:
     app.endpoint.hardware.RETRIES = NEVER
 
 
-# ---- rights ----------------------------------------------------------------------------------------------------------
-
-
-def _no_writes(net: Network) -> None:
-    """b's program withdraws the right to write."""
-    b = net.app("b")
-    b.endpoint.set_rights(ALL_RIGHTS & ~AccessFlag.REMOTE_WRITE)
-
-
-def _writes_all_the_same(net: Network) -> Network:
-    """Traffic goes to pair 1, and a's program writes."""
-    a, _ = ends(net)
-    _fail_over(net)
-    a.own_error = "it has no right to write"
-    wr = post(a, "WRITE", 1)
-    wait(net, 500)
-    assert a.failed and not executed(net, wr), "it has no right to"
-    return net
-
-
-def a_right_is_withdrawn() -> Network:
-    """It is gone on all pairs."""
-    net = armed()
-    _no_writes(net)
-    return _writes_all_the_same(net)
-
-
-def a_nic_keeps_a_right_that_is_withdrawn() -> Network:
-    """b's backup does not carry out the change: its QP is of no use before it is made anew."""
-    net = armed()
-    net.nics["b"][1].refusing = 1
-    _no_writes(net)
-    return _writes_all_the_same(net)
-
-
-def a_qp_is_changed_that_has_broken() -> Network:
-    """Nobody has seen it yet, and the change is not refused: what takes over will have it."""
-    net = armed()
-    a, _ = ends(net)
-    net.hold_cqes("a", 0, True)
-    a.endpoint.hardware.to_error(12)
-    net.clock.later(1 * MS, net.hold_cqes, "a", 0, False)
-    a.change_rights(ALL_RIGHTS & ~AccessFlag.REMOTE_ATOMIC)
-    assert a.rights != ALL_RIGHTS, "it was refused"
-    post(a, "SEND")
-    return end(net)
-
-
-def a_fence_needs_a_right() -> Network:
-    """b has published that nobody may write any more: a's MOVE waits for a WR of the application's as its fence."""
-    net = armed(receives=4, at_start=0)
-    a, b = ends(net)
-    _no_writes(net)
-    wait(net, 10)
-    post(a, "SEND", signaled=False)
-    post(b, "FADD", 8, data=1)
-    b.endpoint.hardware.RETRIES = NEVER
-    a.endpoint.prefer(1)
-    net.links["a", 0].hole = lambda p: getattr(p, "kind", None) == "resp"
-    wait(net, 20)
-    with b.host:
-        for _ in range(3):
-            b.post_recv()
-    wait(net, 20)
-    no_hole(net, "a", 0)
-    post(a, "SEND")
-    end(net)
-    assert all(on(app, 1) for app in ends(net))
-    return net
-
-
-def a_fence_is_refused() -> Network:
-    """b's entry does not say yet that nobody may write. What was refused once is not tried again before it changes."""
-    net = armed(receives=8, at_start=0)
-    a, b = ends(net)
-    b.host.exchanger.go_away(lose_lease=False)
-    _no_writes(net)
-    for target in (1, 0):
-        post(a, "SEND", signaled=False)
-        a.endpoint.prefer(target)
-        wait(net, 50)
-        with b.host:
-            b.post_recv()
-        wait(net, 50)
-    assert len(went(net, ev.SwitchStarted, a)) == 1
-    b.host.exchanger.come_back()
-    post(a, "SEND")
-    with b.host:
-        b.post_recv()
-    return end(net)
-
-
-def atomics_on_a_backup() -> Network:
-    """The NICs are atomic to themselves alone: a backup carries out no atomic, others may be at the same word."""
-
-    def own(nics: dict[str, list[Nic]]) -> None:
-        for nic in (*nics["a"], *nics["b"]):
-            nic.atomic_cap = AtomicCap.HCA
-
-    net = armed(with_nics=own)
-    a, _ = ends(net)
-    _fail_over(net)
-    a.own_error = "it has no right to atomics there"
-    wr = post(a, "FADD", 8, data=1)
-    wait(net, 500)
-    assert a.failed and not executed(net, wr), "it is not atomic to others"
-    return net
-
-
-def tables_of_p_keys_differ() -> Network:
-    """The program's partition is not at the same place in each port's table."""
-
-    def tables(nics: dict[str, list[Nic]]) -> None:
-        for nic in (*nics["a"], *nics["b"]):
-            nic.pkeys, nic.pkey_index = [0xFFFF, 0x8001], 1
-        nics["a"][1].pkeys = [0x8001, 0xFFFF]
-
-    net = armed(with_nics=tables)
-    a, _ = ends(net)
-    _fail_over(net)
-    post(a, "SEND")
-    return end(net)
-
-
 def memory_is_being_changed() -> Network:
     """Away, a names memory that is being changed just now, which takes a while: it is memory all the same."""
     net = armed()
@@ -565,19 +424,12 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     memory_takes_longer_than_a_peer_may: ("wait_for_a_registration_as_for_a_peer",),
     another_nic_hangs: ("despair_of_any_nic_that_hangs",),
     memory_comes_again_that_no_backup_reaches: ("keep_seen_rkeys",),
-    a_qp_is_changed_that_has_broken: ("leave_a_broken_qp_to_others",),
-    a_fence_needs_a_right: ("publish_no_change_of_rights",),
     who_is_home_again_holds_no_key: ("hold_keys_for_who_is_home",),
-    tables_of_p_keys_differ: ("use_the_default_nics_pkey_index",),
     memory_is_being_changed: ("deny_memory_that_is_changing",),
-    a_fence_is_refused: ("post_a_refused_fence_again",),
 }
 
 ENDED: dict[Story, tuple[str, ...]] = {
     memory_of_the_peers_is_not_there: ("give_up_a_qp_whose_peer_has_no_memory",),
-    atomics_on_a_backup: ("give_every_backup_the_right_to_atomics",),
-    a_right_is_withdrawn: ("leave_changes_to_a_later_life",),
-    a_nic_keeps_a_right_that_is_withdrawn: ("serve_with_rights_that_were_withdrawn",),
 }
 
 TOLD: dict[Story, tuple[str, ...]] = {

@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from simulator.application import Application
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from simulator.application import Application, Wr
 from simulator.host import Host
 from simulator.network import Network
 from simulator.rnic import Datagram
@@ -43,6 +44,7 @@ from shiftverbs import _core
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.messages import Keys, Phase, Sync
 from shiftverbs.protocol.tables import SwitchState
+from shiftverbs.wr import SGE, SendWR
 
 NEVER = 1_000_000
 
@@ -358,6 +360,65 @@ def another_qp_has_answered_before_a_switch() -> Network:
     return _one_more(net, a, 0, 1)
 
 
+def _chain(app: Application, *opcodes: str) -> list[Wr]:
+    """Post WRs in one call, as far as there is room for them. Returns those that were not taken."""
+    wrs = [plan(app, opcode, 1, signaled=True) for opcode in opcodes]
+    app.plan.clear()
+    made: list[SendWR] = []  # the last one first
+    for wr in reversed(wrs):
+        made.append(app._send_wr(wr, made[-1] if made else None))
+    bad = SendWR(wr_id=0, num_sge=1, sg=[SGE(0, 0, 0)])
+    taken = len(wrs)
+    with app.host:
+        try:
+            app.endpoint.core.post_send(made[-1], bad)
+        except PyverbsRDMAError as error:
+            assert error.error_code == errno.ENOMEM
+            taken = next((n for n, wr in enumerate(wrs) if wr.ref == bad.wr_id), 0)
+        for wr in wrs[:taken]:
+            app._note(wr)
+    return wrs[taken:]
+
+
+def a_chain_fits_while_it_is_posted() -> Network:
+    """a is answered over another NIC, and its NIC completes in the middle of a post: the rest is one chain no more."""
+    net = armed(capacity=4)
+    a, _ = ends(net)
+    split(net, "b")
+    a.host.frozen_until_ns = net.clock.now + 1_000_000
+    plan(a, "SEND")
+    plan(a, "SEND", signaled=True)
+    go(a)
+    a.endpoint.hardware.send_cq.hide(1)
+    assert len(_chain(a, *["SEND"] * 5)) == 1
+    return end(net)
+
+
+def room_is_made_while_a_chain_is_posted() -> Network:
+    """a's NIC has no room, and completes meanwhile: what waited is handed over by that, and the whole chain with it."""
+    net = armed(capacity=4)
+    a, _ = ends(net)
+    away(net)
+    a.endpoint.prefer(0)
+    until(net, lambda: a.endpoint.protocol.move_told, ms=500)
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+        a.due()
+    hardware = a.endpoint.hardware
+    hardware.shared.refuse_at[0], hardware.shared.refuse_err[0] = 2, errno.ENOMEM
+    net.hold_cqes("a", 0, True)
+    until(net, lambda: hardware.shared.refuse_err[0] == 0, ms=20)
+    wait(net, 0.1)
+    assert a.endpoint.core.unwired[0] == 1
+    a.host.frozen_until_ns = net.clock.now + 1_000_000
+    net.hold_cqes("a", 0, False)
+    hardware.send_cq.hide(1)
+    hardware.shared.refuse_at[0], hardware.shared.refuse_err[0] = 1, errno.ENOMEM
+    hardware.shared.refuse_more[0] = 1
+    assert not _chain(a, "SEND", "SEND"), "there was room"
+    return end(net)
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -437,6 +498,8 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     answers_come_by_a_qp_of_another_context: ("forget_the_nics_other_contexts",),
     answers_came_by_a_qp_that_has_moved_since: ("forget_the_answers_of_a_qp_that_goes",),
     an_answer_is_no_message: ("count_only_messages_as_answers",),
+    a_chain_fits_while_it_is_posted: ("hand_over_a_broken_chain",),
+    room_is_made_while_a_chain_is_posted: ("fail_a_post_that_room_made_whole",),
     what_was_answered_is_behind_what_goes_again: ("forget_what_was_answered_before_a_switch",),
     another_qp_has_answered_before_a_switch: ("forget_what_others_answered_before_a_switch",),
     a_healthy_nic_refuses_a_post: ("take_an_own_refusal_for_the_paths",),

@@ -238,6 +238,20 @@ def away(net: Network, k: int = 1) -> None:
     wait(net, 1)
 
 
+def fail_over(net: Network) -> None:
+    """Traffic goes to pair 1, and stays there."""
+    a = net.app("a")
+    path_failed(a, 0)
+    a.endpoint.prefer(1)
+    wait(net, 10)
+    assert on(a, 1)
+
+
+def executed(net: Network, wr: Wr) -> bool:
+    """Whether any NIC has carried it out."""
+    return any(e[4] is wr for e in net.executions)
+
+
 def at_home(net: Network) -> bool:
     """Whether all traffic is at home, and nothing is under way."""
     return all(
