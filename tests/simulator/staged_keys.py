@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.application import CELLS, Application
 from simulator.clock import MS, SECOND
 from simulator.host import ALL_RIGHTS, OwnMr
@@ -36,6 +39,7 @@ from simulator.story import (
 
 from shiftverbs.failover.services import memory_keys
 from shiftverbs.protocol.messages import Keys
+from shiftverbs.wr import SGE, SendWR
 
 NEVER = 1_000_000
 
@@ -416,6 +420,40 @@ def memory_is_being_changed() -> Network:
     return end(net)
 
 
+def very_many_keys() -> Network:
+    """A program has named more memory than is remembered, which its NIC refuses. Then it names what no backup reaches.
+
+    That is known before anything speaks against the path.
+    """
+    net = Network(1)
+    a, b = ends(net)
+    a.host.exchanger.go_away(lose_lease=False)
+    wait(net, 5)
+    a.endpoint.hardware.shared.refusal[0] = errno.EINVAL
+    wr = SendWR(num_sge=1, sg=[SGE(0, 0, 0)], opcode=0)
+    with a.host:
+        for n in range(1 << 16):
+            wr.set_wr_rdma(1 << 20 | n, 0)
+            with contextlib.suppress(PyverbsRDMAError):
+                a.endpoint.core.post_send(wr)
+    a.endpoint.hardware.shared.refusal[0] = 0
+    a.host.exchanger.come_back()
+    until(net, net.protected, ms=3000)
+    wait(net, 500)
+    net.nics["b"][1].failing = True
+    another_window(b)
+    wait(net, 10)
+    net.nics["b"][1].failing = False
+    has_patience_at_home(a)
+    no_answers(net, "b", 0)
+    post(a, "WRITE", 2)
+    wait(net, 5)
+    path_failed(a, 0, advisory=True)
+    wait(net, 5)
+    no_hole(net, "b", 0)
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     ready_makes_keys_worthless: ("go_by_what_ready_made_worthless",),
     an_answer_is_overtaken: ("use_an_answer_that_was_overtaken",),
@@ -424,6 +462,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     memory_takes_longer_than_a_peer_may: ("wait_for_a_registration_as_for_a_peer",),
     another_nic_hangs: ("despair_of_any_nic_that_hangs",),
     memory_comes_again_that_no_backup_reaches: ("keep_seen_rkeys",),
+    very_many_keys: ("one_rkey_too_many",),
     who_is_home_again_holds_no_key: ("hold_keys_for_who_is_home",),
     memory_is_being_changed: ("deny_memory_that_is_changing",),
 }

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from unittest import mock
 
 from simulator.attacker import Attacker, lives
 from simulator.clock import MS, US
 from simulator.network import Network
-from simulator.story import Story, end, ends, post, sends, wait
+from simulator.story import Story, end, ends, path_failed, post, sends, until, wait
 
+from shiftverbs import observe
 from shiftverbs.exchanger.records import ControlEndpoint
+from shiftverbs.failover.driver import MOST_UNREAD
 from shiftverbs.failover.qp.pairing import gid_text
 from shiftverbs.failover.services.directory import NO_ENTRY
 from shiftverbs.protocol.codec import Entry, encode
-from shiftverbs.protocol.messages import PairAddress, Phase, Sync
+from shiftverbs.protocol.events import Status
+from shiftverbs.protocol.messages import Arm, ArmStep, Message, PairAddress, Phase, Prefer, Sync
 from shiftverbs.protocol.seal import SECRET_BYTES, Seals
 
 ABORT = Sync(1, 1, Phase.ABORT, 0, False, PairAddress(bytes(16), 0, 0, 0, 1), 0)
@@ -147,6 +151,72 @@ def very_much_has_arrived() -> Network:
     return end(net)
 
 
+def a_peer_speaks_without_end() -> Network:
+    """b answers nothing in a SWITCH, and wishes the same again and again."""
+    return _gives_up_all_the_same(1, [Prefer(1, 0, True)] * 60)
+
+
+def a_peer_invents_pairs() -> Network:
+    """b answers nothing in a SWITCH, and says for each of very many QPs as much as is kept of it."""
+    somebody = PairAddress(bytes(16), 0, 0, 0, 1)
+    return _gives_up_all_the_same(20, [Arm(ArmStep.RTU, 0, 100 + n, 1, somebody) for n in range(MOST_UNREAD)])
+
+
+def _gives_up_all_the_same(qps: int, messages: list[Message]) -> Network:
+    """b speaks more than a, which is busy, can read; a gives up as early as it would with a peer that is silent."""
+    net = Network(1, qps=qps, peer_deadline_ms=150)
+    attacker = Attacker(net, "a", 0)
+    wait(net, 30)
+    net.app("b").endpoint.prefer(0)
+    wait(net, 10)
+    a, b = ends(net)
+    seals = b.endpoint.connection.paths[0].link.seals
+    entries: list[Entry] = []
+    for app in net.apps[1::2]:
+        theirs, mine = lives(app)
+        entries += [Entry(mine, theirs, message) for message in messages]
+    parts = itertools.cycle([entries[at : at + 60] for at in range(0, len(entries), 60)])
+    b.host.frozen_until_ns = net.clock.now + 1400 * MS
+    net.wall("b", 1, True)
+    a.host.reading_ns = 1 * MS
+
+    def speak() -> None:
+        for data in encode(next(parts), seals):
+            attacker.send(data)
+
+    for n in range(1400):
+        net.clock.later(n * MS, speak)
+    path_failed(a, 0)
+    wait(net, 1000)
+    assert a.endpoint.status is Status.FAILED, "its patience is over"
+    a.host.reading_ns = 0
+    net.wall("b", 1, False)
+    return end(net)
+
+
+def the_collector_takes_a_qp_apart() -> Network:
+    """Its shadows go a moment before the rest of it, while a control port is being made. Nobody is told of that."""
+    told: list[observe.Event] = []
+    with mock.patch.object(observe, "publish", told.append):
+        net = Network(1)
+        a, _ = ends(net)
+        net.nics["a"][1].command_ns = 50 * MS
+        until(net, lambda: a.endpoint.connection is not None, ms=50)
+        until(net, lambda: "control port" in str(a.endpoint.connection.why), ms=50)
+        net.nics["a"][1].hung = net.nics["a"][0].hung = True
+        with a.host:
+            a.endpoint.shadow.close()
+        net.nics["a"][1].unhang()
+        net.nics["a"][0].unhang()
+        wait(net, 10)
+        a.close()
+        wait(net, 100)
+    assert not any(isinstance(event, observe.Unprotected) and "no shadow" in event.why for event in told), (
+        told
+    )
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     somebody_forges_an_end: ("believe_whoever_speaks",),
     another_process_ends_a_qp: ("let_any_process_speak_for_a_qp",),
@@ -155,4 +225,10 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     etcd_cannot_be_reached_at_the_beginning: ("blame_a_peer_that_cannot_be_read",),
     somebody_says_always_more: ("run_as_long_as_others_speak",),
     very_much_has_arrived: ("read_a_flood_to_its_end",),
+}
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    a_peer_speaks_without_end: ("read_all_that_a_peer_says_in_turn",),
+    a_peer_invents_pairs: ("put_off_deadlines_by_what_is_said",),
+    the_collector_takes_a_qp_apart: ("tell_of_a_qp_that_is_going",),
 }
