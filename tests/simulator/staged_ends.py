@@ -367,7 +367,7 @@ ENDED: dict[Story, tuple[str, ...]] = {
     an_arm_waits_while_a_qp_ends: ("revive_an_ended_qp",),
     a_dead_nic_takes_posts: ("trust_a_dead_nic_to_flush",),
     a_default_qp_works_on_behind_the_end: ("give_a_qp_back_that_still_works",),
-    an_end_away_from_home: ("take_an_end_for_a_homecoming",),
+    an_end_away_from_home: ("take_an_end_for_a_homecoming", "abort_in_silence"),
 }
 
 TOLD: dict[Story, tuple[str, ...]] = {
