@@ -268,7 +268,7 @@ class Application:
             self.retry_ns = min(2 * self.retry_ns, 5 * MS)
             self.clock.later(self.retry_ns, self._again)
 
-    def _send_wr(self, wr: Wr) -> SendWR:
+    def _send_wr(self, wr: Wr, following: SendWR | None = None) -> SendWR:
         slot = self.slot(wr)
         wr.ref = self.endpoint.number << 16 | wr.index + 1
         if wr.opcode != "READ" and wr.opcode != "FADD":
@@ -277,7 +277,13 @@ class Application:
         flags = SIGNALED * wr.signaled | FENCE * wr.fence | INLINE * wr.inline
         sge = SGE(address, WORD, self.buffers.lkey)
         made = SendWR(
-            wr_id=wr.ref, opcode=OPCODES[wr.opcode], num_sge=1, sg=[sge], send_flags=flags, imm_data=wr.ref
+            wr_id=wr.ref,
+            opcode=OPCODES[wr.opcode],
+            num_sge=1,
+            sg=[sge],
+            send_flags=flags,
+            imm_data=wr.ref,
+            next_wr=following,
         )
         peer = self.peer
         wr.target = peer.cell_address(wr.cell)

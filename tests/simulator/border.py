@@ -131,9 +131,12 @@ class Verbs:
             "active_mtu": 3,
             "lid": 0,
             "gid_tbl_len": 1,
-            "pkey_tbl_len": 1,
-            "link_layer": int(LinkLayer.ETHERNET),
+            "pkey_tbl_len": len(nic.pkeys) or 1,
+            "link_layer": int(LinkLayer.INFINIBAND if nic.pkeys else LinkLayer.ETHERNET),
         }
+
+    def query_pkey(self, ctx: int, port: int, index: int) -> int:
+        return self.contexts[ctx].nic.pkeys[index]
 
     def query_gid(self, ctx: int, port: int, index: int) -> bytes:
         return self.contexts[ctx].nic.gid
@@ -299,6 +302,8 @@ class ControlPort:
             return []
         found = [self._inbox.popleft() for _ in range(min(most, len(self._inbox)))]
         self.more = bool(self._inbox)
+        if self.host.reading_ns:
+            self.host.wait(lambda: False, len(found) * self.host.reading_ns / 1e9)
         return found
 
 

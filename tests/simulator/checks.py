@@ -202,6 +202,8 @@ def completions_once_and_in_order(app: Application) -> None:
         if status == OK:
             if failed:
                 raise Violation("errors in order", f"{app.name}: {wr} succeeded after an error")
+            if app.ends is not None and wr.posted_ns > app.ends:
+                raise Violation("nothing works behind the end", f"{app.name}: {wr} succeeded")
             if not wr.signaled:
                 raise Violation("one completion each", f"{app.name}: {wr} is unsignaled")
         else:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.border import Verbs, VirtualExchanger, VirtualMachine
 from simulator.clock import MS, US
 from simulator.memory import WORD, Memory
-from simulator.rnic import ERR, INIT, RESET, RTR, RTS, HwQp, Nic
+from simulator.rnic import ERR, INIT, RESET, RTR, RTS, SQD, HwQp, Nic
 
 from shiftverbs import _core
 from shiftverbs.config import Config
 from shiftverbs.failover.runtime import Domain, Runtime
-from shiftverbs.native.ibv import QpAttrMask
+from shiftverbs.native.ibv import QpAttrMask, ReregMrFlag
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
@@ -101,7 +101,12 @@ class Host:
     """
 
     def __init__(
-        self, net: Network, devices: dict[str, tuple[list[Nic], Memory]], plain: bool, invariants: bool
+        self,
+        net: Network,
+        devices: dict[str, tuple[list[Nic], Memory]],
+        plain: bool,
+        invariants: bool,
+        peer_deadline_ms: int,
     ) -> None:
         self.net = net
         self.hardware = [nic for nics, _ in devices.values() for nic in nics]
@@ -115,6 +120,7 @@ class Host:
         self.lag_ns = 2 * US
         self.grace_ns = GRACE_NS
         self.frozen_until_ns = 0
+        self.reading_ns = 0  # what a datagram costs
         self.exchanger: VirtualExchanger
         self.endpoints: list[Endpoint] = []
         self._run_at: int | None = None
@@ -125,7 +131,9 @@ class Host:
         with self:
             if not plain:
                 self.machine = VirtualMachine(self)
-                self.runtime = Runtime(Config(invariants=invariants), self.machine)
+                self.runtime = Runtime(
+                    Config(invariants=invariants, peer_deadline_ms=peer_deadline_ms), self.machine
+                )
             self.devices = {name: Device(self, name, *has) for name, has in devices.items()}
         self.booting = False
 
@@ -249,6 +257,7 @@ class OwnMr:
         self, device: Device, address: int, words: int, access: int, iova: int | None = None
     ) -> None:
         host = self.host = device.host
+        self.device = device
         self.words = words
         iova = address if iova is None else iova
         self.region = (address, words * WORD, iova, access)
@@ -259,6 +268,25 @@ class OwnMr:
                 self.shadow = ShadowMR(device.shadow_pd, self.handle, self.region, self.lkey, self.rkey)
                 host.runtime.await_peers(self.shadow)
         self.closed = False
+
+    def rereg(self, takes_s: float) -> None:
+        """ibv_rereg_mr, as mr.py has it: other rights, and in the end the same again. It takes so long."""
+        assert self.shadow is not None
+        host, old = self.host, self.shadow
+        address, length, iova, access = self.region
+        flags = int(ReregMrFlag.CHANGE_ACCESS)
+        with host:
+            former = old.hand_over()
+            try:
+                host.wait(lambda: False, takes_s)
+                host.verbs.rereg_mr(self.handle, flags, self.device.pd, address, length, access)
+                self.shadow = ShadowMR(
+                    self.device.shadow_pd, self.handle, self.region, self.lkey, self.rkey, "", former, flags
+                )
+                host.runtime.await_peers(self.shadow)
+            finally:
+                old.handed_over()
+            self.shadow.wait()
 
     def close(self) -> None:
         """ibv_dereg_mr, as mr.py has it: the backups' registrations go first."""
@@ -339,17 +367,23 @@ class Endpoint:
 
     # ---- verbs ------------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: Endpoint, rights: int = ALL_RIGHTS, psn: int = 0, peer_psn: int = 0) -> None:
-        """INIT, where `begin` is called, RTR and RTS."""
+    def connect(
+        self,
+        peer: Endpoint,
+        rights: int = ALL_RIGHTS,
+        states: Iterable[int] = (INIT, RTR, RTS),
+        reads: int = 16,
+        serves: int = 16,
+    ) -> None:
+        """INIT, where `begin` is called, RTR and RTS. reads, serves: how many READs and atomics at a time."""
         attr = Attr()
-        attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, 0, rights
+        attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, self.hardware.nic.pkey_index, rights
         attr.path_mtu, attr.dest_qp_num = 3, peer.qp_num
-        attr.rq_psn, attr.sq_psn = peer_psn, psn
-        attr.max_dest_rd_atomic = attr.max_rd_atomic = 16
+        attr.max_dest_rd_atomic, attr.max_rd_atomic = serves, reads
         attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 14, 7, 7, 12
         attr.ah_attr.is_global = attr.ah_attr.port_num = 1
         attr.ah_attr.grh.dgid = peer.hardware.nic.gid
-        for state in (INIT, RTR, RTS):
+        for state in states:
             self.modify(attr, state, int(MASKS[state]))
             if state == INIT:
                 self.begin()
@@ -358,7 +392,7 @@ class Endpoint:
         """ibv_modify_qp, as qp.py has it. Raises PyverbsRDMAError."""
         attr.qp_state = state if state is not None else 0
         with self.host:
-            if state in (RESET, ERR):
+            if state in (RESET, ERR, SQD):
                 self._leave(attr, state, mask)
             else:
                 self._change(attr, state, mask)
@@ -370,8 +404,11 @@ class Endpoint:
         if state == RTR:
             fields |= {"rq_psn": attr.rq_psn, "dest_qp_num": attr.dest_qp_num}
             fields["ah_attr"] = {"dgid": bytes(attr.ah_attr.grh.dgid)}
+            fields["max_dest_rd_atomic"] = attr.max_dest_rd_atomic
+        if state == INIT:
+            fields["pkey_index"] = attr.pkey_index
         if state == RTS:
-            fields["sq_psn"] = attr.sq_psn
+            fields |= {"sq_psn": attr.sq_psn, "max_rd_atomic": attr.max_rd_atomic}
         if state in (INIT, None):
             fields["qp_access_flags"] = attr.qp_access_flags
         err = self.hardware.modify(fields)
@@ -385,7 +422,8 @@ class Endpoint:
             return
         was_guarded = held.core.guarded or held.core.ending
         was_away = held.is_away()
-        held.leaving(state)
+        if not held.leaving(state):
+            raise PyverbsRDMAError("Failed to modify QP", errno.EBUSY)
         try:
             self._hardware_modify(attr, state)
         except PyverbsRDMAError as error:
@@ -420,6 +458,13 @@ class Endpoint:
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error
         held.modified(attr, mask)
+
+    def drain(self) -> None:
+        """RTS to SQD: nothing that is posted is begun any more. Raises PyverbsRDMAError."""
+        if self.shadow is not None:
+            with self.host:
+                self.shadow.look_for_failure()
+        self.modify(Attr(), SQD, int(QpAttrMask.STATE))
 
     def set_rights(self, rights: int) -> None:
         """RTS to RTS: other access flags."""

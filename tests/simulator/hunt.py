@@ -71,11 +71,9 @@ class Hunt:
         self.names = {mutant.name: mutant.duty for mutant in MUTANTS}
         self.names |= {name: what for name, (what, _) in self.patches.items()}
         self.found: dict[str, dict[str, Any]] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-        self.stories = {
-            story: names
-            for stories in (staged.STAGED, staged.ENDED, staged.LEFT, staged.SURVIVED)
-            for story, names in stories.items()
-        }
+        self.stories = [
+            (story, names, judge) for stories, judge in staged.KINDS for story, names in stories.items()
+        ]
 
     @contextlib.contextmanager
     def bug(self, name: str) -> Iterator[None]:
@@ -109,13 +107,14 @@ class Hunt:
         return None
 
     @staticmethod
-    def tell(story: Any) -> None:
+    def tell(story: Any, judge: Any) -> None:
         """A story, judged at its end."""
         from simulator import checks
         from simulator.story import telling
 
         with telling(story) as net:
             checks.check(net)
+            judge(net)
 
     def look_for(self, name: str, first: int, schedules: int) -> tuple[str, int, str] | None:
         """(what found it, in how many schedules, what it broke)."""
@@ -126,9 +125,9 @@ class Hunt:
             told = self.shows(name, Schedule(known).run)
             if told is not None:
                 return f"seed {known}", int(self.found[name]["schedules"]), told
-        for story, names in self.stories.items():
+        for story, names, judge in self.stories:
             if name in names:
-                told = self.shows(name, functools.partial(self.tell, story))
+                told = self.shows(name, functools.partial(self.tell, story, judge))
                 if told is not None:
                     return f"story {story.__name__}", 1, told
         for seed in range(first, first + schedules):

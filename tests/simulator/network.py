@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from typing import Any
 
 from simulator.application import WORDS, Application, Wr
 from simulator.border import Store, World
 from simulator.clock import Clock
-from simulator.host import Cq, Endpoint, Host
+from simulator.host import Cq, Device, Endpoint, Host
 from simulator.memory import WORD, Memory
 from simulator.provider import Posts
 from simulator.rnic import RTS, HwCq, HwQp, Link, Nic
@@ -49,6 +50,8 @@ class Network:
 
     plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
     at_start: so many receives are posted before they are connected; None: as many as there is room for.
+    peer_deadline_ms: the programs' patience with a silent peer. two_contexts: all QPs but the first one are on another
+    Context of the same device. with_nics: what is to be done to the NICs before anybody opens them.
     """
 
     def __init__(
@@ -62,6 +65,9 @@ class Network:
         one_cq: bool = False,
         one_process: bool = False,
         at_start: int | None = None,
+        peer_deadline_ms: int = 2000,
+        two_contexts: bool = False,
+        with_nics: Callable[[dict[str, list[Nic]]], None] = lambda nics: None,
     ) -> None:
         self._world = World.entered()
         self._world.__enter__()
@@ -88,6 +94,7 @@ class Network:
         }
         for a, b in zip(*self.nics.values(), strict=True):
             a.peer, b.peer = b, a
+        with_nics(self.nics)
         # ---- facts
         self.ports = dict.fromkeys(self.links, True)
         self.walls: dict[tuple[str, int], int] = dict.fromkeys(self.links, 0)
@@ -108,17 +115,22 @@ class Network:
         self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
         devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
         if one_process:
-            self.a = self.b = Host(self, devices, plain, INVARIANTS)
+            self.a = self.b = Host(self, devices, plain, INVARIANTS, peer_deadline_ms)
         else:
-            self.a, self.b = (Host(self, {name: devices[name]}, plain, INVARIANTS) for name in "ab")
+            self.a, self.b = (
+                Host(self, {name: devices[name]}, plain, INVARIANTS, peer_deadline_ms) for name in "ab"
+            )
         self.hosts = (self.a,) if one_process else (self.a, self.b)
         self.apps: list[Application] = []
         depth = (capacity + receives + 4) * (qps if one_cq else 1)
         cqs: dict[str, Cq] = {}
+        others: dict[str, Device] = {}
+        if two_contexts:
+            others = {name: Device(self.host(name), name, *devices[name]) for name in "ab"}
         for number in range(qps):
             pair = []
             for name in "ab":
-                device = self.host(name).devices[name]
+                device = others[name] if two_contexts and number else self.host(name).devices[name]
                 cq = cqs.get(name) if one_cq else None
                 cq = cqs[name] = cq or Cq(device, depth)
                 endpoint = Endpoint(device, number, capacity, receives, cq)

@@ -35,9 +35,10 @@ static struct posts posts;
 struct shared {
     int32_t refusal[2]; // what posts are answered, 0: they are taken
     uint32_t posted[2], freed[2], depth[2];
-    int32_t refuse_at[2];  // the post that many from now is refused once ...
-    int32_t refuse_err[2]; // ... with this errno; 0: none
-    uint32_t overflows[2]; // posts for which there was no room
+    int32_t refuse_at[2];   // the post that many from now is refused once ...
+    int32_t refuse_err[2];  // ... with this errno; 0: none
+    int32_t refuse_more[2]; // ... and so many behind it as well
+    uint32_t overflows[2];  // posts for which there was no room
 };
 
 struct qp {
@@ -50,6 +51,7 @@ struct cq {
     struct ibv_cq cq;
     struct ibv_wc *wcs;
     uint32_t slots, first, count, most;
+    uint32_t hidden; // for so many polls the newest completion is not there yet
 };
 
 static struct post *take(struct qp *qp, int queue, int *err) {
@@ -57,7 +59,10 @@ static struct post *take(struct qp *qp, int queue, int *err) {
     *err = s->refusal[queue];
     if (!*err && s->refuse_err[queue] && s->refuse_at[queue]-- <= 0) {
         *err = s->refuse_err[queue];
-        s->refuse_err[queue] = 0;
+        if (s->refuse_more[queue])
+            s->refuse_more[queue]--;
+        else
+            s->refuse_err[queue] = 0;
     }
     if (!*err && (s->posted[queue] - s->freed[queue] >= s->depth[queue] || posts.count == POSTS)) {
         *err = ENOMEM;
@@ -127,8 +132,10 @@ static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_rec
 
 static int poll_cq(struct ibv_cq *ibcq, int n, struct ibv_wc *wc) {
     struct cq *cq = (struct cq *)ibcq;
+    uint32_t late = cq->hidden ? 1 : 0;
     int i = 0;
-    for (; i < n && cq->count; i++) {
+    cq->hidden -= late;
+    for (; i < n && cq->count > late; i++) {
         wc[i] = cq->wcs[cq->first];
         cq->first = (cq->first + 1) & (cq->slots - 1);
         cq->count--;
@@ -202,6 +209,10 @@ EXPORT uint32_t sv_push(struct cq *cq, uint64_t wr_id, int status, int opcode, u
         .wc_flags = (unsigned int)wc_flags,
     };
     return cq->count;
+}
+
+EXPORT void sv_hide(struct cq *cq, uint32_t polls) {
+    cq->hidden = polls;
 }
 
 EXPORT void sv_free_cq(struct cq *cq) {

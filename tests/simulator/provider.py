@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sv_qp": (_VOID, [_VOID, _VOID, _VOID, _U32, _U32, _U32, _U32]),
     "sv_shared": (_VOID, [_VOID]),
     "sv_push": (_U32, [_VOID, _U64, _INT, _INT, _U32, _U32, _U32, _INT]),
+    "sv_hide": (None, [_VOID, _U32]),
     "sv_free_cq": (None, [_VOID]),
     "sv_free": (None, [_VOID]),
 }
@@ -43,6 +44,7 @@ class Shared(ctypes.Structure):
         ("depth", _U32 * 2),
         ("refuse_at", _INT * 2),
         ("refuse_err", _INT * 2),
+        ("refuse_more", _INT * 2),
         ("overflows", _U32 * 2),
     ]
 

@@ -96,7 +96,20 @@ class Link:
 class Packet:
     """A request or an answer. data: a request's payload or a response's; ref: for judging only, not looked at here."""
 
-    __slots__ = ("data", "dest", "imm", "kind", "length", "opcode", "psn", "ref", "remote", "rkey")
+    __slots__ = (
+        "data",
+        "dest",
+        "imm",
+        "kind",
+        "length",
+        "opcode",
+        "pkey",
+        "psn",
+        "reads",
+        "ref",
+        "remote",
+        "rkey",
+    )
 
     def __init__(self, kind: str, dest: int, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
         self.kind = kind
@@ -105,7 +118,7 @@ class Packet:
         self.opcode = opcode
         self.data = data
         self.ref = ref
-        self.remote = self.rkey = self.length = self.imm = 0
+        self.remote = self.rkey = self.length = self.imm = self.pkey = self.reads = 0
 
 
 class Datagram:
@@ -170,6 +183,9 @@ class Nic:
         self._next_key = 1000 * (k + 1)
         self._next_qpn = 0x100
         self.atomic_cap = AtomicCap.GLOB
+        self.pkeys: list[int] = []  # the table of an InfiniBand port; on Ethernet there is none
+        self.pkey_index = 0  # the program's choice
+        self.counts_reads = False  # whether READs and atomics at a time are limited, as QPs were told
         self.events: list[tuple[int, int]] = []  # async ones, as every context of it gets them
         self.on_event: Callable[[int, int], None] = lambda kind, element: None
         self.port_active = True
@@ -283,6 +299,10 @@ class HwCq:
             self.overrun |= waiting > self.cqe
         self.on_cqe()
 
+    def hide(self, polls: int) -> None:
+        """The newest completion shows itself after so many more polls."""
+        self.lib.sv_hide(self.pointer, polls)
+
     def free(self) -> None:
         """Give its memory back."""
         self.lib.sv_free_cq(self.pointer)
@@ -335,6 +355,8 @@ class HwQp:
         self.retries = 0
         self.timer = 0
         self.rnr_wait = False
+        self.drained = False
+        self.pkey = self.most_served = self.most_reads = 0
         self.nak_sent = False  # one NAK per gap: what follows is dropped without a word
         shared = self.shared
         shared.freed[:] = shared.posted[:]
@@ -347,7 +369,10 @@ class HwQp:
         if nic.dead:
             return errno.EIO
         state = attrs.get("state")
-        if state is None or state == self.state == RTS:
+        if state in (SQD, RTS) and self.state == RTS:  # in SQD it is as in RTS, but begins nothing
+            self.drained = state == SQD
+            self._kick()
+        elif state is None:
             if self.state != RTS:
                 return errno.EINVAL
         elif state == RESET:
@@ -359,13 +384,16 @@ class HwQp:
         elif (self.state, state) == (RESET, INIT):
             self.state = INIT
             self.shared.refusal[1] = 0
+            self.pkey = nic.pkeys[attrs["pkey_index"]] if nic.pkeys else 0
         elif (self.state, state) == (INIT, RTR):
             self.expected = attrs["rq_psn"]
+            self.most_served = attrs.get("max_dest_rd_atomic", 0)
             self.dest = attrs["dest_qp_num"]
             self.dgid = bytes(attrs["ah_attr"]["dgid"])
             self.state = RTR
         elif (self.state, state) == (RTR, RTS):
             self.next_psn = attrs["sq_psn"]
+            self.most_reads = attrs.get("max_rd_atomic", 0)
             self.state = RTS
             self.shared.refusal[0] = 0
         else:
@@ -440,6 +468,8 @@ class HwQp:
     def _kick(self) -> None:
         unsent, unacked = self.unsent, self.unacked
         started = False
+        if self.drained:
+            return
         while unsent and len(unacked) < WINDOW and not self.rnr_wait:
             wqe = unsent[0]
             if wqe.fence and any(other.opcode in RESPONDED for other in unacked):
@@ -450,6 +480,8 @@ class HwQp:
                     if not unacked:
                         self._local_error()
                     break
+            if self.nic.counts_reads and wqe.opcode in RESPONDED and self._reads() >= self.most_reads:
+                break
             unsent.popleft()
             wqe.psn = self.next_psn
             self.next_psn = (self.next_psn + 1) & MASK
@@ -458,6 +490,10 @@ class HwQp:
             started = True
         if started and not self.timer_running:
             self._start_timer()
+
+    def _reads(self) -> int:
+        """How many READs and atomics are on their way."""
+        return sum(1 for wqe in self.unacked if wqe.opcode in RESPONDED)
 
     def _local_error(self) -> None:
         self.to_error(int(WcStatus.LOC_PROT_ERR))
@@ -471,6 +507,7 @@ class HwQp:
         if nic.dead or nic.stalled or self.dgid != nic.peer.gid:
             return
         packet = Packet("req", self.dest, wqe.psn, wqe.opcode, 0, wqe.ref)
+        packet.pkey, packet.reads = self.pkey, self._reads()
         packet.length = wqe.length
         packet.remote, packet.rkey = wqe.remote, wqe.rkey
         packet.imm = wqe.ref if wqe.opcode in ("WRITE_IMM", "SEND_IMM") else 0
@@ -578,7 +615,7 @@ class HwQp:
 
     def on_request(self, packet: Packet) -> None:
         """A request arrived."""
-        if self.state not in (RTR, RTS) or self.nic.dead or self.nic.stalled:
+        if self.state not in (RTR, RTS) or self.nic.dead or self.nic.stalled or packet.pkey != self.pkey:
             return
         ahead = (packet.psn - self.expected) & MASK
         if ahead == 0:
@@ -594,6 +631,9 @@ class HwQp:
         nic = self.nic
         target: int | None = 0
         right = RIGHTS.get(opcode, 0)
+        if nic.counts_reads and opcode in RESPONDED and packet.reads > self.most_served:
+            self._refuse("invalid", packet)
+            return
         if right:
             if not self.rights & right:
                 self._refuse("invalid" if not packet.length else "access", packet)

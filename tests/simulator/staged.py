@@ -7,9 +7,19 @@ there, and says because of which WRs. In those of SURVIVED nobody may notice any
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from simulator.application import OK, Application, Wr
+from simulator import (
+    staged_again,
+    staged_ends,
+    staged_keys,
+    staged_moves,
+    staged_peers,
+    staged_posts,
+    staged_rights,
+)
+from simulator.application import OK
 from simulator.checks import over
 from simulator.clock import MS, US
 from simulator.host import OwnMr
@@ -19,6 +29,8 @@ from simulator.story import (
     Story,
     armed,
     drop_next,
+    end,
+    ends,
     feed,
     follow_with_a_hole,
     go,
@@ -30,6 +42,7 @@ from simulator.story import (
     plan,
     post,
     said,
+    share,
     tell,
     until,
     wait,
@@ -40,25 +53,6 @@ from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Move, MoveStep, Phase, Sync
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.state_machine import SendState
-
-
-def ends(net: Network) -> tuple[Application, Application]:
-    """The programs of both sides."""
-    return net.app("a"), net.app("b")
-
-
-def share(read: Wr, other: Wr) -> None:
-    """Have a READ land where another WR has its bytes."""
-    read.slot = other.slot
-    read.shared = other.shared = True
-
-
-def end(net: Network, *seen: Wr) -> Network:
-    """Let all become as it will; where a has given up, it names the WRs that would have been seen."""
-    wait(net, 2000)
-    why = over(net.app("a"))
-    assert why is None or all(f"{wr.opcode} with wr_id {wr.ref}" in why for wr in seen), why
-    return net
 
 
 def a_read_lands_where_a_write_came_from() -> Network:
@@ -331,30 +325,116 @@ def a_peer_leaves_just_behind_an_error() -> Network:
     return end(net)
 
 
-#: Each story with the mutations that must show in it.
-STAGED: dict[Story, tuple[str, ...]] = {
-    a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
-    a_fence_in_between: ("repeat_a_read_behind_a_fence", "fence_only_the_wr_that_carries_it"),
-    a_dead_nic_kept_the_reads_completion: ("trust_a_dead_nic_to_have_told", "repeat_a_read_behind_a_fence"),
-    the_peers_dead_nic_kept_the_receipt: ("trust_the_counter_of_a_dead_nic",),
-}
+# ---- what each shows ----------------------------------------------------------------------------------------------
 
-SURVIVED: dict[Story, tuple[str, ...]] = {
-    rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
-    a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
-    a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
-    a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
-    moves_that_are_called_off_one_after_the_other: ("a_fence_write_for_each_move",),
-}
+Stories = dict[Story, tuple[str, ...]]
+
+_FILES = (staged_again, staged_moves, staged_posts, staged_ends, staged_keys, staged_rights, staged_peers)
+
+
+def _all(kind: str, *here: Stories) -> Stories:
+    """The stories of that kind, of this file and of the others."""
+    found: Stories = {}
+    for stories in (*here, *(getattr(file, kind, {}) for file in _FILES)):
+        found |= stories
+    return found
+
+
+#: Each story with the mutations that must show in it.
+STAGED: Stories = _all(
+    "STAGED",
+    {
+        a_read_lands_where_a_write_came_from: ("send_again_what_a_read_overwrote",),
+        a_fence_in_between: ("repeat_a_read_behind_a_fence", "fence_only_the_wr_that_carries_it"),
+        a_dead_nic_kept_the_reads_completion: (
+            "trust_a_dead_nic_to_have_told",
+            "repeat_a_read_behind_a_fence",
+        ),
+        the_peers_dead_nic_kept_the_receipt: (
+            "trust_the_counter_of_a_dead_nic",
+            "forget_what_comes_again_with_a_lost_message",
+            "trust_a_counter_behind_lost_receipts",
+        ),
+    },
+)
+
+SURVIVED: Stories = _all(
+    "SURVIVED",
+    {
+        rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
+        a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
+        a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
+        a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
+        moves_that_are_called_off_one_after_the_other: (
+            "a_fence_write_for_each_move",
+            "fence_an_unsafe_qp_on_a_port_event",
+        ),
+    },
+)
 
 #: Both sides end in these, and each of them is told the truth about what was done.
-ENDED: dict[Story, tuple[str, ...]] = {
-    a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
-    a_peer_leaves_just_behind_an_error: ("swallow_what_was_withheld",),
-    a_peer_leaves_with_its_moved_unheard_and_does_not_know_any_more: ("call_off_a_move_that_was_told",),
-}
+ENDED: Stories = _all(
+    "ENDED",
+    {
+        a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
+        a_peer_leaves_just_behind_an_error: ("swallow_what_was_withheld",),
+        a_peer_leaves_with_its_moved_unheard_and_does_not_know_any_more: (
+            "call_off_a_move_that_was_told",
+            "send_to_receives_that_were_left",
+        ),
+    },
+)
 
 #: b leaves, and a goes on as a plain QP does.
-LEFT: dict[Story, tuple[str, ...]] = {
-    a_peer_leaves_with_its_moved_unheard: ("call_off_a_move_that_was_told",),
-}
+LEFT: Stories = _all(
+    "LEFT",
+    {
+        a_peer_leaves_with_its_moved_unheard: (
+            "call_off_a_move_that_was_told",
+            "say_nothing_of_moves_in_a_bye",
+        ),
+    },
+)
+
+#: What each side is told there, the story says itself.
+TOLD: Stories = _all("TOLD")
+
+
+def gave_up(net: Network) -> None:
+    """Both sides have given up."""
+    for app in ends(net):
+        assert over(app) is not None, "both sides give up"
+
+
+def went_on(net: Network) -> None:
+    """Nobody has noticed anything."""
+    for app in ends(net):
+        assert over(app) is None and not app.failed, over(app)
+
+
+def ended(net: Network) -> None:
+    """Both sides know that it is over."""
+    for app in ends(net):
+        assert over(app) is not None and (app.failed or app.left), f"{app.name} does not know"
+
+
+def left_alone(net: Network) -> None:
+    """The first side was left by the other, and has not failed."""
+    a, _ = ends(net)
+    assert over(a) is not None and not a.failed
+    core = a.endpoint.core
+    assert core.send_is_open and core.send_pair == 1, "where its receives are"
+
+
+def anything(net: Network) -> None:
+    """The story has said what is to be said."""
+
+
+#: Each kind, and how its stories end.
+KINDS: tuple[tuple[Stories, Callable[[Network], None]], ...] = (
+    (STAGED, gave_up),
+    (SURVIVED, went_on),
+    (ENDED, ended),
+    (LEFT, left_alone),
+    (TOLD, anything),
+)

@@ -7,9 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from simulator.application import OK, Application, Wr
+from simulator.application import CELLS, OK, Application, Wr
 from simulator.border import World
+from simulator.checks import over
 from simulator.clock import MS
+from simulator.host import ALL_RIGHTS, OwnMr
 from simulator.network import Network
 from simulator.rnic import Datagram, Packet
 
@@ -35,6 +37,28 @@ def armed(seed: int = 1, pairs: int = 2, capacity: int = 32, receives: int = 16,
     net = Network(seed, pairs, capacity, receives, **options)
     wait(net, 30)
     assert net.protected()
+    return net
+
+
+# ---- both sides ------------------------------------------------------------------------------------------------------
+
+
+def ends(net: Network) -> tuple[Application, Application]:
+    """The programs of both sides."""
+    return net.app("a"), net.app("b")
+
+
+def share(read: Wr, other: Wr) -> None:
+    """Have a READ land where another WR has its bytes."""
+    read.slot = other.slot
+    read.shared = other.shared = True
+
+
+def end(net: Network, *seen: Wr) -> Network:
+    """Let all become as it will; where a has given up, it names the WRs that would have been seen."""
+    wait(net, 2000)
+    why = over(net.app("a"))
+    assert why is None or all(f"{wr.opcode} with wr_id {wr.ref}" in why for wr in seen), why
     return net
 
 
@@ -107,6 +131,13 @@ def succeeded(app: Application) -> bool:
     return all(status == OK for _, _, status in app.wcs)
 
 
+def another_window(app: Application) -> OwnMr:
+    """What the peer reaches is registered once more: from now on it goes by that key. Returns what it was before."""
+    before = app.window
+    app.window = OwnMr(app.device, app.cell_address(0), CELLS, ALL_RIGHTS, iova=0)
+    return before
+
+
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +168,19 @@ def drop_next(net: Network, name: str, k: int, kind: str, opcode: str | None = N
     net.links[name, k].drops += [
         lambda p: isinstance(p, Packet) and p.kind == kind and opcode in (None, p.opcode)
     ] * times
+
+
+def is_answer(packet: Any) -> bool:
+    """Whether it answers a WR of an application's."""
+    return isinstance(packet, Packet) and bool(packet.ref) and packet.kind in ("ack", "resp")
+
+
+def no_answers(net: Network, name: str, *rails: int) -> None:
+    """What `name` answers to WRs of the application's on these rails is lost."""
+    for k in rails:
+        net.links[name, k].hole = lambda p: (
+            isinstance(p, Packet) and bool(p.ref) and p.kind in ("ack", "resp")
+        )
 
 
 class _Opened:
@@ -185,6 +229,27 @@ def on(app: Application, k: int) -> bool:
     """Whether both of its directions are on pair k."""
     p = app.endpoint.protocol
     return bool(p.send_pair == p.recv_pair == k)
+
+
+def away(net: Network, k: int = 1) -> None:
+    """Have all traffic go to pair k, and be at rest there."""
+    net.apps[0].endpoint.prefer(k)
+    until(net, lambda: all(on(app, k) and not app.endpoint.protocol.busy for app in net.apps[:2]), ms=200)
+    wait(net, 1)
+
+
+def fail_over(net: Network) -> None:
+    """Traffic goes to pair 1, and stays there."""
+    a = net.app("a")
+    path_failed(a, 0)
+    a.endpoint.prefer(1)
+    wait(net, 10)
+    assert on(a, 1)
+
+
+def executed(net: Network, wr: Wr) -> bool:
+    """Whether any NIC has carried it out."""
+    return any(e[4] is wr for e in net.executions)
 
 
 def at_home(net: Network) -> bool:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stories of QPs that are reset and connected anew, with what is left of their former lives. As staged.py."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from simulator.application import CELLS, MOST_RECEIVES, Application
+from simulator.network import Network
+from simulator.rnic import INIT, RESET, RTR, RTS, Datagram
+from simulator.staged_keys import window_again
+from simulator.story import (
+    Story,
+    armed,
+    away,
+    end,
+    ends,
+    no_hole,
+    path_failed,
+    plan,
+    post,
+    until,
+    wait,
+)
+
+from shiftverbs.protocol.events import Status
+
+
+def begins_anew(app: Application) -> None:
+    """The program has forgotten what its QP did before it was reset, and so have the checkers."""
+    net = app.net
+    app.left = app.was_reset = app.failed = False
+    app.ends = None
+    app.next_recv = app.backlog = 0
+    for known in (app.plan, app.posted, app.by_ref, app.wcs, app.received, app.reads, app.unread):
+        known.clear()
+    net.executions[:] = [e for e in net.executions if e[4].side != app.peer.name and e[4].side != app.name]
+    for qp in net.qps:
+        qp.completed.clear()
+    for n in range(CELLS):
+        app.memory.words[app._cells + n] = 0
+    net.allow(app.device.name, app._recvs, MOST_RECEIVES)
+
+
+def connect_anew(net: Network) -> None:
+    """Both programs reset their first QP, if they have not, and connect it again."""
+    for app in ends(net):
+        app.reset()
+    wait(net, 50)
+    for app in ends(net):
+        begins_anew(app)
+    for app in ends(net):
+        app.endpoint.connect(app.peer.endpoint)
+    until(net, lambda: all(app.endpoint.status is Status.PROTECTED for app in ends(net)), ms=3000)
+    wait(net, 10)
+
+
+def _one_waits_for_room(net: Network, k: int) -> Application:
+    """a's sends come to pair k, and its NIC has no room for the second one before the first has completed."""
+    a, _ = ends(net)
+    a.endpoint.prefer(k)
+    until(net, lambda: a.endpoint.protocol.move_told, ms=500)
+    for _ in range(2):
+        plan(a, "SEND", signaled=True)
+        a.due()
+    qp = a.endpoint.qp(k)
+    assert qp is not None and a.endpoint.core.unwired[0] == 2
+    qp.shared.refuse_at[0], qp.shared.refuse_err[0] = 1, errno.ENOMEM
+    net.hold_cqes("a", k, True)
+    until(net, lambda: qp.shared.refuse_err[0] == 0, ms=20)
+    wait(net, 1)
+    assert a.endpoint.core.send_pair == k and a.endpoint.core.unwired[0] == 1
+    return a
+
+
+def what_waits_for_room_is_reset() -> Network:
+    """The first one's completion is taken when the QP is in RESET: nothing is posted there."""
+    net = armed()
+    away(net)
+    a = _one_waits_for_room(net, 0)
+    modify = a.endpoint._hardware_modify
+
+    def and_completes(attr: Any, state: int | None) -> None:
+        modify(attr, state)
+        if state == RESET:
+            net.hold_cqes("a", 0, False)
+
+    a.endpoint._hardware_modify = and_completes  # type: ignore[method-assign]
+    connect_anew(net)
+    post(a, "SEND")
+    return end(net)
+
+
+def what_waits_for_room_on_a_backup_is_reset() -> Network:
+    """It is stopped there, and then taken what has completed."""
+    net = armed()
+    a = _one_waits_for_room(net, 1)
+    verbs = a.host.verbs
+    modify = verbs.modify
+
+    def and_completes(qp: int, steps: Any) -> tuple[int, int]:
+        result = modify(qp, steps)
+        if any(step.get("state") == RESET for step in steps.steps):
+            net.hold_cqes("a", 1, False)
+        return result
+
+    verbs.modify = and_completes  # type: ignore[method-assign]
+    connect_anew(net)
+    post(a, "SEND")
+    return end(net)
+
+
+def _one_side_closes_unheard(net: Network, app: Application) -> None:
+    """The other one's second QP goes on, and nobody tells it that it is alone."""
+    links = [link for (name, _), link in net.links.items() if name == app.device.name]
+    for link in links:
+        link.hole = lambda p: isinstance(p, Datagram)
+    app.close()
+    wait(net, 300)
+    no_hole(net, app.device.name, *range(net.pairs))
+
+
+def a_path_is_made_again() -> Network:
+    """b has never let go of it, and knows which numbers a has used: a goes on behind those."""
+    net = armed(qps=2)
+    a, _ = ends(net)
+    wait(net, 120_000)
+    _one_side_closes_unheard(net, net.apps[2])
+    connect_anew(net)
+    post(a, "SEND")
+    return end(net)
+
+
+def a_peer_is_told_anew() -> Network:
+    """b has forgotten what it told a; a has not, as another QP uses that, and b's memory has another key since."""
+    net = armed(qps=2)
+    a, b = ends(net)
+    post(a, "WRITE", 1)
+    wait(net, 20)
+    _one_side_closes_unheard(net, net.apps[3])
+    for app in (b, a):
+        app.reset()
+    wait(net, 20)
+    window_again(b)
+    connect_anew(net)
+    path_failed(a, 0)
+    post(a, "WRITE", 2)
+    return end(net)
+
+
+def a_qp_is_armed_before_it_may_send() -> Network:
+    """b only receives at first, so nobody knows how many READs a serves at a time: one, as b's program says then."""
+    net = armed()
+    a, b = ends(net)
+    for nic in (*net.nics["a"], *net.nics["b"]):
+        nic.counts_reads = True
+    for app in ends(net):
+        app.reset()
+    wait(net, 50)
+    for app in ends(net):
+        begins_anew(app)
+    a.endpoint.connect(b.endpoint, serves=1)
+    b.endpoint.connect(a.endpoint, states=(INIT, RTR), reads=1)
+    wait(net, 1500)
+    b.endpoint.connect(a.endpoint, states=(RTS,), reads=1)
+    wait(net, 500)
+    assert all(app.endpoint.status is Status.PROTECTED for app in ends(net))
+    path_failed(b, 0)
+    for _ in range(4):
+        plan(b, "READ", 1, signaled=True)
+        b.due()
+    return end(net)
+
+
+SURVIVED: dict[Story, tuple[str, ...]] = {
+    what_waits_for_room_is_reset: ("post_to_a_qp_in_reset",),
+    what_waits_for_room_on_a_backup_is_reset: ("post_to_a_backup_that_is_stopped",),
+    a_path_is_made_again: ("forget_the_seals_of_a_path",),
+    a_qp_is_armed_before_it_may_send: ("keep_pairs_that_were_connected_too_early",),
+    a_peer_is_told_anew: ("take_who_is_told_anew_for_who_knew",),
+}

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stories of ends: of QPs that are away, of mistakes of ours, of who is left alone. As staged.py."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from simulator.clock import MS, US
+from simulator.host import OwnMr
+from simulator.network import Network
+from simulator.rnic import RTS
+from simulator.staged_posts import split
+from simulator.story import (
+    Story,
+    armed,
+    away,
+    end,
+    ends,
+    feed,
+    go,
+    hole,
+    on,
+    path_failed,
+    plan,
+    post,
+    said,
+    sends,
+    statuses,
+    tell,
+    until,
+    wait,
+)
+
+from shiftverbs import observe
+from shiftverbs.native.ibv import QpAttrMask
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.messages import Move, MoveStep
+from shiftverbs.protocol.tables import ArmState
+from shiftverbs.shadows.pyverbs_objects import Attr
+from shiftverbs.state_machine import SendState
+
+
+def posts_every(net: Network, name: str, opcode: str, us: int, times: int) -> None:
+    """A program posts one after the other."""
+    app = net.app(name)
+    for n in range(times):
+        plan(app, opcode, 1, signaled=True)
+        net.clock.later(n * us * US, app.due)
+
+
+def an_own_error_of_a_qp_that_is_split() -> Network:
+    """a's sends are at home, and break by its own doing; its receives are on pair 1, which knows nothing of it."""
+    net = armed()
+    a, _ = ends(net)
+    split(net, "b")
+    a.own_error = "it named memory that is not there"
+    plan(a, "WRITE", 1, signaled=True).bad = True
+    go(a)
+    wait(net, 1000)
+    assert a.failed
+    return net
+
+
+def we_fail_while_a_move_is_told() -> Network:
+    """b has moved its receives, a has not heard so, and something of ours fails there: it sends to nobody any more."""
+    net = armed()
+    a, b = ends(net)
+    for k in range(net.pairs):
+        net.links["b", k].hole = lambda p: any(
+            isinstance(m, Move) and m.step is MoveStep.MOVED for m in said(p)
+        )
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    until(net, lambda: a.endpoint.protocol.move_told and b.endpoint.core.recv_pair == 1, ms=100)
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    wait(net, 1000)
+    return net
+
+
+def we_fail_while_a_peer_sends() -> Network:
+    """a is away, and something of ours fails: its memory is its own again when b's messages cannot come any more."""
+    net = armed()
+    a, b = ends(net)
+    away(net)
+    net.nics["a"][1].command_ns = 2 * MS
+    posts_every(net, "b", "SEND", 50, 100)
+    wait(net, 0.5)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    wait(net, 100)
+    assert a.failed
+    b.close()
+    wait(net, 100)
+    return net
+
+
+def who_is_left_alone_loses_the_nic_of_its_sends() -> Network:
+    """a has nothing to send, and its receives are elsewhere: it waits on, until it posts something."""
+    net = armed()
+    a, b = ends(net)
+    split(net, "a")
+    b.close()
+    wait(net, 100)
+    net.kill("a", 1)
+    wait(net, 1000)
+    assert not a.failed and not a.wcs
+    post(a, "SEND")
+    wait(net, 1000)
+    assert a.failed
+    return net
+
+
+def a_dead_nic_takes_posts() -> Network:
+    """The default NIC is dead when the QP ends. What is posted behind that it would take, and never flush."""
+    net = armed()
+    a, _ = ends(net)
+    net.kill("a", 0)
+    wait(net, 100)
+    assert on(a, 1)
+    a.endpoint.hardware.shared.refusal[:] = (0, 0)
+    feed(a, ev.KeysMissing("staged"))
+    wait(net, 100)
+    assert a.failed
+    a.posts_on = True
+    post(a, "SEND")
+    wait(net, 1000)
+    return net
+
+
+def a_qp_is_closed_while_a_peer_sends() -> Network:
+    """a is away, and closes its QP: when that returns, its memory is its own, however long its NICs take."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    net.nics["a"][1].command_ns = 2 * MS
+    posts_every(net, "b", "SEND", 50, 100)
+    wait(net, 0.5)
+    a.close()
+    wait(net, 1000)
+    return net
+
+
+def a_default_qp_works_on_behind_the_end() -> Network:
+    """a is away when its QP ends. Its default QP works until its NIC has carried out that it must not."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    for name in "ab":
+        net.nics[name][0].command_ns = 20 * MS
+    feed(a, ev.KeysMissing("staged"))
+    until(net, lambda: a.failed, ms=100)
+    wait(net, 0.1)
+    a.posts_on = True
+    post(a, "WRITE", 1)
+    wait(net, 1000)
+    return net
+
+
+def an_arm_waits_while_a_qp_ends() -> Network:
+    """The default pair is being made fit, and waits for a look at its NIC. What is posted behind the end is flushed."""
+    net = armed()
+    a, _ = ends(net)
+    path_failed(a, 0)
+    state = a.endpoint.protocol.state
+    until(net, lambda: state.switch is not None and state.switch.final is not None, ms=20)
+    net.nics["a"][0].hung = True
+    until(net, lambda: state.pairs[0].state is ArmState.RESETTING, ms=20)
+    wait(net, 0.1)
+    feed(a, ev.KeysMissing("staged"))
+    wait(net, 1)
+    net.nics["a"][0].unhang()
+    wait(net, 100)
+    assert a.failed
+    a.posts_on = True
+    wr = post(a, "SEND")
+    wait(net, 1000)
+    assert wr in a.posted, "a QP in ERR takes what is posted"
+    return net
+
+
+def errors_come_in_the_middle_of_a_verb() -> Network:
+    """a's WRs fail while a MOVE waits for the last of them: one error is withheld, the rest comes when nothing is.
+
+    For its application moves the QP to ERR, and another thread polls meanwhile.
+    """
+    net = armed()
+    a, _ = ends(net)
+    net.links["a", 0].hole = lambda p: getattr(p, "ref", 0) > 0
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    a.endpoint.prefer(1)
+    assert not a.endpoint.core.send_is_open
+    a.host.frozen_until_ns = net.clock.now + 1000 * MS
+    net.hold_cqes("a", 0, True)
+    hardware = a.endpoint.hardware
+    hardware.to_error(12)
+    (cq, cqe, _), *hardware.held = hardware.held
+    net.nics["a"][0].holds_cqes = False
+    cq.push(*cqe)
+    with a.host:
+        a.endpoint.connection.drain(0)
+    modify = a.endpoint._hardware_modify
+
+    def polled_by_another_thread(attr: Attr, state: int | None) -> None:
+        hardware.release()
+        a.endpoint.connection.drain(0)
+        modify(attr, state)
+
+    a.endpoint._hardware_modify = polled_by_another_thread  # type: ignore[method-assign]
+    a.err()
+    a.host.frozen_until_ns = 0
+    wait(net, 1000)
+    assert len(statuses(a)) == 3 + 16
+    return net
+
+
+def an_end_away_from_home() -> Network:
+    """Whoever subscribed to that is told of no homecoming."""
+    told: list[observe.Event] = []
+    with mock.patch.object(observe, "publish", told.append):
+        net = armed()
+        a, _ = ends(net)
+        away(net)
+        feed(a, ev.KeysMissing("staged"))
+        wait(net, 1000)
+    kinds = [type(event) for event in told]
+    assert observe.Failed in kinds and observe.Failback not in kinds
+    return net
+
+
+def a_fence_behind_a_reset() -> Network:
+    """a's NIC takes long while an idle pair is reset, and again; then a path fails, and that pair is stopped."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    nic = net.nics["a"][1]
+    pair = a.endpoint.protocol.pairs[1]
+    a.endpoint.prefer(0)
+    until(net, lambda: a.endpoint.core.is_plain, ms=50)
+    nic.command_ns = 300 * MS
+    until(net, lambda: pair.state is ArmState.RESETTING and pair.arm > 1, ms=50)
+    arm = pair.arm
+    until(net, lambda: pair.state is ArmState.RESETTING and pair.arm > arm, ms=1000)
+    nic.command_ns = 2 * MS
+    a.host.lag_ns = 0  # the end of the first RESET is news of its own
+    until(net, lambda: not a.endpoint.connection.nic(1).worker.busy_since_ns, ms=1000)
+    until(net, lambda: a.endpoint.connection.nic(1).worker.pending() > 0, ms=1000)
+    post(a, "SEND")
+    path_failed(a, 0)
+    return end(net)
+
+
+def a_move_waits_when_a_qp_is_drained() -> Network:
+    """a's application moves its QP to SQD, and then goes on without protection: so does all that it posts."""
+    net = armed(receives=8, at_start=0)
+    a, b = ends(net)
+    post(a, "SEND", signaled=False)
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    wait(net, 1)
+    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    a.endpoint.drain()
+    wait(net, 50)
+    a.endpoint.modify(Attr(), RTS, int(QpAttrMask.STATE))
+    with b.host:
+        for _ in range(8):
+            b.post_recv()
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+        go(a)
+        wait(net, 10)
+    assert sends(a) == ["SUCCESS"] * 3, sends(a)
+    return net
+
+
+def a_qp_is_not_drained_away_from_home() -> Network:
+    """The NIC that could do that does not have its traffic: the verb is refused, and nothing has changed."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    with contextlib.suppress(PyverbsRDMAError):
+        a.endpoint.drain()
+        a.endpoint.modify(Attr(), RTS, int(QpAttrMask.STATE))
+    post(a, "SEND")
+    return end(net)
+
+
+def a_lost_message_is_not_sent_again() -> Network:
+    """b's NIC took it and died with the receipt. Before it goes again, a's QP ends: its error is the first one."""
+    net = armed()
+    a, _ = ends(net)
+    net.hold_cqes("b", 0, True)
+    hole(net, "a", "WRITE", 0)
+    hole(net, "a", None, 1)
+    lost = plan(a, "SEND")
+    plan(a, "WRITE", 1, signaled=True)
+    go(a)
+    net.kill("b", 0)
+    net.faults.append("kill")  # so that what a's NIC saw completed may fail after all
+    until(net, lambda: a.endpoint.core.send_pair == 1 and a.endpoint.core.send_is_open, ms=500)
+    feed(a, ev.KeysMissing("staged"))
+    wait(net, 500)
+    first = next(what for queue, what, _ in a.wcs if queue == "send")
+    assert first is lost, f"{lost} was never received, and {first} is the first that failed"
+    return net
+
+
+def a_move_is_refused_while_a_qp_ends() -> Network:
+    """a's receive names memory that is gone, which another thread sees just before a hears that its MOVE is refused.
+
+    Its sends were to leave a pair that works: what is posted behind the error is flushed all the same.
+    """
+    net = armed(pairs=3, receives=4, at_start=0)
+    a, b = ends(net)
+    a.own_error = "it has taken its memory away"
+    known, a.buffers = a.buffers, OwnMr(a.device, a.buffers.region[0], a.buffers.words, 1)
+    with a.host:
+        a.post_recv()
+    a.buffers.close()
+    a.buffers = known
+    with b.host:
+        b.post_recv()
+    split(net, "a")
+    wait(net, 5)
+    a.endpoint.prefer(2)
+    path_failed(b, 2)
+    until(net, lambda: a.endpoint.protocol.move_told, ms=100)
+    net.nics["a"][1].command_ns = 20 * MS
+    a.host.frozen_until_ns = net.clock.now + 5 * MS
+    net.links["a", 0].hole = lambda p: getattr(p, "kind", None) == "op"  # b does not know yet
+    post(b, "SEND")
+    connection = a.endpoint.connection
+    handle = connection.handle_message
+
+    def another_thread(message: Any) -> None:
+        """It polls just before the message is looked at, and posts just behind."""
+        if not (isinstance(message, Move) and message.step is MoveStep.REFUSED):
+            handle(message)
+            return
+        connection.handle_message = handle
+        a.poll()
+        net.wait(lambda: False, 1e-5)
+        handle(message)
+        assert a.failed
+        a.posts_on = True
+        post(a, "SEND")
+
+    connection.handle_message = another_thread
+    wait(net, 1000)
+    assert a.posts_on
+    return net
+
+
+SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_fence_behind_a_reset: ("forget_a_reset_under_way",),
+    a_qp_is_not_drained_away_from_home: ("take_a_qp_to_sqd_amid_a_switch",),
+}
+
+ENDED: dict[Story, tuple[str, ...]] = {
+    a_lost_message_is_not_sent_again: ("count_a_lost_message_as_complete",),
+    an_arm_waits_while_a_qp_ends: ("revive_an_ended_qp",),
+    a_dead_nic_takes_posts: ("trust_a_dead_nic_to_flush",),
+    a_default_qp_works_on_behind_the_end: ("give_a_qp_back_that_still_works",),
+    an_end_away_from_home: ("take_an_end_for_a_homecoming", "abort_in_silence"),
+}
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    an_own_error_of_a_qp_that_is_split: ("go_on_with_one_half_behind_an_own_error",),
+    we_fail_while_a_move_is_told: ("call_off_a_told_move_where_we_failed",),
+    we_fail_while_a_peer_sends: ("flush_at_once_where_we_failed",),
+    who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
+    a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
+    a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
+    a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
+    errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
+}
