@@ -37,6 +37,7 @@ from simulator.story import (
 from shiftverbs import observe
 from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Move, MoveStep
 from shiftverbs.protocol.tables import ArmState
 from shiftverbs.shadows.pyverbs_objects import Attr
@@ -357,6 +358,22 @@ def a_move_is_refused_while_a_qp_ends() -> Network:
     return net
 
 
+def what_we_gave_up_is_not_paired_again() -> Network:
+    """Something of ours fails at a, amid b's messages. a's QP stays what its application was told, and b learns it."""
+    net = armed()
+    a, b = ends(net)
+    away(net)
+    posts_every(net, "b", "SEND", 50, 100)
+    wait(net, 0.5)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    wait(net, 100)
+    assert a.failed and a.endpoint.status is Status.FAILED
+    wait(net, 10_000)
+    assert a.endpoint.status is Status.FAILED, "it is PROTECTED, and its receives are flushed"
+    assert b.failed, "it waits for receives that were flushed"
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_fence_behind_a_reset: ("forget_a_reset_under_way",),
     a_qp_is_not_drained_away_from_home: ("take_a_qp_to_sqd_amid_a_switch",),
@@ -378,5 +395,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
+    what_we_gave_up_is_not_paired_again: ("pair_again_what_was_given_up",),
     errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
 }

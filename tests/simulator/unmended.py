@@ -479,6 +479,13 @@ def forget_what_a_bye_said() -> Iterator[None]:
         yield
 
 
+@mutation("a QP that was given up is not paired again")
+def pair_again_what_was_given_up() -> Iterator[None]:
+    edit = ("if c.status is Status.FAILED:  # it was given up", "if False:  # it was given up")
+    with rewritten(Pairing, "_start_if_ready", edit):
+        yield
+
+
 # ---- what is said of it ---------------------------------------------------------------------------------------------
 
 

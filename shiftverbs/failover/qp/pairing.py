@@ -334,6 +334,8 @@ class Pairing:
         c, mine, theirs = self.connection, self._mine, self._theirs
         if c.closed or c.protocol is not None or mine is None or theirs is None:
             return
+        if c.status is Status.FAILED:  # it was given up: its application has its errors
+            return
         pending = [path for path in self._paths if not path.ready and path.failed is None]
         if pending:
             return
