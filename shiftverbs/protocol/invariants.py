@@ -7,7 +7,6 @@ None of it is needed to run: each line says what the other modules rely on witho
 from __future__ import annotations
 
 from dataclasses import fields
-from operator import attrgetter
 
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.events import Status
@@ -21,7 +20,7 @@ from shiftverbs.state_machine import RecvState, SendState
 
 # How far a status has come; it never goes back.
 _STATUS = {Status.PAIRING: 0, Status.PROTECTED: 1, Status.UNPROTECTED: 2, Status.FAILED: 2}
-_counted = attrgetter(*(field.name for field in fields(Counts)))
+_COUNTED = tuple(field.name for field in fields(Counts))
 _WAITS = (SendState.WAIT_SIGNALED, SendState.WAIT_DRAINED)
 _CONNECTED_LATER = (ArmState.WAIT_PEER, ArmState.CONNECTING, ArmState.PROBING)
 
@@ -69,7 +68,7 @@ class Invariants:
             *(s.epoch, s.over, _STATUS[s.status], s.receives_number),
             self._switch.fence_number,
             *(n for p in s.pairs for n in (p.arm, p.dead)),
-            *_counted(s.counts),
+            *(getattr(s.counts, name) for name in _COUNTED),
         )
         for before, now in zip(self._grown, grown, strict=False):
             _fact(

@@ -22,6 +22,7 @@ from shiftverbs.failover.qp.connection_keys import ConnectionKeys
 from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.failover.qp.reports import Reports
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.failover.services import control_channel
 from shiftverbs.failover.services.control_channel import ControlChannel
@@ -152,7 +153,7 @@ def take_a_qp_to_sqd_amid_a_switch() -> Iterator[None]:
 
 @mutation("the end of a QP is no homecoming")
 def take_an_end_for_a_homecoming() -> Iterator[None]:
-    with rewritten(Connection, "_state_changed", (" and (p is None or not p.over)", "")):
+    with rewritten(Reports, "is_home", (" or (p is not None and p.over)", "")):
         yield
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import functools
 import logging
 import os
 import random
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs import _core, observe
+from shiftverbs import _core
 from shiftverbs.exchanger.records import QpRecord
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.absence import Absence
@@ -30,6 +29,7 @@ from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.ending import FLUSHED, Ending
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
+from shiftverbs.failover.qp.reports import Reports
 from shiftverbs.failover.qp.requirement import Requirement
 from shiftverbs.failover.qp.timeline import Timeline
 from shiftverbs.failover.qp.watchdog import Watchdog
@@ -74,6 +74,7 @@ class Connection:
         self.timeline = Timeline()
         self.ending = Ending(self)
         self.requirement = Requirement(self)
+        self.reports = Reports(self)
         self.absence = Absence(self)
         self.watchdog = Watchdog(self)
         self.closed = False
@@ -196,19 +197,12 @@ class Connection:
         """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
         return self.timeline.wait_for(condition, lambda: self.closed, deadline)
 
-    def _epoch(self) -> int:
-        return self.protocol.epoch if self.protocol is not None else 0
-
     def prefer(self, pair: int) -> None:
         """`migrate` or `restore`, from the application's thread."""
         self.driver.post(lambda: self.feed(ev.PreferPair(pair)))
         self.driver.run()
 
     # ---- pairing ----------------------------------------------------------------------------------------------------
-
-    def _publish(self, event: observe.Event) -> None:
-        """Tell subscribers, when there is time for it."""
-        self.driver.aside(functools.partial(observe.publish, event))
 
     def set_status(self, status: Status, why: str | None, what: str = "failover gave up") -> None:
         """Change what `qp.shift` shows; errors are withheld from the application only while PROTECTED.
@@ -224,23 +218,12 @@ class Connection:
             split = self.was_protected and not self.core.is_plain
             self.core.guarded = status is Status.PROTECTED or self.core.ending or split
         if before is not status:
-            number, name = self.shadow.qp_num, self.device(0)
-            if status is Status.PROTECTED:
-                self.requirement.met()
-                self._publish(observe.Protected(qp_num=number, device=name, backups=self._backup_names()))
-            elif status is Status.FAILED:
-                self.driver.announcements.say(logging.ERROR, number, f"{what}: {self.why}")
-                self.timeline.last_failure = (self.driver.now_ns(), self.why or "")
-                self.driver.totals.gave_up(why or "")
-                self._publish(observe.Failed(qp_num=number, device=name, why=self.why or ""))
-            elif status is Status.UNPROTECTED:
-                self._publish(observe.Unprotected(qp_num=number, device=name, why=why or ""))
+            self.reports.status_changed(why, what)
         self.timeline.tell()
 
     def never_protected(self, why: str) -> None:
         """It cannot be protected as it is connected (why: a sentence), and whoever relies on it is told so."""
-        if self.status is not Status.UNPROTECTED or self.why != why:
-            self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, f"is not protected: {why}")
+        self.reports.never_protected(why)
         self.set_status(Status.UNPROTECTED, why)
 
     def set_why(self, why: str) -> None:
@@ -267,14 +250,7 @@ class Connection:
         )
         self.keys.open(mine, theirs)
         self.set_why("the backup QPs are being connected")
-        self._publish(
-            observe.Paired(
-                qp_num=self.shadow.qp_num,
-                device=self.device(0),
-                backups=self._backup_names(),
-                peer=f"{theirs.default.gid or theirs.default.lid} QPN {theirs.default.qpn:#x}",
-            )
-        )
+        self.reports.paired()
         for k, path in enumerate(paths):  # what is known already is told to nobody again
             if self.nic(k).dead:
                 self._inbox.append(ev.NicDead(k))
@@ -284,9 +260,6 @@ class Connection:
         if self.protocol is not None:
             self.execute(self.protocol.start(self.driver.now_ns()))
             self._run_inbox()
-
-    def _backup_names(self) -> tuple[str, ...]:
-        return tuple(self.device(k) for k in range(1, self.n_pairs))
 
     def stands_on(self, nic: Nic) -> bool:
         """Whether one of our QPs may be on `nic`."""
@@ -561,18 +534,7 @@ class Connection:
                 self.keys.hurry()
             self._schedule()
         elif kind == _core.EV_FIRST_WC:
-            took_ms = self.timeline.first_wc(t_ns)
-            if took_ms is not None:
-                self._publish(
-                    observe.Fallback(
-                        qp_num=self.shadow.qp_num,
-                        device=self.device(0),
-                        epoch=self._epoch(),
-                        target=self.device(k),
-                        durations={"fallback_ms": took_ms},
-                    )
-                )
-                self.timeline.tell()
+            self.reports.first_wc(k, t_ns)
         elif kind == _core.EV_APP_ERROR:
             if self.protocol is not None and not self.protocol.over:
                 # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
@@ -867,26 +829,11 @@ class Connection:
         self.set_status(action.status, action.why)
 
     def _state_changed(self, action: ev.StateChanged) -> None:
-        now = self.driver.now_ns()
         if action.direction == "send":
-            self.timeline.send_state(now, action.state)
+            self.timeline.send_state(self.driver.now_ns(), action.state)
         name = self.device(action.pair)
         home = self.send_state == "DEFAULT" and self.recv_state == "DEFAULT"
-        away_ms = self.timeline.is_home(home, now)
-        p = self.protocol
-        if away_ms is not None and (p is None or not p.over):  # an end is no homecoming
-            self.driver.totals.homecomings += 1
-            self.driver.totals.away_ns += int(away_ms * 1e6)
-            self.driver.announcements.say(logging.INFO, self.shadow.qp_num, f"traffic is back on {name}")
-            self._publish(
-                observe.Failback(
-                    qp_num=self.shadow.qp_num,
-                    device=name,
-                    epoch=self._epoch(),
-                    target=name,
-                    durations={"away_ms": away_ms},
-                )
-            )
+        self.reports.is_home(home, name)
         if home and len(self._active) > 1:
             self.driver.looks.settle(self)
         if logger.isEnabledFor(logging.DEBUG):
@@ -896,21 +843,10 @@ class Connection:
         self.timeline.tell()
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:
-        now = self.driver.now_ns()
         left = self.send_pair
-        self.timeline.switch_started(now)
-        reason = action.reason.removesuffix(f" on {self.device(left)}")  # not the same name twice in one line
-        self.timeline.last_failure = (now, f"{self.device(left)}: {reason}")
-        self.driver.totals.switches += 1
         if left < len(self.paths):
-            self.driver.channel.suspect(self.paths[left], now)
-        said = f"leaving {self.device(left)} for {self.device(action.target)}: {reason}"
-        self.driver.announcements.say(logging.WARNING, self.shadow.qp_num, said)
-        self._publish(
-            observe.PathFailed(
-                qp_num=self.shadow.qp_num, device=self.device(0), path=self.device(left), why=action.reason
-            )
-        )
+            self.driver.channel.suspect(self.paths[left], self.driver.now_ns())
+        self.reports.switch_started(action.target, action.reason)
 
     _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
         ev.CloseSend: _close_send,

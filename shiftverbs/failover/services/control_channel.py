@@ -448,15 +448,3 @@ class ControlChannel:
             path.told = alive
             for user in list(path.users):
                 user(path)
-
-    def close(self) -> None:
-        """Take all ports down (blocks; NICs that hang are left alone)."""
-        for name, port in list(self._ports.items()):
-            self._unwatch(port.fd)
-            try:
-                port.close()
-            except OSError as error:
-                logger.info("%s: %s", name, error)
-        self._ports.clear()
-        self.paths.clear()
-        self._links.clear()
