@@ -29,7 +29,8 @@ def chunk(first: int, last: int) -> tuple[dict[str, int], dict[int, str], float]
     started = time.process_time()
     ends: collections.Counter[str] = collections.Counter()
     failed: dict[int, str] = {}
-    gc.freeze()
+    if not gc.get_freeze_count():
+        gc.freeze()
     gc.disable()  # a run leaves its cycles behind as a whole
     for seed in range(first, last):
         if seed % COLLECT == 0:
