@@ -134,10 +134,12 @@ class Application:
     def renew_window(self, move: bool) -> None:
         """Deregister what the peer reaches, and register it, or other memory with the same content, anew.
 
-        The peer has nothing under way there: it has been told, as programs do.
+        The peer has nothing under way there: it has been told, as programs do. One that has seen an error does not
+        know: what its NIC has sent may still arrive, as with plain verbs.
         """
         nic = self.endpoint.hardware.nic
-        if self.at_its_end or self.peer.uses_window() or self.endpoint.blocked or nic.dead or nic.failing:
+        used = self.peer.failed or self.peer.uses_window()
+        if self.at_its_end or used or self.endpoint.blocked or nic.dead or nic.failing:
             return
         self.renewing = True
         self.window.close()
