@@ -101,6 +101,7 @@ class Application:
         self.retry_ns = 100 * US
         self.backlog = 0
         self.ends: int | None = None  # when it first saw an error or a flush
+        self.flushed: int | None = None  # when it first saw a receive flushed
         self.rights = ALL_RIGHTS
         self.renewing = False  # the peer is to use nothing of ours
         self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
@@ -351,6 +352,8 @@ class Application:
                         self.clock.later(1, self._again)
             else:
                 self.failed = True
+                if self.flushed is None:
+                    self.flushed = self.clock.now
             return
         wr = self.by_ref[wr_id]
         self.wcs.append(("send", wr, status))

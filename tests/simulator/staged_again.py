@@ -31,7 +31,7 @@ def begins_anew(app: Application) -> None:
     """The program has forgotten what its QP did before it was reset, and so have the checkers."""
     net = app.net
     app.left = app.was_reset = app.failed = False
-    app.ends = None
+    app.ends = app.flushed = None
     app.next_recv = app.backlog = 0
     for known in (app.plan, app.posted, app.by_ref, app.wcs, app.received, app.reads, app.unread):
         known.clear()
