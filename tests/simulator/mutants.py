@@ -638,6 +638,12 @@ mutant(
 )
 
 mutant(
+    "succeed_behind_an_error",
+    "behind a send's error that was shown, each send has a flush, whatever was executed",
+    lines(DISPATCH, "cdef inline int send_wc", "q.sends_failed = True"),
+)
+
+mutant(
     "forget_that_an_own_error_was_shown",
     "behind an error of its own that the application has seen all is flushed, whoever ends the QP",
     lines(
@@ -648,4 +654,5 @@ mutant(
             q.shown_error = wc.status  # behind it all that is left is flushed, whoever ends the QP
         """,
     ),
+    lines(DISPATCH, "cdef inline int send_wc", "q.sends_failed = True"),
 )

@@ -379,7 +379,9 @@ class Schedule:
     @staticmethod
     def _needs_its_peer(app: Application) -> None:
         """It sends once more: nobody answers, or its peer's process does."""
-        index = max((wr.index for wr in (*app.posted, *app.plan)), default=-1) + 1  # not all was posted, or is yet
+        index = (
+            max((wr.index for wr in (*app.posted, *app.plan)), default=-1) + 1
+        )  # not all was posted, or is yet
         wr = Wr(app.name, index, "SEND", 0, index + 1, True, False, False)
         app.plan.append(wr)
         app.due()

@@ -11,7 +11,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.clock import MS, US
 from simulator.host import OwnMr
 from simulator.network import Network
-from simulator.rnic import RTS
+from simulator.rnic import ERR, RTS
 from simulator.staged_posts import split
 from simulator.story import (
     Story,
@@ -374,6 +374,32 @@ def what_we_gave_up_is_not_paired_again() -> Network:
     return net
 
 
+def what_succeeded_is_behind_an_own_error() -> Network:
+    """a takes the memory of a READ away that is on its way; the SENDs behind it are executed.
+
+    Nobody has polled for its error when b's NIC dies. The fence finds it, and b's count proves the SENDs.
+    """
+    net = armed(receives=4, at_start=0)  # a's would lack their memory
+    a, b = ends(net)
+    with b.host:
+        for _ in range(4):
+            b.post_recv()
+    for opcode, signaled in (("READ", True), ("SEND", False), ("SEND", True), ("READ", True)):
+        plan(a, opcode, 1, signaled=signaled)
+    for link in net.links.values():
+        link.delay_ns = 100 * US
+    a.poll_ns = 5 * MS
+    for _ in range(4):
+        a.due()
+    a.take_memory_away()
+    wait(net, 1)
+    assert a.endpoint.hardware.state == ERR and b.endpoint.core.counters()[0] == 2
+    net.kill("b", 0)
+    wait(net, 1000)
+    assert sends(a) == ["LOC_PROT_ERR", *["WR_FLUSH_ERR"] * 3], sends(a)
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_fence_behind_a_reset: ("forget_a_reset_under_way",),
     a_qp_is_not_drained_away_from_home: ("take_a_qp_to_sqd_amid_a_switch",),
@@ -396,5 +422,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
     what_we_gave_up_is_not_paired_again: ("pair_again_what_was_given_up",),
+    what_succeeded_is_behind_an_own_error: ("succeed_behind_an_error",),
     errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
 }

@@ -237,6 +237,7 @@ cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
     wc.qp_num = q.qp_num
     q.head = seq + 1
     if wc.status != IBV_WC_SUCCESS:
+        q.sends_failed = True
         if q.proven_end > q.head:
             cq_push(q.scq, wc)
             flush_proven(q)

@@ -257,6 +257,7 @@ ctypedef struct QPState:
     uint64_t stale
     int aborted            # every WR got its error, and the application has not begun anew
     int shown_error        # status of the first error WC that was shown to the application; 0: none
+    bint sends_failed      # one of a send was: each send behind it has a flush, whatever was executed
 
 
 # --- small things ---------------------------------------------------------------------------------------------
@@ -976,7 +977,7 @@ cdef inline int pump_recv(QPState *q) noexcept nogil:
 cdef inline void after_retire(QPState *q) noexcept nogil:
     """What head's moving sets going: proven records behind it, the fence, a pump that had stopped for room."""
     cdef SendRec *rec
-    while q.head < q.proven_end:
+    while q.head < q.proven_end and not q.sends_failed:
         rec = send_rec(q, q.head)
         if not rec.state & REC_PROVEN:
             break
@@ -1025,20 +1026,22 @@ cdef inline void sends_shown(QPState *q, uint64_t seq) noexcept nogil:
 cdef inline void abort_sends(QPState *q, uint64_t end, int status, uint32_t vendor_err) noexcept nogil:
     """Error WCs for the records below `end`: the first gets `status`, the rest are flushed, unsignaled ones too.
 
-    What was complete before the first has none, or a success.
+    What was complete before the first has none, or a success. Where an error was shown before, all are flushed.
     """
     cdef SendRec *rec
-    cdef bint failed = False
+    if q.sends_failed:
+        status = IBV_WC_WR_FLUSH_ERR
+        vendor_err = 0
     while q.head < end:
         rec = send_rec(q, q.head)
-        if (rec.state & REC_PROVEN or q.head < q.shown_end) and not failed:
+        if (rec.state & REC_PROVEN or q.head < q.shown_end) and not q.sends_failed:
             if rec.state & REC_SIGNALED:
                 push_send_wc(q, rec, IBV_WC_SUCCESS, 0)
         else:  # RC shows no success behind an error, whatever was executed
             push_send_wc(q, rec, status, vendor_err)
             status = IBV_WC_WR_FLUSH_ERR
             vendor_err = 0
-            failed = True
+            q.sends_failed = True
         q.head += 1
     if q.wired < q.head:
         q.wired = q.head

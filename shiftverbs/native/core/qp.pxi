@@ -874,7 +874,7 @@ cdef class QPCore:
         q.last_signaled = q.tail
         q.withheld_send_end = q.withheld_recv_end = 0
         q.op_err_pair = -1
-        q.aborted = q.shown_error = 0
+        q.aborted = q.shown_error = q.sends_failed = 0
         # The next peer's memory has keys of its own.
         map_free(&q.seen_rkeys)
         q.last_rkey = <uint64_t>-1
