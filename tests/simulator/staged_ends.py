@@ -19,6 +19,7 @@ from simulator.story import (
     away,
     end,
     ends,
+    executed,
     feed,
     go,
     hole,
@@ -159,6 +160,23 @@ def a_default_qp_works_on_behind_the_end() -> Network:
     a.posts_on = True
     post(a, "WRITE", 1)
     wait(net, 1000)
+    return net
+
+
+def a_nic_refuses_to_end_a_default_qp() -> Network:
+    """a is away when its QP ends, and its default NIC does not bring the default QP to ERR: it goes on to work."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    net.nics["a"][0].refusing = 1
+    feed(a, ev.KeysMissing("staged"))
+    until(net, lambda: a.failed, ms=100)
+    wait(net, 1)
+    assert net.nics["a"][0].refusing == 0
+    a.posts_on = True
+    wr = post(a, "WRITE", 1)
+    wait(net, 1000)
+    assert sends(a)[-1] == "WR_FLUSH_ERR" and not executed(net, wr)
     return net
 
 
@@ -419,6 +437,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     we_fail_while_a_peer_sends: ("flush_at_once_where_we_failed",),
     who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
+    a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
     what_we_gave_up_is_not_paired_again: ("pair_again_what_was_given_up",),

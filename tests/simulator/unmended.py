@@ -487,6 +487,12 @@ def pair_again_what_was_given_up() -> Iterator[None]:
         yield
 
 
+@mutation("a default QP that its NIC does not end is flushed by us")
+def take_a_refused_err_for_an_end() -> Iterator[None]:
+    with rewritten(Ending, "_default_is_err", ("bool(err)", "False")):
+        yield
+
+
 # ---- what is said of it ---------------------------------------------------------------------------------------------
 
 
