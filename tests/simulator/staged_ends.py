@@ -163,6 +163,27 @@ def a_default_qp_works_on_behind_the_end() -> Network:
     return net
 
 
+def an_own_error_is_shown_just_before_a_switch() -> Network:
+    """A post that looked for room has found a's own error. The driver hears of the NIC's death first, and of that then."""
+    net = armed(at_start=4, receives=4)
+    a, _ = ends(net)
+    a.own_error = "it named memory that is not there"
+    a.posts_on = True
+    a.poll_ns = 5 * MS
+    plan(a, "WRITE", 1, signaled=True).bad = True
+    a.due()
+    until(net, lambda: a.endpoint.hardware.state == ERR, ms=5)
+    with a.host:
+        a.endpoint.cq.drain(0)
+    net.kill("a", 0)
+    wait(net, 1)
+    for _ in range(3):
+        post(a, "SEND")
+    wait(net, 1000)
+    assert sends(a) == ["REM_ACCESS_ERR", *["WR_FLUSH_ERR"] * 3], sends(a)
+    return net
+
+
 def a_nic_refuses_to_end_a_default_qp() -> Network:
     """a is away when its QP ends, and its default NIC does not bring the default QP to ERR: it goes on to work."""
     net = armed()
@@ -437,6 +458,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     we_fail_while_a_peer_sends: ("flush_at_once_where_we_failed",),
     who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
+    an_own_error_is_shown_just_before_a_switch: ("leave_an_own_error_to_a_switch",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),

@@ -493,6 +493,12 @@ def take_a_refused_err_for_an_end() -> Iterator[None]:
         yield
 
 
+@mutation("an own error ends a QP, also where a SWITCH has begun before that was heard of")
+def leave_an_own_error_to_a_switch() -> Iterator[None]:
+    with rewritten(Connection, "core_event", (" or not self.core.is_plain", "")):
+        yield
+
+
 # ---- what is said of it ---------------------------------------------------------------------------------------------
 
 

@@ -541,7 +541,8 @@ class Connection:
                 why = f"the application's own error: {self.driver.wc_name(a)}"
                 self.feed(ev.Quit(why))
                 self.set_status(Status.UNPROTECTED, why)
-            if self.core.ending:
+            # Not plain any more: a SWITCH has begun since, and nobody opens its gates.
+            if self.core.ending or not self.core.is_plain:
                 self.ending.begin(FLUSHED)
 
     def look_again(self) -> None:
