@@ -259,6 +259,12 @@ mutant(
 )
 
 mutant(
+    "wait_for_room_that_nobody_tells_of",
+    "a NIC without room is waited for only if something that it has tells of its end",
+    value(JOURNAL, "cdef inline int hand_over", "completion_due(q) or not q.guarded", "True"),
+)
+
+mutant(
     "hand_over_all_at_once",
     "the NIC is handed no more at a time than the application asked room for",
     value(JOURNAL, "cdef inline int hand_over", "q.wired - q.head >= q.send_cap", "False"),

@@ -7,6 +7,7 @@ there, and says because of which WRs. In those of SURVIVED nobody may notice any
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from simulator.application import OK, Application, Wr
@@ -22,6 +23,7 @@ from simulator.story import (
     feed,
     follow_with_a_hole,
     go,
+    hole,
     is_request,
     no_hole,
     on,
@@ -281,6 +283,23 @@ def a_program_that_posts_as_long_as_it_can_goes_home() -> Network:
     return net
 
 
+def a_nic_refuses_once_behind_what_is_unsignaled() -> Network:
+    """a's backup takes a WR that is sent again, and has no room for the next for now. No WC is due; home is gone."""
+    net = armed(pairs=3)
+    a, b = ends(net)
+    hole(net, "a", "SEND", 0)
+    for n in range(4):
+        plan(a, "SEND", signaled=n == 3)
+    backup = a.endpoint.qp(1)
+    assert backup is not None
+    backup.shared.refuse_at[0], backup.shared.refuse_err[0] = 1, errno.ENOMEM
+    go(a)
+    net.kill("a", 0)
+    end(net)
+    assert len(b.received) == 4 and [wc[::2] for wc in a.wcs] == [("send", OK)]
+    return net
+
+
 def a_qp_that_failed_before_it_was_protected() -> Network:
     """b's dummy has no ACK yet, and a is PROTECTED. b's application sees an error and posts on, when a fails over."""
     net = Network(1)
@@ -345,6 +364,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
     a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
     moves_that_are_called_off_one_after_the_other: ("a_fence_write_for_each_move",),
+    a_nic_refuses_once_behind_what_is_unsignaled: ("wait_for_room_that_nobody_tells_of",),
 }
 
 #: Both sides end in these, and each of them is told the truth about what was done.
