@@ -229,6 +229,13 @@ mutant(
     value(QP, "def post_marker", "self.post_own_recv(k, KIND_MARKER)", "0"),
 )
 
+mutant(
+    "post_markers_that_lie_there",
+    "there is room for one marker in each queue: one that lies there is not posted again",
+    value(QP, "def post_marker", "pair.sq_marker != journal.MARKER_POSTED", "True"),
+    value(QP, "def post_marker", "pair.rq_marker != journal.MARKER_POSTED", "True"),
+)
+
 # ---- MOVE ---------------------------------------------------------------------------------------------------------
 
 mutant(

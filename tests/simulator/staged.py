@@ -300,6 +300,23 @@ def a_nic_refuses_once_behind_what_is_unsignaled() -> Network:
     return net
 
 
+def a_nic_writes_no_flush_for_a_while() -> Network:
+    """b's NIC brings its QP to ERR and writes no WC: one fence follows another, and a marker is refused once."""
+    net = armed(capacity=4, receives=4)
+    _, b = ends(net)
+    net.stall("b", 0, True)
+    net.faults.append("stall")
+    for _ in range(4):
+        plan(b, "SEND", signaled=True)
+    go(b)
+    b.endpoint.hardware.shared.refuse_err[1] = errno.ENOMEM
+    path_failed(b, 0)
+    until(net, lambda: b.endpoint.core.ending)
+    wait(net, 200)
+    net.stall("b", 0, False)
+    return end(net)
+
+
 def a_qp_that_failed_before_it_was_protected() -> Network:
     """b's dummy has no ACK yet, and a is PROTECTED. b's application sees an error and posts on, when a fails over."""
     net = Network(1)
@@ -371,6 +388,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
 ENDED: dict[Story, tuple[str, ...]] = {
     a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
     a_peer_leaves_just_behind_an_error: ("swallow_what_was_withheld",),
+    a_nic_writes_no_flush_for_a_while: ("post_markers_that_lie_there",),
     a_peer_leaves_with_its_moved_unheard_and_does_not_know_any_more: ("call_off_a_move_that_was_told",),
 }
 
