@@ -40,7 +40,7 @@ from shiftverbs.native.core.dispatch cimport (
 )
 from shiftverbs.native.core cimport journal, replay
 from shiftverbs.native.core.journal cimport (
-    EVENT_SLOTS, KIND_ARM, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
+    EVENT_SLOTS, KIND_ARM, KIND_MARKER, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, Siblings, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
     forget_events, has_payload, has_room, is_answered_elsewhere, join_siblings, key_none, leave_siblings, make_id,

@@ -423,6 +423,23 @@ def test_a_chain_refused_in_the_middle(guarded: World, away: bool) -> None:
     assert w.poll() == [(0, SUCCESS), (1, SUCCESS), (5, SUCCESS), (10, SUCCESS), (15, SUCCESS)]
 
 
+def test_no_room_behind_what_tells_of_no_end_is_a_refusal(make: Make) -> None:
+    """Nothing would set what waits going again: the driver hears of it, or the application whose post it is."""
+    w = make(max_send=16)
+    w.protect()
+    for i in range(2):
+        w.send(i, flags=0)
+    w.fence(0)
+    w.hw[1].fail(1, errno.ENOMEM)
+    w.switch(1, 0)
+    assert w.hw[1].count() == 1 and w.qp.unwired == (1, 0) and not w.qp.completion_due
+    assert (_core.EV_POST_FAILED, 1, errno.ENOMEM, 0) in w.events() and not w.qp.send_is_open
+    w.qp.open_send(1)
+    w.hw[1].fail(0, errno.ENOMEM)
+    assert refused(lambda: w.send(2, flags=0)) == errno.ENOMEM
+    assert w.qp.unwired == (0, 0) and w.qp.send_is_open and w.events() == []
+
+
 def test_a_post_behind_one_that_waits_is_journaled(guarded: World) -> None:
     """The hardware has no room for an older one: whether it would take the new one is not known yet."""
     w = guarded

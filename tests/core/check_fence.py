@@ -68,6 +68,7 @@ def test_marker_that_is_refused(guarded: World) -> None:
     w = guarded
     w.qp.begin_fence(0)
     w.hw[0].fail(0, errno.EINVAL)
+    w.hw[0].fail(0, errno.EIO, recv=True)
     assert w.qp.post_marker(0) == errno.EINVAL
     w.hw[0].fail(0, errno.EIO, recv=True)
     assert w.qp.post_marker(0) == errno.EIO
@@ -94,6 +95,27 @@ def test_own_wrs_fit_beside_a_full_queue(guarded: World) -> None:
         w.send(i)
     w.recv(0, w.max_recv)
     assert w.qp.post_marker(0) == 0 and w.qp.post_marker(0) == 0
+
+
+def test_a_marker_that_lies_there_is_not_posted_again(guarded: World) -> None:
+    """There is room for one in each queue, whatever is refused and how many fences follow each other."""
+    w = guarded
+    w.send(1)
+    w.recv(2)
+    w.qp.begin_fence(0)
+    w.hw[0].fail(0, errno.ENOMEM, recv=True)
+    assert w.qp.post_marker(0) == errno.ENOMEM
+    for _ in range(3):
+        assert w.qp.post_marker(0) == 0
+    assert w.hw[0].count() == 2 and w.hw[0].count(recv=True) == 2
+    w.hw[0].flush()
+    w.scq.drain(0)
+    w.rcq.drain(0)
+    assert w.qp.fence_state(0) == (True, True)
+    w.reset_pair(0)
+    w.qp.begin_fence(0)
+    assert w.qp.post_marker(0) == 0
+    assert w.hw[0].count() == 3 and w.hw[0].count(recv=True) == 3, "a new life has its own"
 
 
 @pytest.mark.parametrize("fenced_before", [False, True])

@@ -229,6 +229,13 @@ mutant(
     value(QP, "def post_marker", "self.post_own_recv(k, KIND_MARKER)", "0"),
 )
 
+mutant(
+    "post_markers_that_lie_there",
+    "there is room for one marker in each queue: one that lies there is not posted again",
+    value(QP, "def post_marker", "pair.sq_marker != journal.MARKER_POSTED", "True"),
+    value(QP, "def post_marker", "pair.rq_marker != journal.MARKER_POSTED", "True"),
+)
+
 # ---- MOVE ---------------------------------------------------------------------------------------------------------
 
 mutant(
@@ -256,6 +263,12 @@ mutant(
     "fence_only_what_is_posted_next",
     "a MOVE that begins while sends wait for the NIC's room makes the last of them its fence",
     value(JOURNAL, "cdef inline void pump_send", "q.fence_wanted", "False"),
+)
+
+mutant(
+    "wait_for_room_that_nobody_tells_of",
+    "a NIC without room is waited for only if something that it has tells of its end",
+    value(JOURNAL, "cdef inline int hand_over", "completion_due(q) or not q.guarded", "True"),
 )
 
 mutant(

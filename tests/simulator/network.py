@@ -109,6 +109,8 @@ class Network:
         self.trims: list[tuple[int, str, int]] = []
         self.pairings: list[tuple[int, str]] = []
         self.faults: list[str] = []
+        self._reopened_ns: dict[tuple[str, int], int] = {}  # links, while the other direction is shut
+        self.answered_unacknowledged: set[str] = set()  # who heard its peer again before that could hear it
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         self.by_credits = True  # nobody is sent to who has not said that a receive is there
@@ -257,9 +259,18 @@ class Network:
 
     def update(self, k: int) -> None:
         """Whether packets pass on rail k follows from ports and walls."""
+        now, reopened = self.clock.now, self._reopened_ns
+        for name, peer in ("ab", "ba"):
+            if now > reopened.get((name, k), now):
+                self.answered_unacknowledged.add(peer)
         ports = self.ports["a", k] and self.ports["b", k]
-        for name in "ab":
-            self.links[name, k].up = ports and not self.walls[name, k]
+        for name, peer in ("ab", "ba"):
+            link, was = self.links[name, k], self.links[name, k].up
+            link.up = ports and not self.walls[name, k]
+            if link.up is not was:
+                reopened.pop((peer if link.up else name, k), None)
+                if link.up and not self.links[peer, k].up:
+                    reopened[name, k] = now
 
     def port(self, name: str, k: int, up: bool, event_ns: int | None) -> None:
         """A port goes down or up; its own host hears of it after event_ns, or never (None)."""

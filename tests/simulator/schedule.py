@@ -379,9 +379,8 @@ class Schedule:
     @staticmethod
     def _needs_its_peer(app: Application) -> None:
         """It sends once more: nobody answers, or its peer's process does."""
-        index = (
-            max((wr.index for wr in (*app.posted, *app.plan)), default=-1) + 1
-        )  # not all was posted, or is yet
+        # Not all was posted, or is yet.
+        index = max((wr.index for wr in (*app.posted, *app.plan)), default=-1) + 1
         wr = Wr(app.name, index, "SEND", 0, index + 1, True, False, False)
         app.plan.append(wr)
         app.due()
@@ -429,7 +428,10 @@ def settled(app: Application, home: bool) -> bool:
         return bool(p.over)
     if home:
         return (p.send_state.value, p.recv_state.value) == ("DEFAULT", "DEFAULT")
-    return bool(p.send_pair == p.recv_pair)
+    # Where both sides left home at once, each for a pair of its own choice, and home died, nothing has them meet; but a
+    # side whose receives have left the pair that it sends on is to follow them.
+    apart = 0 not in (p.send_pair, p.recv_pair) and not p.pairs[p.send_pair].stale
+    return bool(p.send_pair == p.recv_pair or apart)
 
 
 def waits(app: Application) -> bool:

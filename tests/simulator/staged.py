@@ -7,6 +7,7 @@ there, and says because of which WRs. In those of SURVIVED nobody may notice any
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from simulator.story import (
     feed,
     follow_with_a_hole,
     go,
+    hole,
     is_request,
     no_hole,
     on,
@@ -275,6 +277,40 @@ def a_program_that_posts_as_long_as_it_can_goes_home() -> Network:
     return net
 
 
+def a_nic_refuses_once_behind_what_is_unsignaled() -> Network:
+    """a's backup takes a WR that is sent again, and has no room for the next for now. No WC is due; home is gone."""
+    net = armed(pairs=3)
+    a, b = ends(net)
+    hole(net, "a", "SEND", 0)
+    for n in range(4):
+        plan(a, "SEND", signaled=n == 3)
+    backup = a.endpoint.qp(1)
+    assert backup is not None
+    backup.shared.refuse_at[0], backup.shared.refuse_err[0] = 1, errno.ENOMEM
+    go(a)
+    net.kill("a", 0)
+    end(net)
+    assert len(b.received) == 4 and [wc[::2] for wc in a.wcs] == [("send", OK)]
+    return net
+
+
+def a_nic_writes_no_flush_for_a_while() -> Network:
+    """b's NIC brings its QP to ERR and writes no WC: one fence follows another, and a marker is refused once."""
+    net = armed(capacity=4, receives=4)
+    _, b = ends(net)
+    net.stall("b", 0, True)
+    net.faults.append("stall")
+    for _ in range(4):
+        plan(b, "SEND", signaled=True)
+    go(b)
+    b.endpoint.hardware.shared.refuse_err[1] = errno.ENOMEM
+    path_failed(b, 0)
+    until(net, lambda: b.endpoint.core.ending)
+    wait(net, 200)
+    net.stall("b", 0, False)
+    return end(net)
+
+
 def a_qp_that_failed_before_it_was_protected() -> Network:
     """b's dummy has no ACK yet, and a is PROTECTED. b's application sees an error and posts on, when a fails over."""
     net = Network(1)
@@ -365,6 +401,7 @@ SURVIVED: Stories = _all(
         a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
         a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
         a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
+        a_nic_refuses_once_behind_what_is_unsignaled: ("wait_for_room_that_nobody_tells_of",),
         moves_that_are_called_off_one_after_the_other: (
             "a_fence_write_for_each_move",
             "fence_an_unsafe_qp_on_a_port_event",
@@ -378,6 +415,7 @@ ENDED: Stories = _all(
     {
         a_qp_that_failed_before_it_was_protected: ("go_on_behind_an_error_that_was_shown",),
         a_peer_leaves_just_behind_an_error: ("swallow_what_was_withheld",),
+        a_nic_writes_no_flush_for_a_while: ("post_markers_that_lie_there",),
         a_peer_leaves_with_its_moved_unheard_and_does_not_know_any_more: (
             "call_off_a_move_that_was_told",
             "send_to_receives_that_were_left",

@@ -164,7 +164,7 @@ def a_default_qp_works_on_behind_the_end() -> Network:
 
 
 def an_own_error_is_shown_just_before_a_switch() -> Network:
-    """A post that looked for room has found a's own error. The driver hears of the NIC's death first, and of that then."""
+    """A post that looked for room has found a's own error. The driver hears of that behind the death of the NIC."""
     net = armed(at_start=4, receives=4)
     a, _ = ends(net)
     a.own_error = "it named memory that is not there"

@@ -851,7 +851,8 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
             else:
                 rc = ibv_post_send(pair.qp, &wr, &bad)
             if rc:
-                if provider_errno(rc) == ENOMEM and q.wired > q.head:
+                # Where nothing at the hardware will tell of its end, none would set this going again.
+                if provider_errno(rc) == ENOMEM and q.wired > q.head and (completion_due(q) or not q.guarded):
                     q.blocked = 1
                     return 0
                 return rc

@@ -589,15 +589,20 @@ cdef class QPCore:
         """Behind everything on pair k, whose QP is in ERR: a signaled zero-length SEND and an empty receive.
 
         An acknowledged unsignaled tail never flushes, and an empty queue shows nothing; the markers' own flushes do.
+        One that lies there still is not posted again: in ERR nothing behind it is ever executed, and there is no room.
         Returns 0 or the errno of the first refusal (the SEND's before the receive's).
         """
         cdef Pair *pair = self.ready(k)
-        cdef int send_errno = self.post_own_send(k, KIND_MARKER)
-        cdef int recv_errno = self.post_own_recv(k, KIND_MARKER)
-        if send_errno == 0:
-            pair.sq_marker = MARKER_SEEN if pair.sq_marker == MARKER_SEEN else journal.MARKER_POSTED
-        if recv_errno == 0:
-            pair.rq_marker = MARKER_SEEN if pair.rq_marker == MARKER_SEEN else journal.MARKER_POSTED
+        cdef int send_errno = 0
+        cdef int recv_errno = 0
+        if pair.sq_marker != journal.MARKER_POSTED:
+            send_errno = self.post_own_send(k, KIND_MARKER)
+            if send_errno == 0:
+                pair.sq_marker = journal.MARKER_POSTED
+        if pair.rq_marker != journal.MARKER_POSTED:
+            recv_errno = self.post_own_recv(k, KIND_MARKER)
+            if recv_errno == 0:
+                pair.rq_marker = journal.MARKER_POSTED
         return send_errno if send_errno else recv_errno
 
     cdef int post_own_send(self, int k, int kind) except -1:
