@@ -30,6 +30,8 @@ HERE = Path(__file__).parent
 #: Seeds that once failed: what each found.
 FOUND_SOMETHING = {
     1134: "an error of the application's own, then a SWITCH that could not be: RETRY_EXC_ERR behind it, not a flush",
+    90013: "two wishes that crossed, and home dead: a checker that waited for directions which nothing brings together",
+    96067: "two walls, the second gone first one way: a checker that had ACKs come where only answers could",
 }
 
 
