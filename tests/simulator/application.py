@@ -29,7 +29,8 @@ OPCODES = {"WRITE": 0, "WRITE_IMM": 1, "SEND": 2, "READ": 4, "FADD": 6}
 RDMA = ("WRITE", "WRITE_IMM", "READ")
 FENCE, SIGNALED, INLINE = 1, 2, 8
 RECV_ID = 1 << 32
-OK = int(WcStatus.SUCCESS)
+OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
+RETRY_EXC = int(WcStatus.RETRY_EXC_ERR)
 
 
 class Wr:
@@ -101,7 +102,7 @@ class Application:
         self.retry_ns = 100 * US
         self.backlog = 0
         self.ends: int | None = None  # when it first saw an error or a flush
-        self.flushed: int | None = None  # when it first saw a receive flushed
+        self.flushed: int | None = None  # when it first saw a flush, or an error that is not its own doing
         self.rights = ALL_RIGHTS
         self.renewing = False  # the peer is to use nothing of ours
         self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
@@ -338,6 +339,9 @@ class Application:
             return
         if status != OK and self.ends is None:
             self.ends = self.clock.now
+        own = self.own_error is not None and status not in (FLUSHED, RETRY_EXC)
+        if status != OK and not own and self.flushed is None:
+            self.flushed = self.clock.now
         if wr_id >= RECV_ID:
             number = wr_id & 0xFFFFF
             self.wcs.append(("recv", number, status))
@@ -352,8 +356,6 @@ class Application:
                         self.clock.later(1, self._again)
             else:
                 self.failed = True
-                if self.flushed is None:
-                    self.flushed = self.clock.now
             return
         wr = self.by_ref[wr_id]
         self.wcs.append(("send", wr, status))

@@ -66,6 +66,25 @@ def an_own_error_of_a_qp_that_is_split() -> Network:
     return net
 
 
+def messages_arrive_behind_an_own_error() -> Network:
+    """a's sends break at home by its own doing; the NIC that its receives are on takes a while to stop, and b sends."""
+    net = armed()
+    a, b = ends(net)
+    split(net, "b")
+    a.own_error = "it named memory that is not there"
+    a.poll_ns = 1 * US
+    net.nics["a"][1].command_ns = 2 * MS
+    net.links["b", 1].delay_ns = 500 * US
+    posts_every(net, "b", "SEND", 1, 4)
+    plan(a, "WRITE", 1, signaled=True).bad = True
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    wait(net, 1000)
+    assert sends(a) == ["REM_ACCESS_ERR", *["WR_FLUSH_ERR"] * 3], sends(a)
+    return net
+
+
 def we_fail_while_a_move_is_told() -> Network:
     """b has moved its receives, a has not heard so, and something of ours fails there: it sends to nobody any more."""
     net = armed()
@@ -453,7 +472,11 @@ ENDED: dict[Story, tuple[str, ...]] = {
 }
 
 TOLD: dict[Story, tuple[str, ...]] = {
-    an_own_error_of_a_qp_that_is_split: ("go_on_with_one_half_behind_an_own_error",),
+    an_own_error_of_a_qp_that_is_split: (),
+    messages_arrive_behind_an_own_error: (
+        "go_on_with_one_half_behind_an_own_error",
+        "show_errors_before_the_end",
+    ),
     we_fail_while_a_move_is_told: ("call_off_a_told_move_where_we_failed",),
     we_fail_while_a_peer_sends: ("flush_at_once_where_we_failed",),
     who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
