@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A torch process group over RC QPs: `import shiftverbs.torch`, then `init_process_group("shift")`.
+
+Nothing else of shiftverbs needs this or torch. docs/howto/training.md shows it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("torch") is None:
+    raise ImportError(
+        "shiftverbs.torch needs torch, which this Python interpreter does not have. On Debian: apt-get install "
+        "python3-torch libopenblas0-pthread; or https://pytorch.org/get-started.",
+        name="torch",
+    )
+
+from shiftverbs.torch.group import BACKEND, ProcessGroupShift, register
+
+__all__ = ["BACKEND", "ProcessGroupShift", "register"]
+
+register()
