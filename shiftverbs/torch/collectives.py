@@ -22,6 +22,8 @@ from shiftverbs.transport.group import STAGE_BYTES, STAGES
 
 #: Up to so many bytes an allreduce or a broadcast goes by small messages: above, the ring is faster.
 SMALL_BYTES = 4 * SLOT_BYTES
+#: How many chunks of a step are in staging places at once where they are sent on from there.
+HELD = STAGES // 2
 
 
 class Collectives:
@@ -178,7 +180,11 @@ class Collectives:
     def _reduce_scatter_ring(
         self, output: Any, inputs: Sequence[Any], reduction: Reduction, deadline: float
     ) -> None:
-        """A chunk is reduced in the staging place where it came, and sent on from there."""
+        """A chunk is reduced in the staging place where it came, and sent on from there.
+
+        All steps for some chunks, and then for the next: of the rank that is behind the others no more than HELD chunks
+        hold staging places at its next one, so there is always another.
+        """
         size, rank, element, transport = self.size, self.rank, output.element_size(), self.transport
         stages, into = self._stages(output.dtype), reduction.into
         pieces = _pieces(output.numel(), STAGE_BYTES // element)
@@ -200,19 +206,22 @@ class Collectives:
             address, lkey, _ = region(lease, inputs[(rank - 1) % size])
             incoming: list[Any] = []
             outgoing: list[Chunk] = []
-            for step in range(size - 1):
-                for number, (start, stop) in enumerate(pieces):
-                    length = (stop - start) * element
-                    if not step:
-                        outgoing.append(Chunk((address + start * element, length, lkey), -1, 0, 0))
-                        continue
-                    arrival = (step - 1) * len(pieces) + number
-                    at = staged + (first + arrival) % STAGES * STAGE_BYTES
-                    outgoing.append(Chunk((at, length, transport.stage_lkey), -1, 0, arrival + 1, True))
-                own = inputs[(rank - step - 2) % size]
-                for start, stop in pieces:
-                    target = output[start:stop] if step == size - 2 else None
-                    incoming.append(reduce_here(own[start:stop], target))
+            for some in range(0, len(pieces), HELD):
+                group = pieces[some : some + HELD]
+                for step in range(size - 1):
+                    before_these = len(incoming) - len(group)
+                    for number, (start, stop) in enumerate(group):
+                        length = (stop - start) * element
+                        if not step:
+                            outgoing.append(Chunk((address + start * element, length, lkey), -1, 0, 0))
+                            continue
+                        arrival = before_these + number
+                        at = staged + (first + arrival) % STAGES * STAGE_BYTES
+                        outgoing.append(Chunk((at, length, transport.stage_lkey), -1, 0, arrival + 1, True))
+                    own = inputs[(rank - step - 2) % size]
+                    for start, stop in group:
+                        target = output[start:stop] if step == size - 2 else None
+                        incoming.append(reduce_here(own[start:stop], target))
             came = In(before, incoming)
             run(transport, [came], [Out(behind, outgoing, came)], deadline)
         finally:

@@ -39,6 +39,20 @@ class Chunk(NamedTuple):
     frees: bool = False
 
 
+class _Place:
+    """A staging place in use: until a link's count of completions is sent_at; negative: nobody knows yet."""
+
+    __slots__ = ("link", "sent_at")
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.sent_at = -1
+
+    def is_free(self) -> bool:
+        """Whether it can be written to again."""
+        return self.sent_at == 0 or (self.link is not None and self.link.completed >= self.sent_at)
+
+
 class In:
     """Chunks that come over a link.
 
@@ -47,12 +61,13 @@ class In:
         memory offered
     """
 
-    __slots__ = ("done", "frees", "items", "link")
+    __slots__ = ("_held", "_places", "done", "items", "link")
 
     def __init__(self, link: Link, items: Sequence[Arrived | None]) -> None:
         self.link, self.items, self.done = link, items, 0
-        # For each staging place in use, in order: the link and the count of its completions from which on it is free.
-        self.frees: deque[tuple[Link, int] | None] = deque()
+        # The staging places in use, in order, since they are freed in order; and those of them not sent on yet.
+        self._places: deque[_Place] = deque()
+        self._held: deque[_Place] = deque()
 
     def take(self) -> bool:
         """Take in what has come. Returns whether there was something."""
@@ -64,18 +79,32 @@ class In:
             if act is not None:
                 place = link.places
                 link.places += 1
+                used = _Place()
+                self._places.append(used)
                 if act(place):
-                    self.frees.append(None)
-        frees = self.frees
-        while frees and (frees[0] is None or frees[0][0].completed >= frees[0][1]):
-            frees.popleft()
+                    used.sent_at = 0
+                else:
+                    self._held.append(used)
+        places = self._places
+        while places and places[0].is_free():
+            places.popleft()
             link.free_stage()
         return self.done != before
+
+    def sent_on(self, link: Link, at: int) -> None:
+        """The oldest place not sent on is sent over a link now; at: the count of completions when that is done."""
+        used = self._held.popleft()
+        used.link, used.sent_at = link, at
+
+    @property
+    def holds(self) -> bool:
+        """Whether staging places wait for the completion of a send."""
+        return bool(self._places)
 
     @property
     def is_over(self) -> bool:
         """Nothing more comes, and no staging place is in use."""
-        return self.done == len(self.items) and not self.frees
+        return self.done == len(self.items) and not self._places
 
 
 class Out:
@@ -113,7 +142,7 @@ class Out:
             self.next += 1
             if frees:
                 assert after is not None
-                after.frees.append((link, self.last))
+                after.sent_on(link, self.last)
         return self.next != before
 
     @property
@@ -165,7 +194,7 @@ def run(transport: Transport, ins: Sequence[In], outs: Sequence[Out], deadline: 
     transport.check()
     while not over():
         if not step():
-            transport.wait(step, deadline, missing, sends=any(i.frees for i in ins) or waits_for_sends)
+            transport.wait(step, deadline, missing, sends=any(one.holds for one in ins) or waits_for_sends)
         else:
             transport.progress()
             transport.retire()
