@@ -373,7 +373,8 @@ class Transport:
         self.error = self.error or error
         number = (error.ranks[0] if error.ranks else self.rank) | GAVE_UP * isinstance(error, PeerTimeout)
         for link in self._links:
-            if link.rank not in error.ranks and not link.left:
+            # Who was only late is told, too.
+            if not link.left and (link.rank not in error.ranks or isinstance(error, PeerTimeout)):
                 try:
                     link.notice(number)
                 except PyverbsError:

@@ -72,7 +72,7 @@ def start_ranks(start: Callable[[str], Host], count: int, what: str, directory: 
     """Processes on hosts a, b, …; what: the module of this folder, whose start(rank, count, directory) they call."""
     ranks = Ranks([start("abcd"[rank]) for rank in range(count)])
     for rank, host in enumerate(ranks.hosts):
-        host.begin(f"from {what} import *; start({rank}, {count}, {str(directory)!r})")
+        host.begin(f"import {what}; {what}.start({rank}, {count}, {str(directory)!r}); from {what} import *")
     ranks.end()
     return ranks
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A rank that trains: the example's model, and what can be asked of it meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+import rank as base
+import train_ddp
+from rank import *  # noqa: F403
+from rank import digest, dist, start, torch, world  # noqa: F401
+
+SEEN = set()
+
+
+def weights(steps: int, pause_s: float = 0.0) -> list[str]:
+    """Train from the beginning; the digests of all weights, and of the buffers, of which each rank has its own."""
+
+    def note(step: int, loss: float) -> None:
+        for link in world().transport.links:
+            shift = getattr(link.qp, "shift", None)
+            SEEN.add(shift.path if shift is not None else "")
+        if step % 10 == 0:
+            sys.stdout.write(f"at step {step}\n")
+
+    found = train_ddp.train(steps, pause_s, note)
+    assert all(bool(torch.isfinite(value).all()) for value in found.parameters())
+    return [digest(*found.parameters()), digest(*found.buffers())]
+
+
+def seen() -> list[str]:
+    """The paths that traffic ran on, and forget them."""
+    found = sorted(map(str, SEEN))
+    SEEN.clear()
+    return found
+
+
+def reduce_often(count: int) -> None:
+    """Many allreduces, one after the other."""
+    for _ in range(count):
+        dist.all_reduce(torch.ones(1000))
+
+
+def unused() -> str:
+    """DDP that looks for parameters that were not used, and a step without synchronization."""
+    torch.manual_seed(3)
+
+    class Halves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+            return self.two(self.one(x)) if both else self.one(x)
+
+    net = torch.nn.parallel.DistributedDataParallel(Halves(), find_unused_parameters=True)
+    for step in range(6):
+        x = torch.full((2, 4), float(base.RANK + step))
+        if step == 2:
+            with net.no_sync():
+                net(x, True).sum().backward()
+        net(x, step % 2 == 0).sum().backward()
+    return digest(*[p.grad for p in net.parameters()])
