@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Train a small model with DistributedDataParallel. What is ours in it: the second import, and the backend's name.
+"""Train a small model with DistributedDataParallel. What is ours in it: one import, and the backend's name.
 
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 python train_ddp.py
-RANK=1 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 python train_ddp.py
+python train_ddp.py                   rank 0 of 2; waits for rank 1
+python train_ddp.py SERVER            rank 1 of 2
+torchrun … train_ddp.py               the rank that torchrun says
 """
 
 import argparse
+import os
 import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import shiftverbs.torch  # noqa: F401  (makes the backend "shift" known)
+import shiftverbs.torch
 
 
 def model():
@@ -44,19 +46,33 @@ def train(steps, pause_s=0.0, told=lambda step, loss: None):
     return net.module
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("server", nargs="?", help="where rank 0 runs")
+    parser.add_argument("--port", type=int, default=18515, help="TCP port where rank 0 waits")
+    parser.add_argument("--rank", type=int, help="by default 0 without a server, else 1")
+    parser.add_argument("--ranks", type=int, default=2, help="how many there are")
     parser.add_argument("--backend", default="shift", help="shift or gloo")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait after each step")
-    options = parser.parse_args()
-    dist.init_process_group(options.backend)
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    if "RANK" in os.environ:
+        dist.init_process_group(options.backend)
+    else:
+        rank = options.rank if options.rank is not None else int(options.server is not None)
+        meet = f"tcp://{options.server or '127.0.0.1'}:{options.port}"
+        dist.init_process_group(options.backend, init_method=meet, rank=rank, world_size=options.ranks)
 
     def tell(step, loss):
-        if dist.get_rank() == 0 and (step + 1) % 20 == 0:
-            print(f"step {step + 1}: loss {loss:.4f}", flush=True)
+        if dist.get_rank() == 0 and (step + 1) % 50 == 0:
+            where = f" on {' '.join(shiftverbs.torch.paths())}" if options.backend == "shift" else ""
+            print(f"step {step + 1}{where}, loss {loss:.4f}", flush=True)
 
     trained = train(options.steps, options.pause, tell)
     checksum = sum(weight.double().sum().item() for weight in trained.parameters())

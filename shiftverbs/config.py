@@ -98,6 +98,8 @@ class Config:
     metrics: tuple[str, int, int] | None = None
     # SHIFTVERBS_RUN_DIR: of the sockets that `shiftverbs status` asks; None means telemetry's default.
     run_dir: str | None = None
+    # SHIFTVERBS_DEVICE: the NIC of shiftverbs.transport; None means the first.
+    device: str | None = None
     # SHIFTVERBS_INVARIANTS: for tests of ours.
     invariants: bool = False
 
@@ -233,6 +235,12 @@ def _metrics(variable: str, value: str) -> tuple[str, int, int]:
     if first > last or last > 65535 or (first == 0 and last):
         raise ConfigError(variable, value, allowed)
     return host.strip("[]"), first, last
+
+
+def _device(variable: str, value: str) -> str:
+    if not _DEVICE.fullmatch(value):
+        raise ConfigError(variable, value, "must be the name of one device")
+    return value
 
 
 def _directory(variable: str, value: str) -> str:
@@ -422,6 +430,12 @@ VARIABLES: dict[str, Variable] = {
         "a directory",
         "Where processes have the sockets that `shiftverbs status` asks, and the shared broker its. Not set: "
         "`$XDG_RUNTIME_DIR/shiftverbs` if there is such a directory, else `$TMPDIR/shiftverbs-UID`.",
+    ),
+    "SHIFTVERBS_DEVICE": Variable(
+        "device",
+        _device,
+        "the name of a device",
+        "The NIC of a process group of `shiftverbs.torch`, and of what else names none. Not set: the first one.",
     ),
     "SHIFTVERBS_INVARIANTS": Variable(
         "invariants",

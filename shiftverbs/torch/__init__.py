@@ -15,8 +15,8 @@ if importlib.util.find_spec("torch") is None:
         name="torch",
     )
 
-from shiftverbs.torch.group import BACKEND, ProcessGroupShift, register
+from shiftverbs.torch.group import BACKEND, ProcessGroupShift, paths, register
 
-__all__ = ["BACKEND", "ProcessGroupShift", "register"]
+__all__ = ["BACKEND", "ProcessGroupShift", "paths", "register"]
 
 register()

@@ -504,6 +504,13 @@ def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Pr
     return ProcessGroupShift(store, rank, size, timeout)
 
 
+def paths(group: Any = None) -> list[str]:
+    """The NICs that a group's traffic runs on now: one, unless something fails. group: None for the default one."""
+    own = dist.distributed_c10d._get_default_group() if group is None else group
+    transport = own.transport
+    return sorted({str(link.qp.shift.path) for link in transport.links}) if transport is not None else []
+
+
 def register() -> None:
     """Make torch know the backend "shift". A second call does nothing."""
     if hasattr(dist.Backend, BACKEND.upper()):

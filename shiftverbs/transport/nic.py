@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
+from shiftverbs.config import Config
 from shiftverbs.pyverbs_error import PyverbsError
 from shiftverbs.transport.errors import TransportError
 from shiftverbs.transport.memory import MrCache
@@ -62,7 +62,7 @@ class Nic:
         :raises TransportError: there is none
         :raises PyverbsError: as opening it does
         """
-        name = device or os.environ.get("SHIFTVERBS_DEVICE") or _first()
+        name = device or Config.from_environ().device or _first()
         with _lock:
             nic = _open.get(name)
             if nic is None:

@@ -222,6 +222,12 @@ def test_run_dir(tmp_path: Path) -> None:
     assert read(RUN_DIR="/" + "x" * 200).run_dir == "/" + "x" * 200
 
 
+def test_device() -> None:
+    assert read().device is None and read(DEVICE="mlx5_1").device == "mlx5_1"
+    with pytest.raises(ConfigError, match="SHIFTVERBS_DEVICE"):
+        read(DEVICE="mlx5_0,mlx5_1")
+
+
 def test_invariants() -> None:
     assert not read().invariants and not read(INVARIANTS="0").invariants
     assert read(INVARIANTS="1").invariants

@@ -80,16 +80,9 @@ def run_script(network, backend: str, world: int = 2) -> list[str]:
     hosts = []
     for rank in range(world):
         env = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        hosts.append(
-            network._spawn(
-                str(ROOT / "examples" / "train_ddp.py"),
-                "--steps=40",
-                f"--backend={backend}",
-                host="ab"[rank],
-                softrnic="2",
-                env={**network.env, **ENV, **env},
-            )  # fmt: skip
-        )
+        script = [str(ROOT / "examples" / "train_ddp.py"), "--steps=40", f"--backend={backend}"]
+        env = {**network.env, **ENV, **env}
+        hosts.append(network._spawn(*script, host="ab"[rank], softrnic="2", env=env))
     return [re.findall(r"checksum of weights (\S+)", child.succeed(60))[0] for child in hosts]
 
 
@@ -101,7 +94,8 @@ def test_a_script_changes_only_the_backends_name(network):
 
 
 def test_where_there_is_no_torch_the_import_says_so():
-    code = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'torch' else f(n, *a)\n"
+    code = "import sys, importlib.util as u; found = u.find_spec\n"
+    code += "u.find_spec = lambda name, *a: None if name == 'torch' else found(name, *a)\n"
     done = subprocess.run(
         [sys.executable, "-c", code + "import shiftverbs.torch"], capture_output=True, text=True, cwd=ROOT
     )
