@@ -9,8 +9,7 @@ PYTEST_ARGS   ?=
 APT_PACKAGES := gcc libc6-dev util-linux \
     python3 python3-dev python3-venv python3-pyverbs \
     libibverbs-dev ibverbs-utils perftest iproute2 openssl curl \
-    clang libclang-rt-dev spin valgrind \
-    python3-torch libopenblas0-pthread
+    clang libclang-rt-dev spin valgrind
 
 C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '*.h')
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
