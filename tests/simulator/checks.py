@@ -359,7 +359,7 @@ def memory_is_right(app: Application, peer: Application) -> None:
 
 
 def nothing_behind_a_flush(net: Network) -> None:
-    """Once a side's receives were flushed to its application, its memory takes nothing any more."""
+    """Once a flush, or an error not its own doing, was shown to an application, its memory takes nothing any more."""
     flushed = {app.name: app.flushed for app in net.apps if app.flushed is not None}
     for t, _, qp, _, wr, slot in net.executions:
         receiver = net.apps_by_name[wr.side].peer
