@@ -16,6 +16,7 @@ from simulator.patching import Patch, mutations_of, replaced, rewritten
 from shiftverbs import _core
 from shiftverbs.failover import driver
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.nic_events import NicEvents
 from shiftverbs.failover.qp import changes, rebuild
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
@@ -471,6 +472,12 @@ def read_a_flood_to_its_end() -> Iterator[None]:
 @mutation("a run of the driver ends, though others say always more")
 def run_as_long_as_others_speak() -> Iterator[None]:
     with mock.patch.object(driver, "RUN_NS", 1 << 62):
+        yield
+
+
+@mutation("a look at a NIC that was not answered says nothing of its ports")
+def believe_a_look_that_failed() -> Iterator[None]:
+    with rewritten(NicEvents, "_ports_seen", ("if nic.seen_ns < since_ns:", "if False:")):
         yield
 
 
