@@ -16,6 +16,7 @@ from simulator import (
     staged_ends,
     staged_keys,
     staged_moves,
+    staged_own_errors,
     staged_paths,
     staged_peers,
     staged_posts,
@@ -375,6 +376,7 @@ _FILES = (
     staged_rights,
     staged_peers,
     staged_paths,
+    staged_own_errors,
 )
 
 
