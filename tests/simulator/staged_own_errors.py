@@ -6,6 +6,7 @@ from __future__ import annotations
 from simulator.clock import MS, US
 from simulator.host import OwnMr
 from simulator.network import Network
+from simulator.rnic import Datagram
 from simulator.story import Story, armed, away, ends, feed, plan, post, sends, statuses, tell, until, wait
 
 from shiftverbs.protocol import events as ev
@@ -56,6 +57,20 @@ def an_own_error_comes_when_something_of_ours_has_failed() -> Network:
     return net
 
 
+def we_fail_while_a_key_is_asked_for() -> Network:
+    """Something of ours fails at a, whose WRITE waits for b's answer: nobody asks any more, and the QP ends."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    net.nics["a"][1].command_ns = 200 * MS  # it is not at its end when the question would be asked again
+    net.links["b", 0].hole = net.links["b", 1].hole = lambda p: isinstance(p, Datagram)
+    post(a, "WRITE", 1)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    wait(net, 1000)
+    assert sends(a) == ["RETRY_EXC_ERR"], sends(a)
+    return net
+
+
 def a_receive_fails_when_the_peer_has_given_up() -> Network:
     """a has taken the memory of its second receive away. b's message for it is on its way when b gives up."""
     net = armed(receives=3, at_start=1)
@@ -82,5 +97,6 @@ def a_receive_fails_when_the_peer_has_given_up() -> Network:
 TOLD: dict[Story, tuple[str, ...]] = {
     an_own_error_comes_when_the_peer_has_given_up: ("forget_an_own_error_in_an_end",),
     an_own_error_comes_when_something_of_ours_has_failed: ("forget_an_own_error_in_an_end",),
+    we_fail_while_a_key_is_asked_for: ("ask_for_keys_without_a_protocol",),
     a_receive_fails_when_the_peer_has_given_up: ("forget_an_own_error_of_a_receive_in_an_end",),
 }

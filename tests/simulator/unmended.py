@@ -494,6 +494,19 @@ def pair_again_what_was_given_up() -> Iterator[None]:
         yield
 
 
+@mutation("where something of ours failed, nothing that nobody does any more is due, again and again")
+def ask_for_keys_without_a_protocol() -> Iterator[None]:
+    with rewritten(
+        Connection,
+        "_schedule",
+        (
+            "[p.next_timeout_ns, self.keys.due_ns] if p is not None else []",
+            "[p.next_timeout_ns if p is not None else None, self.keys.due_ns]",
+        ),
+    ):
+        yield
+
+
 @mutation("a default QP that its NIC does not end is flushed by us")
 def take_a_refused_err_for_an_end() -> Iterator[None]:
     with rewritten(Ending, "_default_is_err", ("bool(err)", "False")):
