@@ -67,8 +67,9 @@ class NicEvents:
         self._watched_nics: dict[str, Nic] = {}
         self._watched_events: set[AsyncEvents] = set()
         self._port_bad: set[tuple[str, int]] = set()
-        # By NIC, while it is looked at: the ports whose return that would show. No event of theirs has come since.
-        self._asking: dict[str, set[int]] = {}
+        # By NIC, while it is looked at: since when, and the ports whose return that would show. No event of theirs has
+        # come since.
+        self._asking: dict[str, tuple[int, set[int]]] = {}
         self._asked_ns = 0
 
     def watch_nic(self, nic: Nic) -> None:
@@ -132,7 +133,8 @@ class NicEvents:
         now = self._driver.now_ns()
         if kind == EventType.PORT_ERR:
             self._port_bad.add((nic.name, element))
-            self._asking.get(nic.name, set()).discard(element)
+            if nic.name in self._asking:
+                self._asking[nic.name][1].discard(element)
             if element == nic.port:
                 self._driver.channel.port_changed(nic, up=False)
             self._fail_pairs(nic, element, "PORT_ERR", now)
@@ -162,11 +164,13 @@ class NicEvents:
         for name in sorted({name for name, _ in self._port_bad}):
             nic = self._watched_nics.get(name)
             if nic is not None and not nic.dead and name not in self._asking:  # one that hangs is asked once
-                self._asking[name] = {number for bad, number in self._port_bad if bad == name}
+                self._asking[name] = now_ns, {number for bad, number in self._port_bad if bad == name}
                 nic.look_again(functools.partial(self._driver.post, functools.partial(self._ports_seen, nic)))
 
     def _ports_seen(self, nic: Nic) -> None:
-        asked = self._asking.pop(nic.name, set())
+        since_ns, asked = self._asking.pop(nic.name)
+        if nic.seen_ns < since_ns:  # it did not answer: what was seen before says nothing
+            return
         for port in nic.ports:
             if port.active and port.number in asked and (nic.name, port.number) in self._port_bad:
                 self._on_async(nic, EventType.PORT_ACTIVE, port.number)

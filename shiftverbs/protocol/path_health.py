@@ -12,6 +12,8 @@ FRESH_NS = 150_000_000
 PATIENCE_NS = 25_000_000
 # Pings go out at most as often as so many answers take, one after the other: a slow peer is not a dead one.
 ANSWERS_APART = 4
+# But no further apart than this for that: one answer that was late must not hide an outage behind it.
+MOST_APART_NS = 250_000_000
 
 
 class PingState:
@@ -46,7 +48,7 @@ class PingState:
 
     @property
     def _apart_ns(self) -> int:
-        return max(self.interval_ns, ANSWERS_APART * self._takes_ns)
+        return max(self.interval_ns, min(ANSWERS_APART * self._takes_ns, MOST_APART_NS))
 
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""

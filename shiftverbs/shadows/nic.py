@@ -181,7 +181,8 @@ class Nic:
     Whoever asks a sick NIC something hangs. So only its own thread asks: it leaves what it saw in `ports`, and
     everybody else goes by that. `look_again` has it look anew.
 
-    name: the device; worker: its command thread (a NicWorker); verbs: the module of raw verbs (`_nic`).
+    name: the device; worker: its command thread (a NicWorker); verbs: the module of raw verbs (`_nic`). seen_ns: when
+    the look began that `ports` is from (CLOCK_MONOTONIC, nanoseconds): one that is not answered changes neither.
     """
 
     def __init__(self, name: str, worker: Any, verbs: Any) -> None:
@@ -194,6 +195,7 @@ class Nic:
         self.gid_index = 0
         self._gid: Gid | None = None
         self.ports: tuple[Port, ...] = ()
+        self.seen_ns = 0
         self.limits: dict[str, Any] = {}
         self.error = ""
         # Set by the driver: it saw DEVICE_FATAL. Nothing works on this context any more.
@@ -214,7 +216,7 @@ class Nic:
             self.ctx = self.verbs.open_device(self.name)
             self.pd = self.verbs.alloc_pd(self.ctx)
             self.limits = self.verbs.query_device(self.ctx)
-            self.ports = self._read_ports()
+            self._see_ports()
             active = [port for port in self.ports if port.active]
             self.port = (active or list(self.ports))[0].number
             gid = best_gid(self.gids(self.port))
@@ -261,6 +263,12 @@ class Nic:
     def is_given_up(self) -> bool:
         """Whether what was under way at `give_up` still is: nothing was carried out since."""
         return bool(self._given_up_ns) and self.worker.busy_since_ns == self._given_up_ns
+
+    def _see_ports(self) -> None:
+        """On the worker: have `ports` be what the device answers now. Raises OSError."""
+        began_ns = time.monotonic_ns()
+        self.ports = self._read_ports()
+        self.seen_ns = began_ns
 
     def _read_ports(self) -> tuple[Port, ...]:
         """On the worker: ask the device for its ports and their GID tables. Raises OSError."""
@@ -309,7 +317,8 @@ class Nic:
         return gid.raw
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Read `ports` again, and call then() on the NIC's thread afterwards, whether the device answered or not.
+        """Read `ports` again, and call then() on the NIC's thread afterwards, whether the device answered or not:
+        that it did, `seen_ns` tells.
 
         Never waits: where the device hangs, then() is not called before it answers. Who asks before a look has begun
         shares it.
@@ -325,7 +334,7 @@ class Nic:
             waiting, self._looks = self._looks, []
         try:
             if self.ctx and not self.dead:
-                self.ports = self._read_ports()
+                self._see_ports()
         except OSError as error:
             logger.debug("%s: %s", self.name, error)
         for then in waiting:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,3 +174,22 @@ def test_a_slow_answer_slows_pings_down() -> None:
     ping.handle_pong(4, 91 * ms)
     assert ping.poll_ping(119 * ms) is None
     assert ping.poll_ping(120 * ms) == 5, "and faster again, little by little"
+
+
+@pytest.mark.parametrize("late_ms", [100, 900, 5000])
+def test_an_outage_behind_one_late_answer_is_seen_in_time(late_ms: int) -> None:
+    """A peer whose process stood still for once is asked as often as before, or nearly."""
+    ms = 1_000_000
+    ping = PingState(1000 * ms, dead_after=4)
+    number = ping.poll_ping(0)
+    assert number is not None
+    ping.handle_pong(number, late_ms * ms)
+    ping.interval_ns = 50 * ms
+    ping.hurry(late_ms * ms)
+    sent = []
+    for t in range(late_ms, late_ms + 2000):
+        if ping.poll_ping(t * ms) is not None:
+            sent.append(t)
+        if ping.alive is False:
+            break
+    assert ping.alive is False and sent[-1] - late_ms <= 1250, sent

@@ -123,8 +123,7 @@ class Verbs:
 
     def query_port(self, ctx: int, port: int) -> dict[str, int]:
         nic = self.contexts[ctx].nic
-        if nic.dead:
-            raise OSError(errno.EIO, "the device is gone")
+        self._alive(nic)
         state = PortState.ACTIVE if nic.port_active else PortState.DOWN
         return {
             "state": int(state),

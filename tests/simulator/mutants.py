@@ -375,6 +375,8 @@ mutant(
         "cdef inline bint withhold",
         """
         if q.ending:
+            if in_use(q, k, recv, seq) and not may_be_path_error(wc.status):
+                keep(&q.kept_recv if recv else &q.kept_send, seq, wc)
             fenced(q, k, recv)
             return True
         """,
@@ -384,6 +386,18 @@ mutant(
             return not in_use(q, k, recv, seq)
         """,
     ),
+)
+
+mutant(
+    "forget_an_own_error_in_an_end",
+    "a send whose NIC says why it failed, while its QP ends, has that status when all errors are given",
+    value(JOURNAL, "cdef inline void abort_sends", "q.kept_send.seq == q.head + 1", "False"),
+)
+
+mutant(
+    "forget_an_own_error_of_a_receive_in_an_end",
+    "a receive whose NIC says why it failed, while its QP ends, has that status when all errors are given",
+    value(JOURNAL, "cdef inline void abort_recvs", "q.kept_recv.seq == q.rhead + 1", "False"),
 )
 
 mutant(

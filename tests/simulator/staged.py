@@ -16,6 +16,8 @@ from simulator import (
     staged_ends,
     staged_keys,
     staged_moves,
+    staged_own_errors,
+    staged_paths,
     staged_peers,
     staged_posts,
     staged_rights,
@@ -365,7 +367,17 @@ def a_peer_leaves_just_behind_an_error() -> Network:
 
 Stories = dict[Story, tuple[str, ...]]
 
-_FILES = (staged_again, staged_moves, staged_posts, staged_ends, staged_keys, staged_rights, staged_peers)
+_FILES = (
+    staged_again,
+    staged_moves,
+    staged_posts,
+    staged_ends,
+    staged_keys,
+    staged_rights,
+    staged_peers,
+    staged_paths,
+    staged_own_errors,
+)
 
 
 def _all(kind: str, *here: Stories) -> Stories:

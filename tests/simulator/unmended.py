@@ -16,6 +16,7 @@ from simulator.patching import Patch, mutations_of, replaced, rewritten
 from shiftverbs import _core
 from shiftverbs.failover import driver
 from shiftverbs.failover.driver import Driver
+from shiftverbs.failover.nic_events import NicEvents
 from shiftverbs.failover.qp import changes, rebuild
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
@@ -474,6 +475,12 @@ def run_as_long_as_others_speak() -> Iterator[None]:
         yield
 
 
+@mutation("a look at a NIC that was not answered says nothing of its ports")
+def believe_a_look_that_failed() -> Iterator[None]:
+    with rewritten(NicEvents, "_ports_seen", ("if nic.seen_ns < since_ns:", "if False:")):
+        yield
+
+
 @mutation("who did not hear a BYE is told the same again")
 def forget_what_a_bye_said() -> Iterator[None]:
     with replaced(Driver, "life_ended", nothing):
@@ -484,6 +491,19 @@ def forget_what_a_bye_said() -> Iterator[None]:
 def pair_again_what_was_given_up() -> Iterator[None]:
     edit = ("if c.status is Status.FAILED:  # it was given up", "if False:  # it was given up")
     with rewritten(Pairing, "_start_if_ready", edit):
+        yield
+
+
+@mutation("where something of ours failed, nothing that nobody does any more is due, again and again")
+def ask_for_keys_without_a_protocol() -> Iterator[None]:
+    with rewritten(
+        Connection,
+        "_schedule",
+        (
+            "[p.next_timeout_ns, self.keys.due_ns] if p is not None else []",
+            "[p.next_timeout_ns if p is not None else None, self.keys.due_ns]",
+        ),
+    ):
         yield
 
 

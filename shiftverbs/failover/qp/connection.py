@@ -340,7 +340,8 @@ class Connection:
         self._look()
         if self.driver.turns.is_going(self) and self._arrived():
             self.driver.turns.arrived(self)
-        times = [p.next_timeout_ns if p is not None else None, self.keys.due_ns]
+        # Without a protocol nobody asks for keys: what is due of that stays so.
+        times = [p.next_timeout_ns, self.keys.due_ns] if p is not None else []
         if self.fence is not None:
             times.append(self.fence.due_ns)
         if self._keys_since_ns is not None:

@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from shiftverbs.native.core.journal cimport (
     EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED, EV_RQ_FENCED,
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
-    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
+    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, KeptError, Pair, QPState, RecvRec, SendRec, abort_recvs, abort_sends,
     after_retire, cq_push, device_gone, discount_answered, emit, fence_last, flush_proven, hand_over, post_refused,
     provider_errno, pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut, send_rec,
     sends_shown, seq_mask,
@@ -72,14 +72,16 @@ cdef inline bint repeated(QPState *q, int k, uint64_t seq) noexcept nogil:
     return False
 
 
+cdef inline bint may_be_path_error(int status) noexcept nogil:
+    return (status == IBV_WC_RETRY_EXC_ERR or status == IBV_WC_WR_FLUSH_ERR or status == IBV_WC_LOC_QP_OP_ERR
+            or status == IBV_WC_FATAL_ERR or status == IBV_WC_GENERAL_ERR or status == IBV_WC_RESP_TIMEOUT_ERR)
+
+
 cdef inline bint is_path_error(QPState *q, int k, bint recv, uint64_t seq, int status) noexcept nogil:
     """Whether a guarded QP withholds an error WC of this status."""
     if status == IBV_WC_RETRY_EXC_ERR or status == IBV_WC_WR_FLUSH_ERR:
         return True
-    if (status == IBV_WC_LOC_QP_OP_ERR or status == IBV_WC_FATAL_ERR or status == IBV_WC_GENERAL_ERR
-            or status == IBV_WC_RESP_TIMEOUT_ERR):
-        return recv or not repeated(q, k, seq)
-    return False
+    return may_be_path_error(status) and (recv or not repeated(q, k, seq))
 
 
 cdef inline bint in_use(const QPState *q, int k, bint recv, uint64_t seq) noexcept nogil:
@@ -134,6 +136,13 @@ cdef inline void give_withheld(QPState *q) noexcept nogil:
     abort_recvs(q, q.withheld_recv_end)
 
 
+cdef inline void keep(KeptError *kept, uint64_t seq, const ibv_wc *wc) noexcept nogil:
+    """The application's own error, in an end: its WR has it when the others have theirs."""
+    kept.seq = seq + 1
+    kept.status = wc.status
+    kept.vendor_err = wc.vendor_err
+
+
 cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_wc *wc) noexcept nogil:
     """An error WC, not of our own WRs. True: the application does not see it."""
     cdef Pair *pair = &q.pairs[k]
@@ -141,6 +150,8 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
     cdef uint32_t before_vendor_err = pair.first_vendor_err
     note_error(q, k, recv, wc)
     if q.ending:
+        if in_use(q, k, recv, seq) and not may_be_path_error(wc.status):
+            keep(&q.kept_recv if recv else &q.kept_send, seq, wc)
         fenced(q, k, recv)
         return True
     if not q.guarded and not pair.fencing:

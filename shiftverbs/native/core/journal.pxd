@@ -129,6 +129,12 @@ ctypedef struct CQState:
     uint64_t swallowed
 
 
+ctypedef struct KeptError:
+    uint64_t seq           # 1 + the number of the WR; 0: none
+    int status
+    uint32_t vendor_err
+
+
 ctypedef struct Pair:
     ibv_qp *qp
     uint32_t qp_num
@@ -192,6 +198,8 @@ ctypedef struct QPState:
     uint32_t peer_qp_num   # as the application gave it
     int guarded
     int ending             # nothing is handed over any more, and no error shown, until abort() gives the rest back
+    KeptError kept_send    # it was the first error of its queue: what is ahead of it was complete
+    KeptError kept_recv
     int ends_at_post       # sends are withheld for good, and the first of them is told of: it ends the QP
     int closed
     Pair pairs[MAX_PAIRS]
@@ -1027,7 +1035,8 @@ cdef inline void sends_shown(QPState *q, uint64_t seq) noexcept nogil:
 cdef inline void abort_sends(QPState *q, uint64_t end, int status, uint32_t vendor_err) noexcept nogil:
     """Error WCs for the records below `end`: the first gets `status`, the rest are flushed, unsignaled ones too.
 
-    What was complete before the first has none, or a success. Where an error was shown before, all are flushed.
+    What was complete before the first has none, or a success. Where an error was shown before, all are flushed. One
+    whose NIC has said why it failed, in the end of its QP, has that status if it is the first.
     """
     cdef SendRec *rec
     if q.sends_failed:
@@ -1039,6 +1048,9 @@ cdef inline void abort_sends(QPState *q, uint64_t end, int status, uint32_t vend
             if rec.state & REC_SIGNALED:
                 push_send_wc(q, rec, IBV_WC_SUCCESS, 0)
         else:  # RC shows no success behind an error, whatever was executed
+            if q.kept_send.seq == q.head + 1 and not q.sends_failed:
+                status = q.kept_send.status
+                vendor_err = q.kept_send.vendor_err
             push_send_wc(q, rec, status, vendor_err)
             status = IBV_WC_WR_FLUSH_ERR
             vendor_err = 0
@@ -1064,7 +1076,10 @@ cdef inline void abort_recvs(QPState *q, uint64_t end) noexcept nogil:
     while q.rhead < end:
         rec = recv_rec(q, q.rhead)
         if not rec.state & REC_DONE:
-            push_recv_error(q, rec, IBV_WC_WR_FLUSH_ERR, 0)
+            if q.kept_recv.seq == q.rhead + 1:
+                push_recv_error(q, rec, q.kept_recv.status, q.kept_recv.vendor_err)
+            else:
+                push_recv_error(q, rec, IBV_WC_WR_FLUSH_ERR, 0)
         q.rhead += 1
     if q.rwired < q.rhead:
         q.rwired = q.rhead
