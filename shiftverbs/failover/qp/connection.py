@@ -662,6 +662,9 @@ class Connection:
         if any(type(action) is ev.SwitchStarted for action in actions):
             # Its log lines, and those of what comes before it, can wait.
             self.driver.hurry(self.driver.now_ns())
+        if any(type(action) is not ev.SendMessage for action in actions):
+            # It goes on, and another QP's long wait in the same CQs must not delay that. What is only said is no news.
+            self.driver.looks.expect()
         for action in actions:
             if self.closed:
                 return

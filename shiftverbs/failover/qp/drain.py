@@ -128,6 +128,7 @@ class Fence:
         else:
             self._refused.pop(k, None)
         self._c.drain(k)
+        self._c.driver.looks.expect()  # its flush, however long the command has taken
 
     def _kick(self, k: int) -> None:
         """Ask pair k's NIC to flush what stands in its queues now.
