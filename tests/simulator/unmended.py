@@ -541,6 +541,12 @@ def look_seldom_for_a_flush() -> Iterator[None]:
         yield
 
 
+@mutation("a SWITCH does not go on when its fence has found the application's own error")
+def go_on_behind_an_own_error_in_a_fence() -> Iterator[None]:
+    with rewritten(Connection, "_fenced", ("if self.core.ending:", "if False:")):
+        yield
+
+
 # ---- what is said of it ---------------------------------------------------------------------------------------------
 
 

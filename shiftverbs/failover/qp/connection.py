@@ -695,6 +695,8 @@ class Connection:
 
     def _fenced(self, number: int) -> None:
         self.fence = None
+        if self.core.ending:
+            return  # by an error of the application's among the last completions: EV_APP_ERROR ends this SWITCH
         rx, acked, wired = self.core.counters()
         lost = any(self.nic(k).dead for k in range(self.n_pairs))
         unsafe = self.core.unsafe_reason(cqes_lost=lost)
