@@ -541,6 +541,12 @@ def look_seldom_for_a_flush() -> Iterator[None]:
         yield
 
 
+@mutation("a NIC that refuses ERR for good gets no marker: it would be sent")
+def post_a_marker_where_err_was_refused() -> Iterator[None]:
+    with rewritten(Fence, "_erred", ("if err == 0 and not is_gone", "if not is_gone")):
+        yield
+
+
 @mutation("a SWITCH does not go on when its fence has found the application's own error")
 def go_on_behind_an_own_error_in_a_fence() -> Iterator[None]:
     with rewritten(Connection, "_fenced", ("if self.core.ending:", "if False:")):
