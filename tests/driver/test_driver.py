@@ -205,6 +205,10 @@ def test_looks_grow_sparse_where_nothing_comes(driver: Driver, clock: SimpleName
         clock.now += 1
         driver.looks.look_at(Connection(None), [(more, 0)])
         assert look() == (LOOK_NS if more is other else LONGEST_LOOK_NS - 1)
+    while look() < LONGEST_LOOK_NS:
+        pass
+    driver.looks.expect()
+    assert look() == LOOK_NS and look() == LOOK_NS
 
 
 def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:

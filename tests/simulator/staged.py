@@ -15,6 +15,7 @@ from simulator import (
     staged_again,
     staged_ends,
     staged_keys,
+    staged_looks,
     staged_moves,
     staged_own_errors,
     staged_paths,
@@ -377,6 +378,7 @@ _FILES = (
     staged_peers,
     staged_paths,
     staged_own_errors,
+    staged_looks,
 )
 
 

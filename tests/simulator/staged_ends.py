@@ -220,6 +220,22 @@ def a_nic_refuses_to_end_a_default_qp() -> Network:
     return net
 
 
+def a_nic_refuses_to_stop_a_qp_for_good() -> Network:
+    """Something of ours fails at a, away from home, and the NIC there does not bring the QP to ERR, however often.
+
+    b has no part in that, and its program gets no message that nobody has sent.
+    """
+    net = armed()
+    a, b = ends(net)
+    away(net)
+    net.nics["a"][1].refusing = 1000
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    until(net, lambda: a.failed, ms=5000)
+    wait(net, 1000)
+    assert not b.wcs, statuses(b)
+    return net
+
+
 def an_arm_waits_while_a_qp_ends() -> Network:
     """The default pair is being made fit, and waits for a look at its NIC. What is posted behind the end is flushed."""
     net = armed()
@@ -482,6 +498,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     who_is_left_alone_loses_the_nic_of_its_sends: ("flush_receives_of_who_is_idle",),
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
     an_own_error_is_shown_just_before_a_switch: ("leave_an_own_error_to_a_switch",),
+    a_nic_refuses_to_stop_a_qp_for_good: ("post_a_marker_where_err_was_refused",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),

@@ -7,9 +7,24 @@ from simulator.clock import MS, US
 from simulator.host import OwnMr
 from simulator.network import Network
 from simulator.rnic import Datagram
-from simulator.story import Story, armed, away, ends, feed, plan, post, sends, statuses, tell, until, wait
+from simulator.story import (
+    Story,
+    armed,
+    away,
+    ends,
+    feed,
+    plan,
+    post,
+    said,
+    sends,
+    statuses,
+    tell,
+    until,
+    wait,
+)
 
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.messages import Phase
 
 
 def _a_peer_gives_up(net: Network) -> None:
@@ -94,9 +109,37 @@ def a_receive_fails_when_the_peer_has_given_up() -> Network:
     return net
 
 
+def an_own_error_is_the_last_that_a_fence_finds() -> Network:
+    """a's NIC hears why a WRITE fails just before it has its QP in ERR, in a SWITCH of b's, whose QP broke by that.
+
+    a does not poll, and so the fence finds it, and is complete. b has sends waiting, and does not hear a's first BYE.
+    """
+    net = armed()
+    a, b = ends(net)
+    a.poll_ns = 400 * MS
+    a.own_error = "it named memory that is not there"
+    net.nics["a"][0].command_ns = 10 * MS
+    net.nics["a"][1].command_ns = 2 * MS
+    net.links["b", 0].delay_ns = 9600 * US
+    for k in (0, 1):
+        net.links["a", k].drops.append(lambda p: Phase.BYE in [getattr(m, "phase", None) for m in said(p)])
+    plan(a, "WRITE", 1).bad = True
+    plan(a, "SEND")
+    for _ in range(2):
+        a.due()
+    until(net, lambda: b.endpoint.protocol.switching, ms=5)
+    for _ in range(2):
+        post(b, "SEND")
+    wait(net, 1000)
+    assert sends(a) == ["REM_ACCESS_ERR", "WR_FLUSH_ERR"], sends(a)
+    assert ("recv", "SUCCESS") not in statuses(a), "behind a send's error, and all was on one NIC"
+    return net
+
+
 TOLD: dict[Story, tuple[str, ...]] = {
     an_own_error_comes_when_the_peer_has_given_up: ("forget_an_own_error_in_an_end",),
     an_own_error_comes_when_something_of_ours_has_failed: ("forget_an_own_error_in_an_end",),
     we_fail_while_a_key_is_asked_for: ("ask_for_keys_without_a_protocol",),
+    an_own_error_is_the_last_that_a_fence_finds: ("go_on_behind_an_own_error_in_a_fence",),
     a_receive_fails_when_the_peer_has_given_up: ("forget_an_own_error_of_a_receive_in_an_end",),
 }

@@ -20,6 +20,7 @@ from shiftverbs.failover.nic_events import NicEvents
 from shiftverbs.failover.qp import changes, rebuild
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
+from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
@@ -27,6 +28,7 @@ from shiftverbs.failover.qp.reports import Reports
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.failover.services import control_channel
 from shiftverbs.failover.services.control_channel import ControlChannel
+from shiftverbs.failover.services.cq_polling import Looks
 from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.protocol.seal import Seals
@@ -516,6 +518,38 @@ def take_a_refused_err_for_an_end() -> Iterator[None]:
 @mutation("an own error ends a QP, also where a SWITCH has begun before that was heard of")
 def leave_an_own_error_to_a_switch() -> Iterator[None]:
     with rewritten(Connection, "core_event", (" or not self.core.is_plain", "")):
+        yield
+
+
+@mutation("looks that grew sparse are dense again when something happens")
+def let_looks_stay_sparse() -> Iterator[None]:
+    with replaced(Looks, "expect", nothing):
+        yield
+
+
+@mutation(
+    "what goes on in a QP is looked for at once, however long another one has been waiting in the same CQs"
+)
+def look_seldom_for_what_goes_on() -> Iterator[None]:
+    with rewritten(Connection, "execute", ("self.driver.looks.expect()", "pass")):
+        yield
+
+
+@mutation("what a NIC flushes is looked for at once, however long it took to bring the QP to ERR")
+def look_seldom_for_a_flush() -> Iterator[None]:
+    with rewritten(Fence, "_post_marker", ("self._c.driver.looks.expect()", "pass")):
+        yield
+
+
+@mutation("a NIC that refuses ERR for good gets no marker: it would be sent")
+def post_a_marker_where_err_was_refused() -> Iterator[None]:
+    with rewritten(Fence, "_erred", ("if err == 0 and not is_gone", "if not is_gone")):
+        yield
+
+
+@mutation("a SWITCH does not go on when its fence has found the application's own error")
+def go_on_behind_an_own_error_in_a_fence() -> Iterator[None]:
+    with rewritten(Connection, "_fenced", ("if self.core.ending:", "if False:")):
         yield
 
 

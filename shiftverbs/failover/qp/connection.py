@@ -662,6 +662,9 @@ class Connection:
         if any(type(action) is ev.SwitchStarted for action in actions):
             # Its log lines, and those of what comes before it, can wait.
             self.driver.hurry(self.driver.now_ns())
+        if any(type(action) is not ev.SendMessage for action in actions):
+            # It goes on, and another QP's long wait in the same CQs must not delay that. What is only said is no news.
+            self.driver.looks.expect()
         for action in actions:
             if self.closed:
                 return
@@ -692,6 +695,8 @@ class Connection:
 
     def _fenced(self, number: int) -> None:
         self.fence = None
+        if self.core.ending:
+            return  # by an error of the application's among the last completions: EV_APP_ERROR ends this SWITCH
         rx, acked, wired = self.core.counters()
         lost = any(self.nic(k).dead for k in range(self.n_pairs))
         unsafe = self.core.unsafe_reason(cqes_lost=lost)

@@ -104,21 +104,20 @@ class Fence:
             return
         c = self._c
         self._commanded.discard(k)
-        if c.nic(k).dead or err in GONE:
-            # The context is dead: nothing of it can reach the peer any more, and no flush will ever come.
-            c.drain(k)
-        elif err != 0 and self._tries_left:
+        # Of a dead context nothing can reach the peer any more, and no flush will ever come.
+        is_gone = c.nic(k).dead or err in GONE
+        if err != 0 and not is_gone and self._tries_left:
             self._tries_left -= self.is_patient
             self._commanded.add(k)
             self._hung(f"{c.device(k)}: modify to ERR: {os.strerror(err)}")
             return
-        else:
-            c.drain(k)
-            if not all(c.core.fence_state(k)):
-                self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
-                self._flushing.add(k)
-                self._post_marker(k)
-                self._kick(k)
+        c.drain(k)
+        # No marker where it was refused for good: the QP may be in RTS, and the peer would receive it.
+        if err == 0 and not is_gone and not all(c.core.fence_state(k)):
+            self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)
+            self._flushing.add(k)
+            self._post_marker(k)
+            self._kick(k)
         self.progress(k)
 
     def _post_marker(self, k: int) -> None:
@@ -128,6 +127,7 @@ class Fence:
         else:
             self._refused.pop(k, None)
         self._c.drain(k)
+        self._c.driver.looks.expect()  # its flush, however long the command has taken
 
     def _kick(self, k: int) -> None:
         """Ask pair k's NIC to flush what stands in its queues now.

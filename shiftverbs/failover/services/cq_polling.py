@@ -21,8 +21,8 @@ logger = logging.getLogger("shiftverbs.driver")
 # Between two looks for completions that the application may not poll for; and the part of our time that looks may take.
 LOOK_NS = 500_000
 LOOK_SHARE = 4
-# Where nothing comes (keys are late, a NIC hangs) looks grow sparse: what comes is seen late by an eighth of what it had
-# been waited for, and never by more than this.
+# Where nothing comes (keys are late, a NIC hangs) looks grow sparse: what comes is seen late by an eighth of the time
+# since anything happened, and never by more than this.
 PATIENCE = 8
 LONGEST_LOOK_NS = 8_000_000
 
@@ -49,7 +49,7 @@ class Looks:
         self._looks: dict[Carrier, list[tuple[Any, int]]] = {}
         self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._look_ns = 0
-        # Since when they found nothing.
+        # Since when they found nothing, and nothing happened.
         self._in_vain_ns = 0
 
     def activate(self, cq: Any, k: int) -> None:
@@ -82,6 +82,11 @@ class Looks:
                 del self._looked_at[queue]
         if queues:
             self._looks[connection] = queues
+
+    def expect(self) -> None:
+        """Something has happened that may complete soon: looks that had grown sparse are dense again."""
+        self._in_vain_ns = now = self._now_ns()
+        self._look_ns = min(self._look_ns, now + LOOK_NS)
 
     def look(self) -> None:
         """Look at each of them, and let the application's next poll have what is its."""
