@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench test simulate conformance compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -24,6 +24,7 @@ help:
 	@echo "bench   pyverbs and shiftverbs side by side: table, build/bench/*.png and .svg   (BENCH_ARGS=--quick)"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
+	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI; torch must be there)"
 	@echo "compat  core, mirror, failover and rdma-core's tests with pyverbs 59, built from PyPI's sources (not in CI)"
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
@@ -64,6 +65,11 @@ test: build
 # Exit status 0: no test fails, none differs, and what passes on the kernel's soft-RoCE passes here.
 conformance: build
 	$(PYTHON) tests/conformance/compare.py
+
+# Some ten minutes. torch's test cases need expecttest, which Debian does not have.
+yardstick: build
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target build/yardstick/packages expecttest
+	PYTHONPATH="$(CURDIR)/build/yardstick/packages" $(PYTHON) tests/torch/yardstick.py
 
 # With pyverbs 59 from PyPI, built in $XDG_CACHE_HOME/shiftverbs: some minutes the first time.
 compat: build

@@ -2,6 +2,7 @@
 """ib_write_bw, ib_read_bw and ib_send_bw: the client keeps the send queues full, the server takes what comes.
 
 The server's side costs nothing in a plain RDMA WRITE or READ test: it waits on TCP and prints the client's figures.
+With -b it does as the client does, at the same time, and both print the sum of both directions.
 Where messages consume receives (SEND, WRITE with immediate) it counts them and prints its own.
 """
 
@@ -220,6 +221,8 @@ def measure(
     endpoint: Endpoint, exchange: Exchange, options: Options, size: int, receiver: Receiver | None
 ) -> report.Bandwidth:
     """Run one size on both sides; return the figures. receiver: the server's, where messages consume receives."""
+    if options.bidirectional:
+        return _both(endpoint, exchange, options, size)
     if options.is_server:
         return _serve(receiver, exchange, options, size)
     return _drive(endpoint, exchange, options, size)
@@ -228,16 +231,29 @@ def measure(
 def _drive(endpoint: Endpoint, exchange: Exchange, options: Options, size: int) -> report.Bandwidth:
     sender = Sender(endpoint, size)
     exchange.barrier(f"start {size}")
-    if options.duration_s is None:
-        look = not options.no_peak and options.iters <= PEAK_LIMIT
-        figures = sender.run_count(options.iters, look)
-        total = figures.iters
-    else:
-        figures, total = sender.run_time(options.duration_s, options.margin_s)
+    figures, total = _send(sender, options)
     exchange.send(f"sent {total}")
     exchange.send(figures.encode())
     exchange.barrier(f"end {size}")
     return figures
+
+
+def _send(sender: Sender, options: Options) -> tuple[report.Bandwidth, int]:
+    """Send as the options say; return the figures, and how many messages were sent altogether."""
+    if options.duration_s is not None:
+        return sender.run_time(options.duration_s, options.margin_s)
+    figures = sender.run_count(options.iters, not options.no_peak and options.iters <= PEAK_LIMIT)
+    return figures, figures.iters
+
+
+def _both(endpoint: Endpoint, exchange: Exchange, options: Options, size: int) -> report.Bandwidth:
+    """One size with both sides sending: the sum of both directions."""
+    sender = Sender(endpoint, size)
+    exchange.barrier(f"start {size}")
+    figures, _ = _send(sender, options)
+    theirs = report.Bandwidth.decode(exchange.swap(figures.encode()))
+    exchange.barrier(f"end {size}")
+    return figures.with_other_direction(theirs)
 
 
 def _serve(receiver: Receiver | None, exchange: Exchange, options: Options, size: int) -> report.Bandwidth:

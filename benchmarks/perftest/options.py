@@ -66,6 +66,7 @@ class Options:
     retry_count: int
     port: int
     use_imm: bool
+    bidirectional: bool
     no_peak: bool
     gbits: bool
     unsorted_out: bool
@@ -85,7 +86,8 @@ class Options:
     @property
     def title(self) -> str:
         """The headline."""
-        return self.test.title.format(atomic=self.atomic)
+        title = self.test.title.format(atomic=self.atomic)
+        return title.replace(" BW ", " Bidirectional BW ") if self.bidirectional else title
 
     @property
     def sizes(self) -> list[int]:
@@ -208,6 +210,13 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
             action="store_true",
             help="report Gb/sec (10^9) instead of MB/sec (2^20)",
         )
+        if test.verb in ("write", "read"):
+            add(
+                "-b",
+                "--bidirectional",
+                action="store_true",
+                help="both sides send at once; the figures are the sum of both directions",
+            )
         if test.verb == "write":
             add(
                 "--use-imm",
@@ -257,7 +266,7 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
     values = vars(parser.parse_args(argv))
     del values["CPU_freq"]
     values.setdefault("size", ATOMIC_SIZE)
-    for name in ("no_peak", "gbits", "use_imm", "histogram", "unsorted_out", "all_sizes"):
+    for name in ("no_peak", "gbits", "use_imm", "bidirectional", "histogram", "unsorted_out", "all_sizes"):
         values.setdefault(name, False)
     for name in ("rx_depth", "num_qps"):
         values.setdefault(name, 1)
@@ -294,6 +303,10 @@ def parse(test: Test, argv: Sequence[str] | None = None) -> Options:
     require(duration is None or not values["all_sizes"], "-D and -a exclude each other")
     require(
         not values["protected"] or values["module"] == "shiftverbs", "--protected needs --module shiftverbs"
+    )
+    require(
+        not (values["bidirectional"] and values["use_imm"]),
+        "-b and --use-imm exclude each other: no receives",
     )
     moderation = values["cq_mod"]
     require(moderation is None or 1 <= moderation <= values["tx_depth"], "-Q: 1 to the depth of -t")

@@ -33,7 +33,7 @@ def header(endpoint: Endpoint, moderation: int) -> str:
         " PCIe relax order: OFF",
         " ibv_wr* API     : OFF",
     ]
-    if not options.is_server or options.test.latency:
+    if not options.is_server or options.test.latency or options.bidirectional:
         lines.append(f" TX depth        : {options.tx_depth}")
     if options.uses_receives:
         lines.append(f" RX depth        : {options.rx_depth}")
@@ -88,6 +88,13 @@ class Bandwidth:
     iters: int
     elapsed_s: float
     peak_s: float = 0.0
+
+    def with_other_direction(self, other: Bandwidth) -> Bandwidth:
+        """Return the row of -b: as in perftest our own iterations, and the sums of both averages and peaks."""
+        elapsed = self.iters / (self.iters / self.elapsed_s + other.iters / other.elapsed_s)
+        both = self.peak_s and other.peak_s
+        peak = 1 / (1 / self.peak_s + 1 / other.peak_s) if both else 0.0
+        return Bandwidth(self.size, self.iters, elapsed, peak)
 
     def encode(self) -> str:
         """Return one line for the other side."""

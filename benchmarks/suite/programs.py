@@ -76,19 +76,26 @@ class Pair:
 
     :param program: ib_write_lat and its like
     :param options: the program's own, for both sides
+    :param hosts: where server and client are
     """
 
-    def __init__(self, lab: Lab, program: str, package: str, options: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        program: str,
+        package: str,
+        options: tuple[str, ...],
+        hosts: tuple[str, str] = ("a", "b"),
+    ) -> None:
         port, job = str(free_port()), lab.job()
         common = ["--module", package, "-d", lab.device, "-p", port, *options]
         if package == "shiftverbs" and lab.is_soft:
             common.append("--protected")
         self.sides: list[Child] = []
         try:
-            self.sides.append(Child("perf_host", lab.environment("a", package, job), program, *common))
-            self.sides.append(
-                Child("perf_host", lab.environment("b", package, job), program, *common, "127.0.0.1")
-            )
+            server, client = (lab.environment(host, package, job) for host in hosts)
+            self.sides.append(Child("perf_host", server, program, *common))
+            self.sides.append(Child("perf_host", client, program, *common, "127.0.0.1"))
             for side in self.sides:
                 side.answer()
         except BaseException:
@@ -97,8 +104,16 @@ class Pair:
 
     def slice(self, size: int, iters: int) -> float:
         """Measure once; the client's figure."""
+        self.begin(size, iters)
+        return self.end()
+
+    def begin(self, size: int, iters: int) -> None:
+        """Have both sides begin."""
         for side in self.sides:
             side.tell(do="slice", size=size, iters=iters)
+
+    def end(self) -> float:
+        """The client's figure of what began."""
         _, value = [side.answer()["value"] for side in self.sides]
         return float(value)
 

@@ -44,6 +44,20 @@ def test_write_bw_prints_the_clients_figures_on_both_sides(spawn: Spawn, module:
 
 
 @pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("how", [("-n", "300"), ("-D", "0.4")], ids=["count", "time"])
+def test_write_bw_in_both_directions_prints_their_sum_on_both_sides(
+    spawn: Spawn, module: str, how: tuple[str, ...]
+) -> None:
+    server, client = run(spawn, "ib_write_bw", module, "-b", "-s", "16384", *how)
+    (theirs,), (ours,) = BANDWIDTH_ROW.findall(server), BANDWIDTH_ROW.findall(client)
+    assert theirs[3] == ours[3] and float(ours[3]) > 0  # both averages are the same sum
+    assert "RDMA_Write Bidirectional BW Test" in client and "TX depth        : 128" in server
+    if how[0] == "-n":
+        assert (theirs[1], ours[1]) == ("300", "300")  # of one side, as perftest has it
+        assert float(ours[2]) >= float(ours[3])
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_send_bw_counts_at_the_receiver(spawn: Spawn, module: str) -> None:
     server, client = run(spawn, "ib_send_bw", module, "-s", "1024", "-n", "600", "-r", "32")
     assert [row[:2] for row in BANDWIDTH_ROW.findall(server)] == [("1024", "600")]

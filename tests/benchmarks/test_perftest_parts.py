@@ -36,6 +36,15 @@ def test_peak_is_the_best_of_all_stretches(times: tuple[list[int], list[int]]) -
     assert peak_time(posted, completed) == pytest.approx(best / 1e9)
 
 
+def test_both_directions_are_added() -> None:
+    ours, theirs = Bandwidth(1 << 20, 100, 1.0, 0.005), Bandwidth(1 << 20, 300, 2.0, 0.005)
+    both = ours.with_other_direction(theirs)
+    assert both.iters == 100
+    assert both.iters / both.elapsed_s == pytest.approx(250)
+    assert 1 / both.peak_s == pytest.approx(400)
+    assert ours.with_other_direction(Bandwidth(1 << 20, 300, 2.0)).peak_s == 0
+
+
 def test_rows_have_perftests_columns() -> None:
     row = Bandwidth(65536, 5000, 1.25, 65536 / 2**20 / 300).row(gbits=False).split()
     assert row == ["65536", "5000", "300.00", "250.00", "0.004000"]
@@ -93,6 +102,7 @@ def test_defaults_are_perftests() -> None:
         ["--idle-qps", "-1"],
         ["-D", "2", "-a"],
         ["-m", "1500"],
+        ["-b", "--use-imm"],
     ],
 )
 def test_what_makes_no_sense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
