@@ -240,8 +240,11 @@ class Link:
             )
 
     def probe(self) -> None:
-        """Have the NIC find out whether the peer is there, unless something is outstanding that does."""
-        if self.posted == self.completed:
+        """Have the NIC find out whether the peer is there, unless something is outstanding that does.
+
+        What was posted without a signal after the last one says nothing: it may be complete, and nobody knows.
+        """
+        if self.completed >= self._signaled and self.posted - self.completed < SENDS:
             self._post_wr(e.IBV_WR_RDMA_WRITE, 0, self._out_address + NOTHING, 8, self._out_lkey,
                           self._slots_address + NOTHING, self._slots_rkey, True)  # fmt: skip
 
