@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tensors between processes: whoever has one publishes it, whoever needs it pulls it, straight into its memory.
 
-After TensorFlow's verbs transport. A `Node` publishes, and connects to other nodes; a `Channel` pulls. Neither numpy nor
-torch is needed: a tensor is anything with the buffer protocol or `__dlpack__` in the CPU's memory.
+After TensorFlow's verbs transport. A `Node` publishes, and connects to other nodes; a `Channel` pulls. A tensor is
+anything with the buffer protocol or `__dlpack__` in the CPU's memory: neither numpy nor torch is needed.
 """
 
 from __future__ import annotations

@@ -130,14 +130,12 @@ class Channel:
         """Take back what was published for this peer. Arguments as of `publish`. Returns whether it was there."""
         return withdraw(self._owner, self, key, step)
 
-    def pull(
-        self, key: str, step: int, out: Any = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
-    ) -> Pull:
+    def pull(self, key: str, step: int, out: Any = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Pull:
         """Start the transfer of a tensor that the peer publishes, now or later.
 
         :param key, step: as the peer publishes it
-        :param out: where it goes: memory as of `publish` that can be written to, of the tensor's dtype and shape; it is the
-            transfer's until the pull has ended. None: memory of the pool
+        :param out: where it goes: a tensor as of `publish` that can be written to, of the same dtype and shape. It is
+            the transfer's until the pull has ended. None: memory of the pool
         :param timeout_s: seconds until it fails; None: never
         :return: `result()` or `await` gives the tensor
         :raises TensorError: `out` is not such memory, or key or step are none

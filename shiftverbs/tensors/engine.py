@@ -149,7 +149,11 @@ class Engine:
 
     def _run_calls(self) -> None:
         while self._calls:
-            self._calls.popleft()()
+            call = self._calls.popleft()
+            try:
+                call()
+            except Exception:
+                log.exception("a call of the application's failed in the engine")
 
     def _run(self) -> None:
         busy_until = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shiftverbs.tensors.errors import MessageError, TensorError
@@ -37,7 +38,8 @@ class Target(NamedTuple):
     rkey: int
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Request:
     """Puller to publisher: a tensor is wanted. metadata: what target was made for; None: it is not known."""
 
     index: int
@@ -47,34 +49,39 @@ class Request(NamedTuple):
     target: Target
 
 
-class MetadataResponse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MetadataResponse:
     """Publisher to puller: the tensor is another one. Where it has no bytes, or is dead, nothing more comes."""
 
     index: int
     metadata: Metadata
 
 
-class ReRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReRequest:
     """Puller to publisher: a target for what the MetadataResponse said."""
 
     index: int
     target: Target
 
 
-class ErrorStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
     """Publisher to puller: there is an error instead of the tensor."""
 
     index: int
     text: str
 
 
-class Cancel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cancel:
     """Puller to publisher: it is not wanted any longer."""
 
     index: int
 
 
-class Cancelled(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cancelled:
     """Publisher to puller: nothing is written for that index from here on. The answer to each Cancel."""
 
     index: int

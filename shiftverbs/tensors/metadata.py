@@ -78,7 +78,9 @@ def metadata_of(dtype: str, shape: tuple[int, ...]) -> Metadata:
     if dtype not in NUMBERS:
         raise TensorError(f"dtype {dtype!r} is none of {', '.join(NUMBERS)}")
     if len(shape) > MAX_DIMENSIONS or any(dimension < 0 for dimension in shape):
-        raise TensorError(f"the shape {list(shape)} is not of at most {MAX_DIMENSIONS} dimensions of 0 or more")
+        raise TensorError(
+            f"the shape {list(shape)} is not of at most {MAX_DIMENSIONS} dimensions of 0 or more"
+        )
     metadata = Metadata(dtype, tuple(shape))
     if metadata.nbytes > MAX_BYTES:
         raise TensorError(f"a tensor {metadata} would have more than 2^62 bytes")
@@ -95,7 +97,9 @@ def dtype_of_format(text: str, itemsize: int) -> str:
     kind = _KINDS.get(match[2]) if match else None
     name = kind if kind == "bool" else f"{kind}{8 * itemsize}"
     if match is None or kind is None or name not in NUMBERS or (match[1] in ("!", ">") and itemsize > 1):
-        raise TensorError(f"there is no dtype for a buffer of format {text!r} with {itemsize} bytes an element")
+        raise TensorError(
+            f"there is no dtype for a buffer of format {text!r} with {itemsize} bytes an element"
+        )
     return name
 
 

@@ -40,7 +40,7 @@ class Node:
 
     :param name: what peers call it; None: host name and process id
     :param listen: host:port where others connect to, on a network they trust; port 0: any; None: nobody connects
-    :param pool_bytes: of the registered pool. Longer tensors get memory of their own, which is registered each time
+    :param pool_bytes: of the registered pool. What it has no room for gets memory of its own, registered each time
     :param limit_bytes: of memory for tensors altogether; None: half of the machine's
     :param device: the NIC; None: SHIFTVERBS_DEVICE, or the first
     :raises TransportError: there is no NIC
@@ -228,7 +228,9 @@ class Node:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            threading.Thread(target=self._welcome, args=(connection,), name="tensors-meet", daemon=True).start()
+            threading.Thread(
+                target=self._welcome, args=(connection,), name="tensors-meet", daemon=True
+            ).start()
 
     def _welcome(self, connection: socket.socket) -> None:
         deadline = time.monotonic() + MEETING_S

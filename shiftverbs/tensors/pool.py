@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Registered memory for tensors: one pool, and pieces of their own for tensors that are longer than the pool."""
+"""Registered memory for tensors: one pool, and pieces of their own for tensors that it has no room for."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Pool:
     def allocate(self, nbytes: int, apart: bool = True) -> Block | None:
         """So many bytes, one or more.
 
-        :param apart: in a piece of its own, if it is longer than the pool
+        :param apart: in a piece of its own, if the pool has no room
         :return: None: there is no room at the moment
         :raises PoolError: there never is, or the machine has none
         """
@@ -78,9 +78,9 @@ class Pool:
                 raise PoolError(f"{nbytes} bytes are more than the limit of {self._limit}")
             if self._allocator.in_use + self._apart + nbytes > self._limit:
                 return None
-            if nbytes <= self._allocator.size:
-                offset = self._allocator.allocate(nbytes)
-                return None if offset is None else self._block(nbytes, self._buffer, offset, self._mr, None)
+            offset = self._allocator.allocate(nbytes)
+            if offset is not None:
+                return self._block(nbytes, self._buffer, offset, self._mr, None)
             if not apart:
                 return None
             self._apart += nbytes

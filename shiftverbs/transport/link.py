@@ -224,10 +224,13 @@ class Link:
             self._without_credit(Kind.CREDIT, 0)
 
     def notice(self, number: int) -> None:
-        """Send a NOTICE, without which the peer would find out later. LEFT, or a rank, with GAVE_UP or without."""
-        self._without_credit(Kind.NOTICE, number)
+        """Send a NOTICE, without which the peer would find out later. LEFT, or a rank, with GAVE_UP or without.
 
-    def _without_credit(self, kind: Kind, number: int) -> None:
+        It has a signal, so that who leaves after it hears when all before it has arrived.
+        """
+        self._without_credit(Kind.NOTICE, number, signal=True)
+
+    def _without_credit(self, kind: Kind, number: int, signal: bool = False) -> None:
         if self.posted - self.completed < SENDS:
             self._post(
                 kind,
@@ -237,6 +240,7 @@ class Link:
                 self._out_lkey,
                 self._slots_address + NOTHING,
                 self._slots_rkey,
+                signal,
             )
 
     def probe(self) -> None:
