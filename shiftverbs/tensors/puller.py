@@ -222,12 +222,16 @@ class Puller:
         try:
             target = self._target(pull, first)
         except PoolError as error:
-            error = PoolError(f"{self._about(pull)}: {error}")
-            if again:
-                self._give_up(pull, error)
+            if not again and pull._out is None:
+                # What the cache says is too large; this one may be smaller.
+                pull._metadata, target = None, NOWHERE
             else:
-                self._finish(pull, None, error)
-            return
+                error = PoolError(f"{self._about(pull)}: {error}")
+                if again:
+                    self._give_up(pull, error)
+                else:
+                    self._finish(pull, None, error)
+                return
         if target is None:
             pull._state = State.STARVED_AGAIN if again else State.STARVED
             (self._starved.appendleft if first else self._starved.append)(pull)

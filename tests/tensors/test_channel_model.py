@@ -169,7 +169,7 @@ def test_the_seeds_first_time_and_the_next(pair):
     pair.settle()
     assert content(first) == BIG
     publication = a.publish(2, BIG)
-    second = b.pull(2)
+    b.pull(2)
     assert b.wire[0].metadata == Metadata("uint8", (len(BIG),))
     pair.to_publisher()
     assert not a.wire and not publication.is_taken
@@ -258,7 +258,7 @@ def test_memory_that_is_not_there_is_waited_for():
     pair.settle()
     assert first.done() and second.done() and not third.done()
     assert third._state is State.STARVED_AGAIN
-    with pytest.raises(TensorsError, match="there is no room for it.*bytes of"):
+    with pytest.raises(TensorsError, match=r"there is no room for it: \d+ bytes of"):
         b.now = 10.0
         b.puller.handle_time()
         pair.settle()
@@ -404,7 +404,7 @@ def test_a_publisher_that_talks_nonsense(pair, messages, text):
 
 
 def test_metadata_that_was_known(pair):
-    a, b = pair.a, pair.b
+    b = pair.b
     b.pull(1, bytearray(5))
     with pytest.raises(MessageError, match="metadata for request 0 that it had"):
         b.puller.handle_message(MetadataResponse(0, Metadata("uint8", (5,))))
