@@ -16,6 +16,7 @@ import heapq
 import itertools
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -83,7 +84,8 @@ class Puller:
         self._queued: deque[Pull] = deque()
         self._starved: deque[Pull] = deque()
         self._next = 0
-        self._deadlines: list[tuple[float, int, Pull]] = []
+        # Weak: a pull that has ended has a tensor, and that is its application's to keep.
+        self._deadlines: list[tuple[float, int, weakref.ref[Pull]]] = []
         self._count = itertools.count()
 
     @property
@@ -171,7 +173,9 @@ class Puller:
         """
         deadlines, now = self._deadlines, self._clock()
         while deadlines and (deadlines[0][0] <= now or _is_over(deadlines[0][2])):
-            _, _, pull = heapq.heappop(deadlines)
+            pull = heapq.heappop(deadlines)[2]()
+            if pull is None:
+                continue
             if pull._error is not None:
                 if pull._give_up_at <= now and self._pending.get(pull._index) is pull:
                     raise ChannelError(f"it did not answer a cancel within {CANCEL_S} s")
@@ -204,7 +208,7 @@ class Puller:
 
     def _watch(self, pull: Pull, at: float) -> None:
         if at != math.inf:
-            heapq.heappush(self._deadlines, (at, next(self._count), pull))
+            heapq.heappush(self._deadlines, (at, next(self._count), weakref.ref(pull)))
 
     def _begin_queued(self) -> None:
         while self._queued and len(self._pending) < self._max_requests:
@@ -317,8 +321,9 @@ class Puller:
         self._begin_queued()
 
 
-def _is_over(pull: Pull) -> bool:
-    return pull._state is State.DONE and pull._error is None
+def _is_over(reference: weakref.ref[Pull]) -> bool:
+    pull = reference()
+    return pull is None or (pull._state is State.DONE and pull._error is None)
 
 
 def cancelled(pull: Pull) -> PullCancelled:
