@@ -8,10 +8,12 @@ programs      parent's side of the rows that come from perftest's programs, and 
 start         parent's side of the rows about a program's start
 recovery      parent's side of the rows about failures, and of the traffic through a failure
 figures       the papers' figures
+tensors       `benchmarks/tensors.py`: pulls of tensors beside gRPC
 Child processes, each `python -m benchmarks.suite.NAME`, told what to do on standard input:
 verbs_cost    what each verb costs, on the null device
 perf_host     one side of a perftest program, in short slices
 start_host    one process from its import to a QP that is protected
 failure_host  one host whose NIC fails, with one QP or a thousand
 udp_host      one side of a plain UDP transfer
+tensors_host  who has tensors, or pulls them
 """
