@@ -9,6 +9,7 @@ start         parent's side of the rows about a program's start
 recovery      parent's side of the rows about failures, and of the traffic through a failure
 figures       the papers' figures
 allreduce     `benchmarks/allreduce.py`: torch's allreduce beside gloo and ib_write_bw -b
+tensors       `benchmarks/tensors.py`: pulls of tensors beside gRPC
 Child processes, each `python -m benchmarks.suite.NAME`, told what to do on standard input:
 verbs_cost    what each verb costs, on the null device
 perf_host     one side of a perftest program, in short slices
@@ -16,4 +17,5 @@ start_host    one process from its import to a QP that is protected
 failure_host  one host whose NIC fails, with one QP or a thousand
 udp_host      one side of a plain UDP transfer
 allreduce_host  one rank of an allreduce
+tensors_host  who has tensors, or pulls them
 """

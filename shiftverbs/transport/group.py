@@ -50,15 +50,23 @@ class Transport:
     :param rank, size: ours, and how many there are (two or more)
     :param timeout_s: how long the peers may take to come
     :param nic: its NIC, which `close` releases; None: `Nic.of()`
+    :param stages: staging places for the peer before us in the ring; 0: none, for who sends no chunks to them
     :raises PeerTimeout: a peer did not come
     :raises TransportError: there is no device
     :raises PyverbsError: as the verbs do
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout_s: float = 300.0, nic: Nic | None = None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float = 300.0,
+        nic: Nic | None = None,
+        stages: int = STAGES,
     ) -> None:
         self.rank, self.size = rank, size
+        self._stages = stages
         self.nic = nic or Nic.of()
         self.error: TransportError | None = None
         #: is given messages of kind MESSAGE and DATA
@@ -85,7 +93,7 @@ class Transport:
         self._events = {"send": 0, "recv": 0}
         self._armed = {"send": False, "recv": False}
         incoming, outgoing = Buffer(REGION_BYTES * len(peers)), Buffer(REGION_BYTES * len(peers))
-        self.stage = Buffer(STAGES * STAGE_BYTES)
+        self.stage = Buffer(self._stages * STAGE_BYTES or 1)
         mrs = [nic.register(buffer.address, buffer.length) for buffer in (incoming, outgoing, self.stage)]
         self._buffers = (incoming, outgoing)
         self._resources += mrs
@@ -103,7 +111,7 @@ class Transport:
             self._resources.append(qp)
             at = number * REGION_BYTES
             self._links.append(Link(peer, qp, number, (incoming, at), (outgoing, at), (mrs[0], mrs[1])))
-            stages = STAGES if peer == before else 0
+            stages = self._stages if peer == before else 0
             address["links"][str(peer)] = {
                 "qpn": qp.qp_num,
                 "psn": random.getrandbits(24),
@@ -313,16 +321,8 @@ class Transport:
 
     def _sleep(self, for_s: float, sends: bool) -> bool:
         """Until a completion or `wake` comes; whether it was `wake`. sends: completions of sends wake, too."""
-        if not self._armed["recv"]:
-            self._recv_cq.req_notify()
-            self._armed["recv"] = True
-            if self.progress():
-                return False
-        if sends and not self._armed["send"]:
-            self._send_cq.req_notify()
-            self._armed["send"] = True
-            if self.retire():
-                return False
+        if self.arm(sends):
+            return False
         poller = self._both if sends else self._poller
         ready = poller.poll(max(0.0, for_s) * 1000 + 0.5)
         woken = False
@@ -333,11 +333,53 @@ class Transport:
                     os.eventfd_read(fd)
                 except BlockingIOError:
                     pass
-            elif fd == self._recv_channel.fd:
-                self._event("recv", self._recv_channel, self._recv_cq)
             else:
-                self._event("send", self._send_channel, self._send_cq)
+                self.take_event(fd)
         return woken
+
+    # For who sleeps on several transports at once, instead of `wait`
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        """Readable when something came; when a send completed. Each only after `arm`."""
+        return self._recv_channel.fd, self._send_channel.fd
+
+    def turn(self) -> bool:
+        """Take in what has come and send what can be sent, without waiting. Returns whether there was something.
+
+        :raises PeerFailed: a link failed, or a peer told of one
+        :raises PyverbsRDMAError: as the verbs do; the transport is of no use then
+        """
+        self.check()
+        some = self.progress()
+        some = self.retire() or some
+        self.flush()
+        return some
+
+    def arm(self, sends: bool) -> bool:
+        """Ask for an event of what comes next. Returns whether something came meanwhile, and was taken in.
+
+        :param sends: of sends that complete, too
+        :raises PeerFailed, PyverbsRDMAError: as `turn`
+        """
+        if not self._armed["recv"]:
+            self._recv_cq.req_notify()
+            self._armed["recv"] = True
+            if self.progress():
+                return True
+        if sends and not self._armed["send"]:
+            self._send_cq.req_notify()
+            self._armed["send"] = True
+            if self.retire():
+                return True
+        return False
+
+    def take_event(self, fd: int) -> None:
+        """One of `fds` is readable. Raises PyverbsRDMAError as ibv_get_cq_event."""
+        if fd == self._recv_channel.fd:
+            self._event("recv", self._recv_channel, self._recv_cq)
+        else:
+            self._event("send", self._send_channel, self._send_cq)
 
     def _event(self, name: str, channel: Any, cq: Any) -> None:
         channel.get_cq_event(cq)

@@ -224,10 +224,13 @@ class Link:
             self._without_credit(Kind.CREDIT, 0)
 
     def notice(self, number: int) -> None:
-        """Send a NOTICE, without which the peer would find out later. LEFT, or a rank, with GAVE_UP or without."""
-        self._without_credit(Kind.NOTICE, number)
+        """Send a NOTICE, without which the peer would find out later. LEFT, or a rank, with GAVE_UP or without.
 
-    def _without_credit(self, kind: Kind, number: int) -> None:
+        It has a signal, so that who leaves after it hears when all before it has arrived.
+        """
+        self._without_credit(Kind.NOTICE, number, signal=True)
+
+    def _without_credit(self, kind: Kind, number: int, signal: bool = False) -> None:
         if self.posted - self.completed < SENDS:
             self._post(
                 kind,
@@ -237,11 +240,15 @@ class Link:
                 self._out_lkey,
                 self._slots_address + NOTHING,
                 self._slots_rkey,
+                signal,
             )
 
     def probe(self) -> None:
-        """Have the NIC find out whether the peer is there, unless something is outstanding that does."""
-        if self.posted == self.completed:
+        """Have the NIC find out whether the peer is there, unless something is outstanding that does.
+
+        What was posted without a signal after the last one says nothing: it may be complete, and nobody knows.
+        """
+        if self.completed >= self._signaled and self.posted - self.completed < SENDS:
             self._post_wr(e.IBV_WR_RDMA_WRITE, 0, self._out_address + NOTHING, 8, self._out_lkey,
                           self._slots_address + NOTHING, self._slots_rkey, True)  # fmt: skip
 

@@ -98,9 +98,12 @@ class Nic:
                 fallback = (index, gid)
         return fallback
 
-    def register(self, address: int, length: int) -> Any:
-        """An MR of memory at address, which its peers may write to. Raises PyverbsRDMAError as ibv_reg_mr does."""
-        return MR(self.pd, length, ACCESS, address=address)
+    def register(self, address: int, length: int, access: int = ACCESS) -> Any:
+        """An MR of memory at address. Raises PyverbsRDMAError as ibv_reg_mr does.
+
+        :param access: IBV_ACCESS_*; without it peers may write to the memory; 0: it is only read, and by us
+        """
+        return MR(self.pd, length, access, address=address)
 
     def queue(self, depth: int) -> tuple[Any, Any]:
         """A CompChannel, and a CQ of depth entries on it."""

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What an application holds of a pull: to wait for, in a thread or in asyncio, or to cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import enum
+from collections.abc import Callable, Generator
+from typing import Any
+
+from shiftverbs.tensors.metadata import Metadata
+from shiftverbs.tensors.pool import Block
+from shiftverbs.tensors.tensor import View
+from shiftverbs.transport import Lease
+
+
+class State(enum.Enum):
+    """Where a pull is. STARVED: there is no room for the tensor at the moment."""
+
+    QUEUED = "queued"
+    STARVED = "starved"
+    REQUESTED = "requested"
+    STARVED_AGAIN = "starved again"
+    RE_REQUESTED = "re-requested"
+    CANCELLING = "cancelling"
+    DONE = "done"
+
+
+class Pull:
+    """One tensor on its way: `result()` in a thread, `await` in asyncio."""
+
+    def __init__(
+        self, key: str, step: int, out: View | None, timeout_s: float | None, deadline: float
+    ) -> None:
+        """Made by `Channel.pull`.
+
+        :param key, step: the tag of the tensor
+        :param out: where it is to go; None: to new memory
+        :param timeout_s: as given, for the text of errors
+        :param deadline: in time.monotonic()'s seconds
+        """
+        self.key, self.step = key, step
+        self._out, self._timeout_s, self._deadline = out, timeout_s, deadline
+        self._state = State.QUEUED
+        self._index = -1
+        self._missing = 0  # chunks
+        self._give_up_at = 0.0
+        self._metadata: Metadata | None = None
+        self._block: Block | None = None
+        self._lease: Lease | None = None
+        self._error: BaseException | None = None
+        self._cancel: Callable[[Pull], None] = lambda pull: None
+        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._future.set_running_or_notify_cancel()
+
+    def result(self) -> Any:
+        """Wait for the tensor, as long as `timeout_s` of `pull` allows.
+
+        :return: `out` if that was given, else a Tensor; None for a dead tensor
+        :raises PullTimeout: it did not come in time
+        :raises MismatchError: `out` is of another dtype or shape
+        :raises RemoteError: the publisher has an error instead
+        :raises PoolError: there is no memory for it
+        :raises ChannelError, MessageError: the peer failed, left, or is none
+        :raises PullCancelled: by `cancel`
+        """
+        return self._future.result()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """End it. It has ended, and the memory is the application's again, when `done` holds."""
+        self._cancel(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """As `result`, in asyncio. A task that is cancelled here ends when nothing is written to `out` any longer."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> Any:
+        try:
+            return await asyncio.wrap_future(self._future)
+        except asyncio.CancelledError:
+            self.cancel()
+            await asyncio.wait([asyncio.ensure_future(_ended(self._future))])
+            raise
+
+    def _settle(self, value: Any, error: BaseException | None = None) -> None:
+        self._state = State.DONE
+        if self._lease is not None:
+            self._lease.end()
+        self._lease = self._block = None
+        if self._future.done():
+            return
+        if error is None:
+            self._future.set_result(value)
+        else:
+            self._future.set_exception(error)
+
+    def __repr__(self) -> str:
+        return f"<Pull {self.key!r} step {self.step} {self._state.value}>"
+
+
+async def _ended(future: concurrent.futures.Future[Any]) -> None:
+    try:
+        await asyncio.wrap_future(future)
+    except Exception:
+        pass  # it is said to who has awaited the pull
