@@ -30,14 +30,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; exits where it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description=__doc__)
     add = parser.add_argument
-    add("--model", choices=MODELS, default="small", help="0.87 M, 124 M or 5 k parameters (default %(default)s)")
+    add(
+        "--model",
+        choices=MODELS,
+        default="small",
+        help="0.87 M, 124 M or 8 k parameters (default %(default)s)",
+    )
     add("--ranks", type=int, choices=(2, 4), default=2, help="on two hosts (default %(default)s)")
     add("--epochs", type=int, default=4, help="default %(default)s")
     add("--steps", type=int, default=80, help="of an epoch (default %(default)s)")
     add("--seed", type=int, default=1, help="of the weights and the batches (default %(default)s)")
     add("--settings", default="1,2,3,4,5", help="some of 1,2,3,4,5; 1 always runs")
     add("--fault", choices=sorted(FAULTS), default="down", help="in the settings (default %(default)s)")
-    add("--no-weights", action="store_true", help="leave out the short runs that compare weights for each failure")
+    add(
+        "--no-weights",
+        action="store_true",
+        help="leave out the short runs that compare weights for each failure",
+    )
     add(
         "--fabric",
         default=os.environ.get("SOFTRNIC_FABRIC", ""),

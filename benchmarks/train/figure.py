@@ -10,7 +10,11 @@ from typing import Any
 from benchmarks.train.record import Breakdown, Run
 
 COLOURS = {1: "#8c8c8c", 2: "#c03030", 3: "#1f6fb4", 4: "#1f6fb4", 5: "#1f6fb4"}
-PARTS = {"rescheduling_s": "#e0a030", "retraining_s": "#c03030", "slower_s": "#1f6fb4"}
+PARTS = {
+    "rescheduling_s": ("rescheduling", "#e0a030"),
+    "retraining_s": ("retraining", "#c03030"),
+    "slower_s": ("slower steps", "#1f6fb4"),
+}
 #: The sub-figures: each beside settings 1 and 2.
 PANELS = {"(a)": 3, "(b)": 4, "(c)": 5}
 
@@ -51,7 +55,9 @@ def _progress(axis: Any, letter: str, runs: list[Run]) -> None:
         axis.plot(times, epochs, color=COLOURS[run.number], linewidth=1.3, label=run.name)
         for life in run.lives:
             for _, t in life.checkpoints:
-                axis.axvline(t - run.began, color=COLOURS[run.number], linewidth=0.6, linestyle="--", alpha=0.7)
+                axis.axvline(
+                    t - run.began, color=COLOURS[run.number], linewidth=0.6, linestyle="--", alpha=0.7
+                )
         if run.failed is not None:
             at = run.failed - run.began
             done = max(epoch for time, epoch in run.progress() if time <= at)
@@ -67,9 +73,9 @@ def _progress(axis: Any, letter: str, runs: list[Run]) -> None:
 def _parts(axis: Any, breakdowns: Mapping[int, Breakdown]) -> None:
     numbers = [number for number in sorted(breakdowns) if number != 1]
     places = list(range(len(numbers)))
-    for offset, (part, colour) in zip((-0.27, 0.0, 0.27), PARTS.items(), strict=True):
+    for offset, (part, (label, colour)) in zip((-0.27, 0.0, 0.27), PARTS.items(), strict=True):
         values = [getattr(breakdowns[number], part) for number in numbers]
-        bars = axis.bar([p + offset for p in places], values, 0.25, color=colour, label=part.removesuffix("_s"))
+        bars = axis.bar([p + offset for p in places], values, 0.25, color=colour, label=label)
         axis.bar_label(bars, fmt="%.1f", fontsize=7)
     axis.axhline(0, color="#000000", linewidth=0.6)
     axis.set_xticks(places, [f"({number})" for number in numbers])

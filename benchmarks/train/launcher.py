@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -157,7 +156,10 @@ class Supervisor:
 
         :raises SuiteError: it does not come to its end
         """
-        with tempfile.TemporaryDirectory(prefix="shiftverbs-train-") as directory, contextlib.ExitStack() as stack:
+        with (
+            tempfile.TemporaryDirectory(prefix="shiftverbs-train-") as directory,
+            contextlib.ExitStack() as stack,
+        ):
             stack.callback(heal)
             if self._setting.is_busy:
                 stack.enter_context(busy_backup(self._lab, self._job.fabric))
@@ -250,7 +252,16 @@ def busy_backup(lab: Lab, fabric: str) -> Iterator[None]:
     Raises SuiteError where it does not start.
     """
     port = str(free_port())
-    script = [sys.executable, str(ROOT / "benchmarks" / "ib_write_bw.py"), "--module=pyverbs", "-d", "soft1"]
+    script = [
+        "nice",
+        "-n",
+        "19",
+        sys.executable,
+        str(ROOT / "benchmarks" / "ib_write_bw.py"),
+        "--module=pyverbs",
+        "-d",
+        "soft1",
+    ]
     script += ["-s", "65536", "-D", "100000", "-u", "20", "-p", port]
     with contextlib.ExitStack() as stack:
         processes = []
@@ -265,7 +276,6 @@ def busy_backup(lab: Lab, fabric: str) -> Iterator[None]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=lambda: os.nice(19),
             )
             processes.append((process, log))
         try:

@@ -33,7 +33,7 @@ class Shape:
 
 
 SHAPES = {
-    "small": Shape(layers=4, heads=4, width=128, context=64, tokens=256, is_tied=False, batch=8),
+    "small": Shape(layers=4, heads=4, width=128, context=64, tokens=256, is_tied=False, batch=4),
     "gpt2": Shape(layers=12, heads=12, width=768, context=1024, tokens=50257, is_tied=True, batch=2),
     # For tests of what is around it
     "tiny": Shape(layers=1, heads=2, width=16, context=16, tokens=256, is_tied=True, batch=2),

@@ -53,7 +53,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", metavar="DEV", help="RDMA device (default: SHIFTVERBS_DEVICE, or the first)")
     add("--model", choices=sorted(SHAPES), default="small")
     add("--epochs", type=int, default=4)
-    add("--steps", type=int, default=80, help="of an epoch, at whose end is a checkpoint (default %(default)s)")
+    add(
+        "--steps",
+        type=int,
+        default=80,
+        help="of an epoch, at whose end is a checkpoint (default %(default)s)",
+    )
     add("--seed", type=int, default=1)
     add("--checkpoints", type=Path, required=True, metavar="DIR", help="of this job and this host")
     add("--on-fallback", action="store_true", help="a further checkpoint, agreed by all, after each fallback")
@@ -122,7 +127,9 @@ class Training:
                 self._train_step()
                 outcome = hook.step() if hook is not None else None
                 if outcome is not None:
-                    self._tell("pause", step=self._step, saved=outcome.saved, s=outcome.paused_s, why=outcome.why)
+                    self._tell(
+                        "pause", step=self._step, saved=outcome.saved, s=outcome.paused_s, why=outcome.why
+                    )
                     # Where it was saved all ranks agree, so they leave together.
                     leaving = leaving or (options.stop and outcome.saved)
                 if self._step % options.steps == 0:

@@ -106,7 +106,12 @@ class Run:
             "healed_s": None if self.healed is None else self.healed - self.began,
             "paths": self.paths,
             "lives": [
-                {"resumed_at": life.resumed_at, "steps": len(life.steps), "end": life.end, "pauses": life.pauses}
+                {
+                    "resumed_at": life.resumed_at,
+                    "steps": len(life.steps),
+                    "end": life.end,
+                    "pauses": life.pauses,
+                }
                 for life in self.lives
             ],
             "checkpoints": [[step, t - self.began] for life in self.lives for step, t in life.checkpoints],
@@ -141,7 +146,9 @@ class Breakdown:
     def to_json(self) -> dict[str, float]:
         """Seconds, and fractions of the run."""
         names = ("slowdown", "rescheduling", "retraining", "slower")
-        return asdict(self) | {f"{name}_fraction": self.fraction(getattr(self, f"{name}_s")) for name in names}
+        return asdict(self) | {
+            f"{name}_fraction": self.fraction(getattr(self, f"{name}_s")) for name in names
+        }
 
 
 def break_down(run: Run, undisturbed_s: float) -> Breakdown:
