@@ -15,13 +15,14 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench train test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
 	@echo "build   compile in place (incremental)"
 	@echo "demo    set-up, build, and the failover demonstration"
 	@echo "bench   pyverbs and shiftverbs side by side: table, build/bench/*.png and .svg   (BENCH_ARGS=--quick)"
+	@echo "train   a GPT through five failures: table, build/train/training.png and .svg   (TRAIN_ARGS='--ranks 4')"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
 	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI; torch must be there)"
@@ -58,6 +59,15 @@ demo: build
 # What it measures, and how to read it: docs/performance.md.
 bench: build
 	$(PYTHON) -m benchmarks $(BENCH_ARGS)
+
+# Fig. 8 of the SHIFT paper, small enough for two cores: docs/training.md. torch is needed for this alone.
+train: build $(VENV)/stamp-torch
+	$(PYTHON) -m benchmarks.train $(TRAIN_ARGS)
+
+$(VENV)/stamp-torch: tools/apt_packages.sh
+	@mkdir -p $(VENV)
+	@tools/apt_packages.sh python3-torch libopenblas0-pthread
+	@touch $@
 
 test: build
 	$(PYTHON) -m pytest $(PYTEST_ARGS)

@@ -21,6 +21,7 @@ FOR_PROGRAMS = [
     *(
         "failover/qp/status.py",
         "mirroring/qp_init_attr.py",
+        "checkpoint/on_fallback.py",
         "observe.py",
         "config.py",
         "pyverbs_error.py",

@@ -15,8 +15,9 @@ if importlib.util.find_spec("torch") is None:
         name="torch",
     )
 
+from shiftverbs.torch.checkpoint import CheckpointOnFallback
 from shiftverbs.torch.group import BACKEND, ProcessGroupShift, paths, register
 
-__all__ = ["BACKEND", "ProcessGroupShift", "paths", "register"]
+__all__ = ["BACKEND", "CheckpointOnFallback", "ProcessGroupShift", "paths", "register"]
 
 register()

@@ -508,7 +508,10 @@ def paths(group: Any = None) -> list[str]:
     """The NICs that a group's traffic runs on now: one, unless something fails. group: None for the default one."""
     own = dist.distributed_c10d._get_default_group() if group is None else group
     transport = own.transport
-    return sorted({str(link.qp.shift.path) for link in transport.links}) if transport is not None else []
+    if transport is None:
+        return []
+    # As plain pyverbs QPs have no path.
+    return sorted({str(link.qp.shift.path or transport.nic.device) for link in transport.links})
 
 
 def register() -> None:

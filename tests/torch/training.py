@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -64,3 +65,47 @@ def unused() -> str:
                 net(x, True).sum().backward()
         net(x, step % 2 == 0).sum().backward()
     return digest(*[p.grad for p in net.parameters()])
+
+
+def checkpointed(
+    steps: int, pause_s: float = 0.0, *, late_s: float | None = None, **options: object
+) -> list[list]:
+    """Train with a CheckpointOnFallback; [step, saved, why, digest of the weights then] of each pause.
+
+    late_s: before the end of step 20 a pause is asked for, and this rank is late for it by so many seconds.
+    """
+    import shiftverbs.torch
+
+    found: list[list] = []
+    saved: list[int] = []
+    step = 0
+
+    def save() -> None:
+        saved.append(step)
+        print("saving", flush=True)
+        if "hang" in options:
+            time.sleep(600)
+
+    arguments = {name: value for name, value in options.items() if name != "hang"}
+    net = torch.nn.parallel.DistributedDataParallel(train_ddp.model(), bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.002)
+    chance = torch.Generator().manual_seed(base.RANK)
+    with shiftverbs.torch.CheckpointOnFallback(save, **arguments) as checkpoint:
+        for step in range(1, steps + 1):
+            net(torch.randn(32, 64, generator=chance)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 20 and late_s is not None:
+                checkpoint.request()
+                until = time.monotonic() + 20
+                while checkpoint._round is None and time.monotonic() < until:
+                    time.sleep(0.001)
+                time.sleep(late_s)
+            outcome = checkpoint.step()
+            if outcome is not None:
+                print(f"paused at {step}", flush=True)
+                found.append([outcome.step, outcome.saved, outcome.why, digest(*net.parameters())])
+            if step % 10 == 0:
+                sys.stdout.write(f"at step {step}\n")
+            time.sleep(pause_s)
+    return [*found, saved]

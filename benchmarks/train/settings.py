@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The settings of the SHIFT paper's Fig. 8, and the failures in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shiftverbs.softrnic import faults
+
+#: Where in the run the failure is, in epochs (SHIFT, 5.2: "approximately 1.78 epochs").
+FAILS_AT = 1.78
+#: How long the NIC is away in a flap, in seconds.
+FLAP_S = 2.0
+
+FAULTS = {
+    "down": "the cable of host a's default NIC is pulled",
+    "kill": "host a's default NIC dies",
+    "switch-down": "the switch of the default rail loses everything",
+    "lost-ack": "an acknowledgement is lost, and in the same instant the cable is pulled",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of the five.
+
+    :param number: the paper's
+    :param is_protected: with shiftverbs; else its code runs as plain pyverbs
+    :param is_fatal: the NIC stays away until the job has ended or restarts; else it is away for a while
+    :param is_busy: other traffic on the backup's rail, from beginning to end
+    :param stops: runs to the next checkpoint, stops, and resumes once the NIC is back
+    """
+
+    number: int
+    title: str
+    is_protected: bool = True
+    fails: bool = True
+    is_fatal: bool = True
+    is_busy: bool = False
+    stops: bool = False
+
+    @property
+    def name(self) -> str:
+        """ "(1) no failure"."""
+        return f"({self.number}) {self.title}"
+
+
+SETTINGS = {
+    setting.number: setting
+    for setting in (
+        Setting(1, "no failure", fails=False),
+        Setting(2, "fatal, checkpoint-restart", is_protected=False),
+        Setting(3, "fatal, shift, busy backup", is_busy=True, stops=True),
+        Setting(4, "fatal, shift, idle backup"),
+        Setting(5, "flap, shift, busy backup", is_fatal=False, is_busy=True),
+    )
+}
+
+
+def break_network(fault: str) -> None:
+    """Make a failure happen; it is there until `heal`. Raises KeyError for what is none of FAULTS."""
+    {
+        "down": lambda: faults.down("a/soft0"),
+        "kill": lambda: faults.kill("a/soft0"),
+        "switch-down": lambda: faults.switch_down("rail0"),
+        "lost-ack": lambda: faults.drop("a/soft0", direction="rx", opcode="ack", then="down"),
+    }[fault]()
+
+
+def heal() -> None:
+    """Plug everything in again, with a new NIC in a dead one's place."""
+    faults.clear()
