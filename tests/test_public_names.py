@@ -26,6 +26,7 @@ FOR_PROGRAMS = [
         "config.py",
         "pyverbs_error.py",
         "softrnic/__init__.py",
+        "softrnic/fabric.py",
         "softrnic/faults.py",
     ),
 ]

@@ -55,6 +55,12 @@ VARIABLES: dict[str, Variable] = {
         "Where processes meet: one directory is one network.",
         "`softrnic-UID` in `TMPDIR` or `/tmp`",
     ),
+    "SOFTRNIC_FABRIC": Variable(
+        "entries such as `rail0:rate=10G,delay=5us,buffer=1M`, or a file that begins with `/` or `.`",
+        "Rails with limits, from the first device on that is opened with another value than before: see "
+        "`shiftverbs.softrnic.fabric`.",
+        "none",
+    ),
     "SOFTRNIC_COUNTERS": Variable(
         "`1`",
         "Write what a NIC counted to standard error when it is closed.",

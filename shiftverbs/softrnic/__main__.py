@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from shiftverbs.process.console import print_whatever_comes
-from shiftverbs.softrnic import SoftrnicError, faults, library_path
+from shiftverbs.softrnic import SoftrnicError, fabric, faults, library_path
 
 # What does it, its help, and what it says afterwards.
 _PORT_ACTIONS = {
@@ -82,6 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     clear = commands.add_parser("clear", help="heal everything, remove all rules")
     clear.add_argument("target", nargs="*", metavar="HOST/DEVICE", help="only this device")
     clear.add_argument("--rules", action="store_true", help="only remove rules")
+    limits = commands.add_parser(
+        "fabric", help="give rails a rate, a delay and a buffer; without arguments, show what ports have"
+    )
+    limits.add_argument(
+        "where", nargs="?", metavar="RAIL", help="rail0, * for all, HOST/rail0 or HOST/DEVICE for one port"
+    )
+    limits.add_argument(
+        "setting", nargs="*", metavar="KEY=VALUE", help="rate=10G delay=5us buffer=1M, or off"
+    )
     register = commands.add_parser("register", help="make a host known before a process of it runs")
     register.add_argument("host")
     register.add_argument("--config", default="1", help="its devices, as SOFTRNIC (default 1)")
@@ -153,6 +162,8 @@ def _run(args: argparse.Namespace) -> None:
                 users = faults.status()
                 faults.clear(target, rules_only=args.rules)
                 _tell(users, "rules removed" if args.rules else "healed", target=target)
+        case "fabric":
+            _fabric(args.where, args.setting)
         case "register":
             faults.register(args.host, args.config)
         case "env":
@@ -229,6 +240,23 @@ def _list(as_json: bool) -> None:
                 )
             )
         _print_table(rules)
+
+
+def _fabric(where: str | None, settings: Sequence[str]) -> None:
+    if where is not None:
+        fabric.apply(f"{fabric.port(where)}:{','.join(settings)}")
+    status = faults.status()
+    rows: list[tuple[str, ...]] = [("PORT", "RATE", "DELAY", "BUFFER", "QUEUE", "PEAK", "PACKETS", "DROPPED")]
+    for device in status.devices:
+        if link := device.link:
+            counts = (link.buffer, link.queue, link.queue_peak, link.packets, link.dropped)
+            rows.append(
+                (device.name, f"{link.rate / 1e6:g}Mb/s", f"{link.delay_ns / 1e3:g}us", *map(str, counts))
+            )
+    if rows[1:]:
+        _print_table(rows)
+    else:
+        print(f"no port has limits ({status.directory})")
 
 
 def _which(rule: faults.Rule) -> str:

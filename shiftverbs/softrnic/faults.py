@@ -14,17 +14,17 @@ The names of packets for `drop`, `delay`, `duplicate` and `reorder` are classes 
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import math
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
-from shiftverbs.softrnic import SoftrnicError, library_path
+from shiftverbs.softrnic.control import FaultError, call, text
 
 __all__ = [
     "Device",
     "FaultError",
+    "Link",
     "Process",
     "Rule",
     "Status",
@@ -52,10 +52,6 @@ __all__ = [
 ]
 
 
-class FaultError(SoftrnicError):
-    """The request names something that does not exist; the message says what, and what there is."""
-
-
 @dataclass(frozen=True)
 class Process:
     """A process that has a device open."""
@@ -63,6 +59,28 @@ class Process:
     pid: int
     address: str
     """Its IPv4 address on the rail; empty for a device without a network."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A device's port of a rail that has limits: its link to the switch, and the switch's queue towards it."""
+
+    rate: int
+    """Bits per second, both ways."""
+    delay_ns: int
+    """Propagation from any host to this one."""
+    buffer: int
+    """Bytes that may wait in the switch."""
+    queue: int
+    """Bytes that wait there now."""
+    queue_peak: int
+    """Bytes that waited there, at most."""
+    packets: int
+    """Packets that went through the switch's queue."""
+    bytes: int
+    """Their size, with Ethernet, IP and UDP headers."""
+    dropped: int
+    """Packets that found the buffer full."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,8 @@ class Device:
     changed_ns: int
     """CLOCK_MONOTONIC, nanoseconds, of the last change of link or life; 0 = never."""
     processes: tuple[Process, ...]
+    link: Link | None
+    """The limits of its port, see `shiftverbs.softrnic.fabric`; None = it has none."""
 
     @property
     def name(self) -> str:
@@ -185,12 +205,12 @@ def down(target: str) -> None:
     :raises FaultError: no such host or device.
     :raises SoftrnicError: the registry cannot be used.
     """
-    _call("softrnic_ctl_port", _text(target), b"down")
+    call("softrnic_ctl_port", text(target), b"down")
 
 
 def up(target: str) -> None:
     """Plug it in again: IBV_EVENT_PORT_ACTIVE. Arguments and errors as `down`."""
-    _call("softrnic_ctl_port", _text(target), b"up")
+    call("softrnic_ctl_port", text(target), b"up")
 
 
 def kill(target: str) -> None:
@@ -198,35 +218,35 @@ def kill(target: str) -> None:
 
     New contexts cannot be opened before `revive`. Arguments and errors as `down`.
     """
-    _call("softrnic_ctl_port", _text(target), b"kill")
+    call("softrnic_ctl_port", text(target), b"kill")
 
 
 def revive(target: str) -> None:
     """A replacement NIC: the device can be opened again. Arguments and errors as `down`."""
-    _call("softrnic_ctl_port", _text(target), b"revive")
+    call("softrnic_ctl_port", text(target), b"revive")
 
 
 def stall(target: str) -> None:
     """The data path stands still: work is accepted and not done, no completion comes, packets that arrive are lost.
     No event tells of it, commands work. What stood still goes on after `unstall`, except on null devices.
     Arguments and errors as `down`."""
-    _call("softrnic_ctl_port", _text(target), b"stall")
+    call("softrnic_ctl_port", text(target), b"stall")
 
 
 def unstall(target: str) -> None:
     """The data path moves again. Arguments and errors as `down`."""
-    _call("softrnic_ctl_port", _text(target), b"unstall")
+    call("softrnic_ctl_port", text(target), b"unstall")
 
 
 def hang(target: str) -> None:
     """Commands do not return: creating, modifying, querying and destroying objects blocks until `unhang`, or
     until the NIC is killed. Data moves. Arguments and errors as `down`."""
-    _call("softrnic_ctl_port", _text(target), b"hang")
+    call("softrnic_ctl_port", text(target), b"hang")
 
 
 def unhang(target: str) -> None:
     """Commands return again, those under way too. Arguments and errors as `down`."""
-    _call("softrnic_ctl_port", _text(target), b"unhang")
+    call("softrnic_ctl_port", text(target), b"unhang")
 
 
 def switch_down(rail: str, host: str | None = None) -> None:
@@ -237,12 +257,12 @@ def switch_down(rail: str, host: str | None = None) -> None:
     :raises FaultError: no such rail or host.
     :raises SoftrnicError: the registry cannot be used.
     """
-    _call("softrnic_ctl_switch", _text(rail), _text(host), ctypes.c_int(0))
+    call("softrnic_ctl_switch", text(rail), text(host), ctypes.c_int(0))
 
 
 def switch_up(rail: str, host: str | None = None) -> None:
     """The switch forwards packets again. Arguments and errors as `switch_down`."""
-    _call("softrnic_ctl_switch", _text(rail), _text(host), ctypes.c_int(1))
+    call("softrnic_ctl_switch", text(rail), text(host), ctypes.c_int(1))
 
 
 def drop(
@@ -343,18 +363,18 @@ def _rule(action: str, target: str, delay_s: float, **which: Unpack[Which]) -> i
         if not 0 <= numbers[name] < 1 << bits:
             raise FaultError(f"{name}={numbers[name]} is not in 0 .. 2^{bits}-1")
     request = _Drop(
-        target=_text(target),
-        direction=_text(which.get("direction", "both")),
-        opcode=_text(which.get("opcode", "any")),
-        peer=_text(which.get("peer")),
-        then=_text(which.get("then")),
-        then_target=_text(which.get("then_target")),
+        target=text(target),
+        direction=text(which.get("direction", "both")),
+        opcode=text(which.get("opcode", "any")),
+        peer=text(which.get("peer")),
+        then=text(which.get("then")),
+        then_target=text(which.get("then_target")),
         per_message=which.get("per_message", False),
         probability=which.get("probability", 1.0),
         action=action.encode(),
         **numbers,
     )
-    return _call("softrnic_ctl_drop", ctypes.byref(request))
+    return call("softrnic_ctl_drop", ctypes.byref(request))
 
 
 def undrop(rule_id: int) -> None:
@@ -364,7 +384,7 @@ def undrop(rule_id: int) -> None:
     :raises FaultError: there is no such rule.
     :raises SoftrnicError: the registry cannot be used.
     """
-    _call("softrnic_ctl_undrop", ctypes.c_int(rule_id))
+    call("softrnic_ctl_undrop", ctypes.c_int(rule_id))
 
 
 def clear(target: str | None = None, *, rules_only: bool = False) -> None:
@@ -375,7 +395,7 @@ def clear(target: str | None = None, *, rules_only: bool = False) -> None:
     :raises FaultError: no such host or device.
     :raises SoftrnicError: the registry cannot be used.
     """
-    _call("softrnic_ctl_clear", _text(target), ctypes.c_int(rules_only))
+    call("softrnic_ctl_clear", text(target), ctypes.c_int(rules_only))
 
 
 def register(host: str, config: str = "1") -> None:
@@ -386,7 +406,7 @@ def register(host: str, config: str = "1") -> None:
     :raises FaultError: a bad name or description.
     :raises SoftrnicError: the registry cannot be used.
     """
-    _call("softrnic_ctl_register", _text(host), _text(config))
+    call("softrnic_ctl_register", text(host), text(config))
 
 
 def status() -> Status:
@@ -397,7 +417,7 @@ def status() -> Status:
     size = 1 << 16
     while True:
         buffer = ctypes.create_string_buffer(size)
-        needed = _call("softrnic_ctl_list", buffer, ctypes.c_size_t(size))
+        needed = call("softrnic_ctl_list", buffer, ctypes.c_size_t(size))
         if needed < size:
             break
         size = needed + 4096
@@ -405,7 +425,8 @@ def status() -> Status:
     devices = []
     for entry in raw["devices"]:
         processes = tuple(Process(**process) for process in entry.pop("processes"))
-        devices.append(Device(processes=processes, **entry))
+        link = entry.pop("link")
+        devices.append(Device(processes=processes, link=link and Link(**link), **entry))
     for entry in raw["rules"]:
         entry["probability"] = float(f"{entry['probability'] / 0xFFFF_FFFF:.9g}")
     return Status(raw["directory"], tuple(devices), tuple(Rule(**entry) for entry in raw["rules"]))
@@ -434,27 +455,3 @@ def rule(rule_id: int) -> Rule:
         if found.id == rule_id:
             return found
     raise FaultError(f"there is no rule {rule_id}")
-
-
-def _text(value: str | None) -> bytes | None:
-    if value is None:
-        return None
-    if "\0" in value:
-        raise FaultError(f"{value!r} is no name")
-    return value.encode(errors="surrogateescape")
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    # Only for the functions below: does not put softrnic in front of libibverbs.
-    return ctypes.CDLL(str(library_path()))
-
-
-def _call(function: str, *args: Any) -> int:
-    """Call a softrnic_ctl function with an error buffer behind its arguments."""
-    err = ctypes.create_string_buffer(1024)
-    result: int = getattr(_library(), function)(*args, err, ctypes.c_size_t(len(err)))
-    if result < 0:
-        message = err.value.decode(errors="replace")
-        raise (FaultError if result == -1 else SoftrnicError)(message)
-    return result

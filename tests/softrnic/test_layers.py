@@ -14,7 +14,7 @@ import pytest
 from softrnic.cbuild import FLAGS, SOURCES, compiler
 
 #: From the bottom up.
-LAYERS = ("wire", "faults", "objects", "transport", "verbs")
+LAYERS = ("fabric", "wire", "faults", "objects", "transport", "verbs")
 
 
 def layer(path: Path | str) -> int:

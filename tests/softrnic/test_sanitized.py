@@ -19,6 +19,7 @@ from softrnic import (
     test_cq,
     test_errors,
     test_extended,
+    test_fabric,
     test_faults,
     test_gids,
     test_gone_memory,
@@ -38,6 +39,7 @@ REPEATED = {
     test_cq: "overrun_is_an_error_of_the_queue resize_keeps_what_is_in_it",
     test_errors: "bad_local_key flush_order receive_with_bad_local_key reuse_many_times rnr_then_receive",
     test_faults: "death null_devices_complete_at_once random_loss",
+    test_fabric: "rules_and_limits full_buffer_drops cable_pulled_under_way death_under_way",
     test_gids: "addresses_that_an_index_does_not_reach datagrams headers_that_lead_nowhere",
     test_gone_memory: "datagram local_memory local_memory_ends_within_the_message memory_comes_and_goes receive "
     "remote_atomic remote_memory sent_again unreliable_connection",
@@ -61,6 +63,7 @@ globals().update(
     }
 )
 peer, ends, shared, index = test_raw_peer.peer, test_ud.ends, test_srq.shared, test_gids.index
+hosts_known = test_fabric.hosts_known
 
 
 @pytest.fixture(scope="session")

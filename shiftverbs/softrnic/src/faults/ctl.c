@@ -405,6 +405,17 @@ int softrnic_ctl_register(const char *host, const char *softrnic, char *err, siz
     return fault_register(&config, err, err_len) == 0 ? 0 : NO_REGISTRY;
 }
 
+int softrnic_ctl_fabric(const char *entries, char *err, size_t err_len) {
+    struct registry *reg = open_locked(err, err_len);
+    int rc;
+
+    if (!reg)
+        return NO_REGISTRY;
+    rc = network_apply(reg, entries, false, err, err_len);
+    registry_unlock(reg);
+    return rc ? WRONG_REQUEST : 0;
+}
+
 /* As a JSON string is written, without its quotes. */
 static void append_escaped(struct text *text, const char *p) {
     for (; *p; p++) {
@@ -434,6 +445,22 @@ static void append_processes(struct text *text, struct registry *reg, unsigned h
     append(text, "]");
 }
 
+static void append_link(struct text *text, struct registry *reg, unsigned host, unsigned rail) {
+    struct registry_link *shared = registry_link_lock(reg, host, rail), link = *shared;
+
+    registry_link_unlock(shared);
+    if (!link.params.rate) {
+        append(text, "null");
+        return;
+    }
+    append(text, "{\"rate\":%" PRIu64 ",\"delay_ns\":%" PRIu64 ",\"buffer\":%" PRIu64, link.params.rate,
+           link.params.delay_ns, link.params.buffer);
+    append(text, ",\"queue\":%" PRIu64, fabric_queue(&link.port, &link.params, registry_now_ns()));
+    append(text, ",\"queue_peak\":%" PRIu64, link.port.counters.queue_peak);
+    append(text, ",\"packets\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"dropped\":%" PRIu64 "}",
+           link.port.counters.packets, link.port.counters.bytes, link.port.counters.dropped);
+}
+
 static void append_hosts(struct text *text, struct registry *reg, const bool *alive) {
     const struct registry_file *file = reg->file;
     const char *before = "";
@@ -455,6 +482,8 @@ static void append_hosts(struct text *text, struct registry *reg, const bool *al
                    file->switch_down[r] >> h & 1 ? "false" : "true", port->stalled ? "true" : "false",
                    port->hung ? "true" : "false", port->link_changes, port->kills, port->changed_ns);
             append_processes(text, reg, h, r, alive);
+            append(text, ",\"link\":");
+            append_link(text, reg, h, r);
             append(text, "}");
             before = ",";
         }

@@ -51,6 +51,8 @@ SOFTRNIC_EXPORT int softrnic_ctl_clear(const char *target, int rules_only, char 
 /* Make a host and its devices known before a process of it runs; the arguments are SOFTRNIC_HOST and
  * SOFTRNIC. */
 SOFTRNIC_EXPORT int softrnic_ctl_register(const char *host, const char *config, char *err, size_t err_len);
+/* What rails and their ports are like from now on: entries as in fabric/params.h, all of them or none. */
+SOFTRNIC_EXPORT int softrnic_ctl_fabric(const char *text, char *err, size_t err_len);
 /* Everything as JSON, NUL-terminated. Returns its length; if that is >= len, call again with more room. */
 SOFTRNIC_EXPORT int softrnic_ctl_list(char *json, size_t len, char *err, size_t err_len);
 

@@ -18,7 +18,6 @@
 /* Together with DEVICE_FATAL no more than the 8 that fault.h promises. */
 #define MAX_CABLE_EVENTS 4
 #define MAX_CARRIER_EVENTS 3
-#define RAIL_NET_BASE 32 /* rail N is 127.(32 + N).0.0/16 */
 
 struct fault_port_private {
     struct registry *reg;
@@ -47,9 +46,15 @@ static int describe_errno(char *err, size_t err_len, const char *device, const c
 
 static struct registry *open_and_add_host(const struct config *config, int *host, char *err, size_t err_len) {
     struct registry *reg = registry_open(err, err_len);
+    int rc;
 
     if (!reg)
         return NULL;
+    rc = network_from_environment(reg, err, err_len);
+    if (rc) {
+        errno = -rc;
+        return NULL;
+    }
     registry_lock(reg);
     *host = registry_add_host(reg, config);
     registry_unlock(reg);
@@ -165,7 +170,7 @@ static int take_address(struct fault_port *port, uint32_t address, fault_bind_fn
         return rc;
     }
     for (int slot = 1; slot <= FAULT_MAX_SLOTS; slot++) {
-        address = htonl(127u << 24 | (uint32_t)(RAIL_NET_BASE + port->rail) << 16 |
+        address = htonl(127u << 24 | (uint32_t)(REGISTRY_RAIL_NET + port->rail) << 16 |
                         (uint32_t)(port->host_index + 1) << 8 | (uint32_t)slot);
         rc = try_address(port, address, bind_fn, arg);
         if (rc == 0) {
@@ -373,17 +378,22 @@ bool fault_commands_hang_slow(const struct fault_port *port) {
     return __atomic_load_n(&port->priv->shared->hung, __ATOMIC_SEQ_CST);
 }
 
+struct registry *fault_registry(const struct fault_port *port) {
+    return port->priv->reg;
+}
+
 enum fault_verdict fault_filter_slow(struct fault_port *port, enum fault_direction direction,
                                      const struct wire_packet *pkt, uint32_t local_qpn, uint32_t peer_ip,
                                      uint32_t *delay_us) {
     struct fault_port_private *priv = port->priv;
     struct registry *reg = priv->reg;
     enum fault_verdict verdict = FAULT_PASS;
+    bool carried = direction == FAULT_TX && registry_limited(reg, (unsigned)port->rail);
 
     if (!fault_passes(port))
         return FAULT_DROP;
     if (!__atomic_load_n(&priv->shared->rules, __ATOMIC_RELAXED))
-        return FAULT_PASS;
+        return carried ? FAULT_CARRY : FAULT_PASS;
     registry_lock(reg);
     /* Again, now that nobody can change it: a rule of another thread may just have pulled the cable. */
     if (!fault_link_is_up(port) || fault_is_dead(port))
@@ -392,5 +402,5 @@ enum fault_verdict fault_filter_slow(struct fault_port *port, enum fault_directi
         verdict = rules_apply(reg, (unsigned)port->host_index, (unsigned)port->rail, direction, pkt,
                               local_qpn, peer_ip, delay_us);
     registry_unlock(reg);
-    return verdict;
+    return carried && verdict == FAULT_PASS ? FAULT_CARRY : verdict;
 }

@@ -32,7 +32,8 @@ enum fault_verdict {
     FAULT_DROP = 1,
     FAULT_DELAY = 2,     /* it goes on after the delay */
     FAULT_DUPLICATE = 3, /* a copy follows after the delay */
-    FAULT_REORDER = 4 /* it goes on behind the next packet of its direction, at the latest after the delay */
+    FAULT_REORDER = 4, /* it goes on behind the next packet of its direction, at the latest after the delay */
+    FAULT_CARRY = 5    /* TX only: the rail has limits, it goes through them (rails.h) */
 };
 
 /* One device of this process: made by fault_claim(). The fields are read only outside fault.c. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "faults/registry.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -78,6 +79,9 @@ static void init_file(struct registry_file *file) {
     pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&file->lock, &attr);
+    for (unsigned host = 0; host < FAULT_MAX_HOSTS; host++)
+        for (unsigned rail = 0; rail < FAULT_MAX_RAILS; rail++)
+            pthread_mutex_init(&file->links[host][rail].lock, &attr);
     pthread_mutexattr_destroy(&attr);
     file->next_rule_id = 1;
     file->version = REGISTRY_VERSION;
@@ -267,7 +271,7 @@ void registry_update_active(struct registry *reg, unsigned host, unsigned rail) 
     /* A device that ever died stays on the slow path: only there is it known which of its processes saw it
      * die. */
     active = (port->link_changes & 1) || port->kills || rules || port->stalled || port->hung ||
-             (reg->file->switch_down[rail] >> host & 1);
+             reg->file->limited[rail] || (reg->file->switch_down[rail] >> host & 1);
     __atomic_store_n(&port->active, active, __ATOMIC_SEQ_CST);
 }
 
@@ -356,6 +360,53 @@ int registry_host_of(const struct registry *reg, uint32_t address) {
         if (reg->file->claims[i].pid && reg->file->claims[i].address == address)
             return (int)reg->file->claims[i].host;
     return -1;
+}
+
+int registry_host_at(const struct registry *reg, unsigned rail, uint32_t address) {
+    uint32_t ip = ntohl(address), host = (ip >> 8 & 255) - 1;
+
+    if (ip >> 16 == (127u << 8 | (REGISTRY_RAIL_NET + rail)))
+        return host < __atomic_load_n(&reg->file->host_count, __ATOMIC_ACQUIRE) ? (int)host : -1;
+    return registry_host_of(reg, address);
+}
+
+void registry_set_fabric(struct registry *reg, int host, int rail, const struct fabric_params *params) {
+    struct registry_file *file = reg->file;
+
+    for (unsigned r = 0; r < FAULT_MAX_RAILS; r++) {
+        uint32_t limited = 0;
+
+        if (rail >= 0 && r != (unsigned)rail)
+            continue;
+        for (unsigned h = 0; h < FAULT_MAX_HOSTS; h++) {
+            if (host < 0 || h == (unsigned)host) {
+                struct registry_link *link = registry_link_lock(reg, h, r);
+
+                /* What waits goes on as it was promised. */
+                link->params = *params;
+                registry_link_unlock(link);
+            }
+            limited |= file->links[h][r].params.rate != 0;
+        }
+        __atomic_store_n(&file->limited[r], limited, __ATOMIC_SEQ_CST);
+        for (unsigned h = 0; h < file->host_count; h++) {
+            registry_update_active(reg, h, r);
+            registry_notify(reg, h, r);
+        }
+    }
+}
+
+struct registry_link *registry_link_lock(struct registry *reg, unsigned host, unsigned rail) {
+    struct registry_link *link = &reg->file->links[host][rail];
+
+    /* Who died inside left times and counts, each of them possible. */
+    if (pthread_mutex_lock(&link->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&link->lock);
+    return link;
+}
+
+void registry_link_unlock(struct registry_link *link) {
+    pthread_mutex_unlock(&link->lock);
 }
 
 int registry_lock_file(struct registry *reg, const char *name) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The file behind fault.h and ctl.h: its layout, its lock, and changes to it. Private to registry.c, fault.c,
- * rules.c and ctl.c.
+ * The file behind fault.h and ctl.h: its layout, its lock, and changes to it. Private to the files of
+ * this folder that deal with it.
  */
 #ifndef SOFTRNIC_REGISTRY_H
 #define SOFTRNIC_REGISTRY_H
@@ -9,12 +9,14 @@
 #include <pthread.h>
 #include <sys/un.h>
 
+#include "fabric/port.h"
 #include "faults/fault.h"
 
 #define REGISTRY_MAGIC 0x736f6674u
-#define REGISTRY_VERSION 3 /* part of the file's name: another layout is another file */
+#define REGISTRY_VERSION 4 /* part of the file's name: another layout is another file */
 #define REGISTRY_MAX_CLAIMS 1024
 #define REGISTRY_ALWAYS UINT32_MAX /* probability 1 */
+#define REGISTRY_RAIL_NET 32       /* rail N is 127.(32 + N).0.0/16, host H of it 127.(32 + N).(H + 1).0/24 */
 
 struct registry_host {
     char name[CONFIG_NAME_LEN];
@@ -70,6 +72,13 @@ struct registry_claim {
     int32_t pid;
 };
 
+/* One host's port of a rail's fabric. */
+struct registry_link {
+    pthread_mutex_t lock;
+    struct fabric_params params; /* changed with the registry's lock held, too */
+    struct fabric_port port;
+};
+
 struct registry_file {
     uint32_t magic, version;
     uint64_t size;
@@ -83,6 +92,9 @@ struct registry_file {
     uint64_t switch_down[FAULT_MAX_RAILS]; /* bit per host whose switch port is down */
     struct registry_rule rules[FAULT_MAX_RULES];
     struct registry_claim claims[REGISTRY_MAX_CLAIMS];
+    uint32_t limited[FAULT_MAX_RAILS]; /* has any port of the rail limits? */
+    uint64_t fabric_text; /* a hash of the SOFTRNIC_FABRIC that was in force last; 0 = none yet */
+    struct registry_link links[FAULT_MAX_HOSTS][FAULT_MAX_RAILS];
 };
 
 struct registry {
@@ -121,6 +133,17 @@ int registry_socket_address(const struct registry *reg, const char *name, int wa
 void registry_notify(struct registry *reg, unsigned host, unsigned rail);
 /* Host of an address that a process has or had, or -1. */
 int registry_host_of(const struct registry *reg, uint32_t address);
+/* The same of an address on this rail, without the lock. */
+int registry_host_at(const struct registry *reg, unsigned rail, uint32_t address);
+/* What the ports in this scope are like from now on; a host index, or -1 for all hosts there are and will be. */
+void registry_set_fabric(struct registry *reg, int host, int rail, const struct fabric_params *params);
+
+/* Without the lock. */
+static inline bool registry_limited(const struct registry *reg, unsigned rail) {
+    return __atomic_load_n(&reg->file->limited[rail], __ATOMIC_RELAXED);
+}
+struct registry_link *registry_link_lock(struct registry *reg, unsigned host, unsigned rail);
+void registry_link_unlock(struct registry_link *link);
 
 /* Is the process behind a claim alive? Without the lock. */
 bool registry_claim_alive(struct registry *reg, unsigned index);
@@ -129,6 +152,14 @@ bool registry_claim_alive(struct registry *reg, unsigned index);
 int registry_lock_file(struct registry *reg, const char *name);
 
 uint64_t registry_now_ns(void);
+
+/* fault.c: the registry that a device is registered in. */
+struct registry *fault_registry(const struct fault_port *port);
+
+/* network.c: the fabric that SOFTRNIC_FABRIC asks for, unless it was in force before. 0 or -errno. */
+int network_from_environment(struct registry *reg, char *err, size_t err_len);
+/* The same of a text, with the lock held. Hosts that are not known yet are made known, or refused. */
+int network_apply(struct registry *reg, const char *text, bool make_hosts, char *err, size_t err_len);
 
 /* rules.c: decide by the rules of this port; lock held. delay_us as fault_filter(). */
 enum fault_verdict rules_apply(struct registry *reg, unsigned host, unsigned rail,

@@ -130,6 +130,7 @@ enum srn_counter {
     SRN_CNT_COUNT = SRN_CNT_RX_BAD + WIRE_ERR_COUNT
 };
 
+struct srn_carry;
 struct srn_net; /* socket, buffers, timer and thread: transport/net.h */
 struct srn_mr_slot;
 struct srn_cq;
@@ -165,7 +166,8 @@ struct srn_nic {
     uint32_t window; /* packets a QP may have unacknowledged */
     struct srn_list ack_list;
     struct srn_list timed;
-    struct srn_list held; /* packets that a fault rule holds back */
+    struct srn_list held;    /* packets that a fault rule holds back */
+    struct srn_carry *carry; /* packets on a rail that has limits; NULL = never any. transport/carry.c */
     atomic_bool overrun_pending;
     atomic_bool stood_still; /* work was left undone because the NIC is stalled */
     pthread_mutex_t command_lock;

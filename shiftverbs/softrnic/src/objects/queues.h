@@ -135,6 +135,7 @@ struct srn_requester {
     uint32_t una_psn;  /* oldest PSN not acknowledged, or whose response is missing */
     uint32_t gap_psn;  /* una_psn for which a missing response was already asked for again */
     bool gap_valid;
+    uint32_t window; /* packets that may be unacknowledged; 0 = it waits for its link */
     uint32_t rd_out; /* READ and atomic requests under way */
     uint8_t retries;
     uint8_t rnr_retries;

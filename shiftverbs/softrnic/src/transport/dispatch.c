@@ -18,6 +18,16 @@ void srn_sq_run(struct srn_qp *qp) {
         srn_req_run(qp);
 }
 
+void srn_resume(struct srn_nic *nic, uint32_t qpn) {
+    struct srn_qp *qp = srn_qp_find(nic, qpn);
+
+    if (!qp || qp->type != IBV_QPT_RC)
+        return;
+    qp->req.window = nic->window;
+    if (qp->state == IBV_QPS_RTS || qp->state == IBV_QPS_SQD)
+        srn_sq_run(qp);
+}
+
 void srn_stall_over(struct srn_nic *nic) {
     if (!nic->port || fault_is_stalled(nic->port) || !atomic_exchange(&nic->stood_still, false))
         return;

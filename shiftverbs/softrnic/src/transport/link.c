@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "faults/rails.h"
 #include "transport/net.h"
 #include "transport/transport.h"
 
@@ -22,6 +23,24 @@ uint8_t *srn_tx_payload(struct srn_nic *nic) {
     if (nic->net->tx_count == BATCH)
         srn_tx_flush(nic);
     return nic->net->tx[nic->net->tx_count].data + WIRE_MAX_HDR_LEN;
+}
+
+/* What a rule or a rail's limits hold back of it; true if it does not go out now. */
+static bool detour(struct srn_nic *nic, const struct tx_slot *slot, enum fault_verdict verdict,
+                   uint32_t delay_us, uint32_t local_qpn) {
+    uint32_t to = slot->to.sin_addr.s_addr;
+
+    if (verdict != FAULT_CARRY)
+        srn_hold(nic, FAULT_TX, to, slot->iov.iov_base, slot->iov.iov_len, delay_us,
+                 verdict == FAULT_REORDER);
+    if (verdict == FAULT_DELAY || verdict == FAULT_REORDER)
+        return true;
+    if (!rails_limited(nic->port))
+        return false;
+    srn_carry(nic, local_qpn, to, slot->iov.iov_base, slot->iov.iov_len);
+    if (!srn_list_empty(&nic->held))
+        srn_hold_passed(nic, FAULT_TX);
+    return true;
 }
 
 void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_len, uint32_t local_qpn,
@@ -50,9 +69,7 @@ void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_
     slot->iov.iov_base = start;
     slot->iov.iov_len = hdr_len + payload_len + tail_len;
     slot->to.sin_addr.s_addr = to.ip;
-    if (verdict != FAULT_PASS)
-        srn_hold(nic, FAULT_TX, to.ip, start, slot->iov.iov_len, delay_us, verdict == FAULT_REORDER);
-    if (verdict == FAULT_DELAY || verdict == FAULT_REORDER)
+    if (verdict != FAULT_PASS && detour(nic, slot, verdict, delay_us, local_qpn))
         return;
     net->tx_count++;
     if (!srn_list_empty(&nic->held))

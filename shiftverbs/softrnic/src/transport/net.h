@@ -58,6 +58,9 @@ struct srn_net {
     /* A packet that was held back goes on. */
     void (*go_on)(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
                   size_t len);
+    /* A packet that was carried arrives, unless the switch is gone; a QP that paused for its link goes on. */
+    void (*transmit)(struct srn_nic *nic, uint32_t peer_ip, const uint8_t *data, size_t len);
+    void (*resume)(struct srn_nic *nic, uint32_t qpn);
     uint32_t tx_count;
     struct mmsghdr tx_msg[BATCH];
     struct tx_slot tx[BATCH];

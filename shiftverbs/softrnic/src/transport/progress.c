@@ -9,6 +9,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "faults/rails.h"
 #include "transport/net.h"
 #include "transport/transport.h"
 
@@ -17,7 +18,7 @@
 static void run_timers(struct srn_nic *nic) {
     struct srn_net *net = nic->net;
     struct srn_list *pos, *tmp;
-    uint64_t now, next = 0;
+    uint64_t now, next = 0, carried;
 
     if (!net->timer_at)
         return;
@@ -26,6 +27,9 @@ static void run_timers(struct srn_nic *nic) {
         return;
     net->timer_at = 0;
     next = srn_hold_run(nic, now);
+    carried = srn_carry_run(nic, now);
+    if (carried && (!next || carried < next))
+        next = carried;
     /* What runs out while the NIC stands still is seen when it moves again. */
     if (srn_stalled(nic)) {
         if (next)
@@ -129,6 +133,7 @@ static void handle_faults(struct srn_nic *nic) {
             while (!srn_list_empty(&nic->timed))
                 srn_list_del(nic->timed.next);
             srn_hold_clear(nic);
+            srn_carry_finish(nic, false);
             srn_async_port_event(nic, IBV_EVENT_DEVICE_FATAL);
             break;
         }
@@ -211,7 +216,9 @@ static int start_thread(struct srn_net *net) {
 
 static void go_on(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
                   size_t len) {
-    if (direction == FAULT_TX)
+    if (direction == FAULT_TX && rails_limited(nic->port))
+        srn_carry(nic, 0, peer_ip, data, len);
+    else if (direction == FAULT_TX)
         srn_tx_datagram(nic, peer_ip, data, len);
     else
         srn_rx_datagram(nic, peer_ip, data, len);
@@ -225,6 +232,8 @@ int srn_net_open(struct srn_nic *nic, char *err, size_t err_len) {
         return ENOMEM;
     net->nic = nic;
     net->go_on = go_on;
+    net->transmit = srn_tx_datagram;
+    net->resume = srn_resume;
     rc = srn_link_open(nic, net, err, err_len);
     if (rc)
         goto fail;
@@ -266,11 +275,30 @@ void srn_net_close(struct srn_nic *nic) {
     pthread_join(net->thread, NULL);
     srn_commands_wake(nic); /* it is dead by now */
     srn_nic_lock(nic);
-    nic->net = NULL;
     srn_hold_clear(nic);
+    srn_carry_finish(nic, !fault_was_killed(nic->port));
+    srn_tx_flush(nic);
+    nic->net = NULL;
     pthread_mutex_unlock(&nic->lock);
     srn_link_close(nic, net);
     free(net);
+}
+
+void srn_net_at_exit(struct srn_nic *nic) {
+    struct timespec soon;
+
+    if (srn_forked(nic))
+        return;
+    /* Whoever has the lock may be a thread that is gone: then it is lost, as with a process that is killed. */
+    clock_gettime(CLOCK_REALTIME, &soon);
+    soon.tv_sec++;
+    if (pthread_mutex_timedlock(&nic->lock, &soon))
+        return;
+    if (nic->net) {
+        srn_carry_finish(nic, !fault_was_killed(nic->port));
+        srn_tx_flush(nic);
+    }
+    pthread_mutex_unlock(&nic->lock);
 }
 
 /* Its memory stays in the child, since other threads may have been using it. */

@@ -47,6 +47,7 @@ void srn_req_reset(struct srn_qp *qp, uint32_t psn) {
     r->next_psn = r->send_psn = r->max_psn = r->una_psn = psn;
     r->send_idx = qp->sq.tail;
     r->gap_valid = false;
+    r->window = qp->nic->window;
     r->rd_out = 0;
     r->retries = qp->attr.retry_cnt;
     r->rnr_retries = qp->attr.rnr_retry;
@@ -215,7 +216,7 @@ void srn_req_run(struct srn_qp *qp) {
                 srn_sq_complete(qp, IBV_WC_SUCCESS);
             continue;
         }
-        if (((r->send_psn - r->una_psn) & WIRE_PSN_MASK) >= qp->nic->window)
+        if (((r->send_psn - r->una_psn) & WIRE_PSN_MASK) >= r->window)
             break;
         if (wants_response(w)) {
             if (r->rd_out >= qp->attr.max_rd_atomic)

@@ -27,6 +27,14 @@ void srn_hold_passed(struct srn_nic *nic, enum fault_direction direction);
 uint64_t srn_hold_run(struct srn_nic *nic, uint64_t now_ns);
 void srn_hold_clear(struct srn_nic *nic);
 
+/* --- carry.c --- */
+/* Send a sealed packet through the rail's links and queues; qpn is the sender's, or 0. */
+void srn_carry(struct srn_nic *nic, uint32_t qpn, uint32_t peer_ip, const uint8_t *data, size_t len);
+/* Let go on what is due; when the next will be, 0 = there is none. On the progress thread. */
+uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns);
+/* The NIC ends. What is on its way arrives at once, or never. */
+void srn_carry_finish(struct srn_nic *nic, bool arrive);
+
 /* --- link.c --- */
 /* Open the socket and what else it takes to send; 0 or errno, and a sentence in err where there is more to say. */
 int srn_link_open(struct srn_nic *nic, struct srn_net *net, char *err, size_t err_len);
@@ -75,6 +83,8 @@ void srn_sq_run(struct srn_qp *qp);
 void srn_receive(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip);
 /* The same, of one that was checked before. */
 void srn_rx_datagram(struct srn_nic *nic, uint32_t src_ip, const uint8_t *data, size_t len);
+/* A QP's link has time again. On the progress thread. */
+void srn_resume(struct srn_nic *nic, uint32_t qpn);
 /* The NIC works again: do what was left undone. On the progress thread. */
 void srn_stall_over(struct srn_nic *nic);
 
@@ -82,5 +92,7 @@ void srn_stall_over(struct srn_nic *nic);
 int srn_net_open(struct srn_nic *nic, char *err, size_t err_len);
 void srn_net_close(struct srn_nic *nic);
 void srn_net_after_fork(struct srn_nic *nic);
+/* The process ends with the NIC open: what is under way in the network arrives. */
+void srn_net_at_exit(struct srn_nic *nic);
 
 #endif

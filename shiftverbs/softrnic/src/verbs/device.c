@@ -202,6 +202,15 @@ static void fork_child(void) {
     srn_atomics_after_fork();
 }
 
+__attribute__((destructor)) static void at_exit(void) {
+    struct srn_list *pos, *tmp;
+
+    if (pthread_mutex_trylock(&srn_global.lock))
+        return;
+    srn_for_each(pos, tmp, &srn_global.nics) srn_net_at_exit(srn_container(pos, struct srn_nic, link));
+    pthread_mutex_unlock(&srn_global.lock);
+}
+
 static void process_once(void) {
     Dl_info info;
 

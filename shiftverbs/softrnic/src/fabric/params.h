@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What a network's links and switches are like, and how it is written down. Pure: reads the text it is given.
+ *
+ *   rail0:rate=10G,delay=5us,buffer=1M;rail1:rate=1G      a rail's ports
+ *   *:rate=10G;b/rail0:rate=1G                            all rails; one host's port, from then on
+ *   rail1:off                                             without limits again
+ *
+ * Entries are separated by ';' or line ends, '#' begins a comment, later entries win. Rates are bits per second, buffers
+ * bytes, times have a unit (s, ms, us, ns); K, M and G are powers of 1000.
+ */
+#ifndef SOFTRNIC_FABRIC_PARAMS_H
+#define SOFTRNIC_FABRIC_PARAMS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* One port: the link between a host and its rail's switch, both ways, and the switch's queue towards the host. */
+struct fabric_params {
+    uint64_t rate;     /* bits per second of the link; 0 = no limits: packets do not pass the model at all */
+    uint64_t delay_ns; /* propagation from a host to this one */
+    uint64_t buffer;   /* bytes that may wait in the switch for this host */
+};
+
+/* Where an entry applies. */
+struct fabric_scope {
+    char host[32]; /* "" = all hosts */
+    int rail;      /* -1 = all rails */
+};
+
+#define FABRIC_DELAY_NS 1000
+#define FABRIC_BUFFER 1000000
+
+/*
+ * The next entry of a text: 1 and *text behind it, 0 at its end, -1 with a sentence in err that names what is wrong.
+ * What an entry does not name has its default.
+ */
+int fabric_parse(const char **text, struct fabric_scope *scope, struct fabric_params *params, char *err,
+                 size_t err_len);
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "fabric/port.h"
+
+#define BITS_NS 8000000000u /* of a byte at one bit per second */
+
+uint64_t fabric_time_ns(uint64_t rate, uint64_t bytes) {
+    return (uint64_t)(((unsigned __int128)bytes * BITS_NS + rate / 2) / rate);
+}
+
+static uint64_t bytes_until(const struct fabric_params *params, uint64_t free_ns, uint64_t now_ns) {
+    if (free_ns <= now_ns || !params->rate)
+        return 0;
+    return (uint64_t)((unsigned __int128)(free_ns - now_ns) * params->rate / BITS_NS);
+}
+
+uint64_t fabric_send(struct fabric_port *port, const struct fabric_params *params, uint64_t now_ns,
+                     uint32_t bytes) {
+    uint64_t start = port->link_free_ns > now_ns ? port->link_free_ns : now_ns;
+
+    port->link_free_ns = start + fabric_time_ns(params->rate, bytes);
+    return port->link_free_ns;
+}
+
+uint64_t fabric_backlog(const struct fabric_port *port, const struct fabric_params *params, uint64_t now_ns) {
+    return bytes_until(params, port->link_free_ns, now_ns);
+}
+
+uint64_t fabric_queue(const struct fabric_port *port, const struct fabric_params *params, uint64_t now_ns) {
+    return bytes_until(params, port->queue_free_ns, now_ns);
+}
+
+struct fabric_fate fabric_forward(struct fabric_port *port, const struct fabric_params *params,
+                                  uint64_t now_ns, uint32_t bytes) {
+    struct fabric_fate fate = {0};
+
+    if (now_ns < port->latest_ns)
+        now_ns = port->latest_ns;
+    port->latest_ns = now_ns;
+    fate.queue = fabric_queue(port, params, now_ns);
+    if (fate.queue + bytes > params->buffer) {
+        port->counters.dropped++;
+        fate.dropped = true;
+        return fate;
+    }
+    if (port->queue_free_ns < now_ns)
+        port->queue_free_ns = now_ns;
+    port->queue_free_ns += fabric_time_ns(params->rate, bytes);
+    fate.out_ns = port->queue_free_ns;
+    port->counters.packets++;
+    port->counters.bytes += bytes;
+    if (fate.queue + bytes > port->counters.queue_peak)
+        port->counters.queue_peak = fate.queue + bytes;
+    return fate;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "faults/rails.h"
+
+#include <arpa/inet.h>
+
+#include "faults/registry.h"
+
+bool rails_limited(const struct fault_port *port) {
+    return registry_limited(fault_registry(port), (unsigned)port->rail);
+}
+
+uint64_t rails_send(const struct fault_port *port, uint64_t now_ns, size_t len) {
+    struct registry_link *link =
+        registry_link_lock(fault_registry(port), (unsigned)port->host_index, (unsigned)port->rail);
+
+    if (link->params.rate)
+        now_ns = fabric_send(&link->port, &link->params, now_ns, (uint32_t)len + FABRIC_HEADERS);
+    registry_link_unlock(link);
+    return now_ns;
+}
+
+struct fabric_fate rails_forward(const struct fault_port *port, uint32_t peer_ip, uint64_t now_ns,
+                                 size_t len) {
+    struct fabric_fate fate = {.out_ns = now_ns};
+    struct registry *reg = fault_registry(port);
+    struct registry_link *link;
+    int host = registry_host_at(reg, (unsigned)port->rail, peer_ip);
+
+    if (host < 0)
+        return fate; /* nobody of ours: what is behind a real interface has a network of its own */
+    link = registry_link_lock(reg, (unsigned)host, (unsigned)port->rail);
+    if (link->params.rate) {
+        fate = fabric_forward(&link->port, &link->params, now_ns, (uint32_t)len + FABRIC_HEADERS);
+        fate.out_ns += link->params.delay_ns;
+    }
+    registry_link_unlock(link);
+    return fate;
+}
