@@ -106,19 +106,20 @@ def add(driver: Driver, connection: Connection) -> Connection:
     return connection
 
 
-class Queue(Double, real=_core.CQCore, own=("looks", "dead")):
+class Queue(Double, real=_core.CQCore, own=("looks", "dead", "holds")):
     """A CQCore: counts the looks at it."""
 
     def __init__(self, dead: bool = False) -> None:
         super().__init__()
         self.looks: list[int] = []
         self.dead = dead
+        self.holds: list[int] = []
 
     def drain(self, k: int) -> int:
         self.looks.append(k)
         if self.dead:
             raise PyverbsRDMAError("Failed to poll CQ", errno.EIO)
-        return 0
+        return self.holds.pop() if self.holds else 0
 
 
 class Peer:

@@ -20,7 +20,7 @@ from shiftverbs import _core, _nic
 from shiftverbs.failover.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
 from shiftverbs.failover.qp.connection import Connection as RealConnection
 from shiftverbs.failover.services.admission import TURN_COUNT, TURN_NS, UNDER_WAY
-from shiftverbs.failover.services.cq_polling import LOOK_NS, LOOK_SHARE
+from shiftverbs.failover.services.cq_polling import LONGEST_LOOK_NS, LOOK_NS, LOOK_SHARE, PATIENCE
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.pair import PairProtocol
@@ -174,6 +174,37 @@ def test_looks_take_a_part_of_the_time_only(driver: Driver, clock: SimpleNamespa
     clock.now += 10 * LOOK_NS
     driver.run()
     assert len(slow.looks) == 2
+
+
+def test_looks_grow_sparse_where_nothing_comes(driver: Driver, clock: SimpleNamespace) -> None:
+    """What comes is seen late by an eighth of what it was waited for, at most; then looks are dense again."""
+    queue, other, waiting, began = Queue(), Queue(), Connection(None), clock.now
+    driver.looks.look_at(waiting, [(queue, 0)])
+
+    def look() -> int:
+        """Let time pass up to the next look; returns how long that took."""
+        due = driver.looks.due_ns
+        assert due is not None
+        passed, clock.now = due - clock.now, due
+        driver.run()
+        return passed
+
+    gaps = []
+    while clock.now - began < 1_000_000_000:
+        waited = clock.now - began
+        gaps.append(look())
+        assert gaps[-1] <= max(LOOK_NS, waited // PATIENCE)
+    assert gaps == sorted(gaps) and gaps[0] == LOOK_NS and gaps[-1] == LONGEST_LOOK_NS
+    queue.holds = [1]
+    look()
+    assert look() == LOOK_NS
+    # So they are where another one is to be looked at; but not where the same is wanted once more.
+    for more in (other, queue):
+        while look() < LONGEST_LOOK_NS:
+            pass
+        clock.now += 1
+        driver.looks.look_at(Connection(None), [(more, 0)])
+        assert look() == (LOOK_NS if more is other else LONGEST_LOOK_NS - 1)
 
 
 def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:

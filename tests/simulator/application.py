@@ -175,7 +175,8 @@ class Application:
     def uses_window(self) -> bool:
         """Whether a WR of ours may still reach the peer's cells."""
         seen = max((wr.index for queue, wr, _ in self.wcs if queue == "send"), default=-1)
-        return any(wr.opcode != "SEND" for wr in self.posted[seen + 1 :])
+        # Not all of its plan was posted: an exception tells that a device is gone.
+        return any(wr.opcode != "SEND" and wr.index > seen for wr in self.posted)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 

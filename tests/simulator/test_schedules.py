@@ -32,6 +32,14 @@ FOUND_SOMETHING = {
     1134: "an error of the application's own, then a SWITCH that could not be: RETRY_EXC_ERR behind it, not a flush",
     90013: "two wishes that crossed, and home dead: a checker that waited for directions which nothing brings together",
     96067: "two walls, the second gone first one way: a checker that had ACKs come where only answers could",
+    96579: "an own error that a SWITCH's fence found, and successes behind it that the peer's count proved",
+    59884: "an own error shown while plain, then the NIC's death: a SWITCH that nobody opens the gates behind",
+    109309: "receives posted to a QP that its NIC did not bring to ERR were never flushed",
+    116509: "the same, where the command was refused",
+    304366: "posts that an exception refused: a program that took its READs for complete gave their memory away",
+    **dict.fromkeys(
+        (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"
+    ),
 }
 
 

@@ -21,6 +21,10 @@ logger = logging.getLogger("shiftverbs.driver")
 # Between two looks for completions that the application may not poll for; and the part of our time that looks may take.
 LOOK_NS = 500_000
 LOOK_SHARE = 4
+# Where nothing comes (keys are late, a NIC hangs) looks grow sparse: what comes is seen late by an eighth of what it had
+# been waited for, and never by more than this.
+PATIENCE = 8
+LONGEST_LOOK_NS = 8_000_000
 
 
 class Carrier(Protocol):
@@ -45,6 +49,8 @@ class Looks:
         self._looks: dict[Carrier, list[tuple[Any, int]]] = {}
         self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._look_ns = 0
+        # Since when they found nothing.
+        self._in_vain_ns = 0
 
     def activate(self, cq: Any, k: int) -> None:
         """One more connection carries work on pair k of this CQ: the application's polls look there too."""
@@ -65,8 +71,10 @@ class Looks:
 
         Connections share CQs: a thousand of them in the middle of something cost one look at each CQ, not a thousand.
         """
-        if queues and not self._looked_at:
-            self._look_ns = self._now_ns() + LOOK_NS
+        if any(queue not in self._looked_at for queue in queues):
+            self._in_vain_ns = now = self._now_ns()
+            soon = now + LOOK_NS
+            self._look_ns = min(self._look_ns, soon) if self._looked_at else soon
         self._looked_at.update(queues)
         for queue in self._looks.pop(connection, ()):
             self._looked_at[queue] -= 1
@@ -78,13 +86,17 @@ class Looks:
     def look(self) -> None:
         """Look at each of them, and let the application's next poll have what is its."""
         began = self._now_ns()
+        found = 0
         for cq, k in list(self._looked_at):
             try:
-                cq.drain(k)
+                found += cq.drain(k)
             except PyverbsRDMAError as error:  # a dying NIC's: it holds nothing
                 logger.debug("a CQ of pair %d: %s", k, error)
         ended = self._now_ns()
-        self._look_ns = ended + max(LOOK_NS, LOOK_SHARE * (ended - began))
+        if found:
+            self._in_vain_ns = ended
+        sparse = min((ended - self._in_vain_ns) // PATIENCE, LONGEST_LOOK_NS)
+        self._look_ns = ended + max(LOOK_NS, sparse, LOOK_SHARE * (ended - began))
 
     @property
     def due_ns(self) -> int | None:
