@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights to inference servers: a trainer publishes each version, servers pull it into the memory that they compute with.
+"""Weights to inference servers: a trainer publishes each version, servers pull it to where they compute.
 
 python serve_weights.py --listen 127.0.0.1:7000            the trainer
 python serve_weights.py 127.0.0.1:7000                     a server
