@@ -12,7 +12,7 @@ from benchmarks.train.record import Run
 from benchmarks.train.settings import FAULTS, SETTINGS, Setting
 
 #: Short runs for each failure: of these steps an epoch, and away for so many seconds in a flap.
-EPOCH_STEPS, FLAP_S = 15, 0.5
+EPOCH_STEPS, FLAP_S = 20, 0.3
 #: What is dead does not come home: its contexts stay dead.
 NO_FLAP = ("kill",)
 

@@ -33,7 +33,8 @@ LIVES = 3
 class Job:
     """What is trained.
 
-    :param flap_s: how long the NIC is away where it comes back by itself, in seconds
+    :param flap_s: how long the NIC is away where it comes back by itself, in seconds; longer where the backup has not
+        carried a step by then
     :param fabric: limits of the rails, as SOFTRNIC_FABRIC takes them; "": none
     """
 
@@ -154,7 +155,7 @@ class Supervisor:
     def supervise(self) -> Run:
         """Until the training is done.
 
-        :raises SuiteError: it does not come to its end
+        :raises SuiteError: it does not come to its end, or not the way that is asked for
         """
         with (
             tempfile.TemporaryDirectory(prefix="shiftverbs-train-") as directory,
@@ -168,6 +169,7 @@ class Supervisor:
                 self.run.lives.append(life)
                 self._live(life, Path(directory))
                 if life.end == "done":
+                    self._check_paths()
                     return self.run
                 # What has failed is mended, or the job is moved, before it is started anew.
                 self._heal()
@@ -180,9 +182,12 @@ class Supervisor:
             last_at = time.monotonic()
             while ended < self._job.ranks:
                 now = time.monotonic()
-                if self._heal_at is not None and now >= self._heal_at:
-                    self._heal()
-                wait_s = SILENCE_S if self._heal_at is None else max(0.0, self._heal_at - now)
+                wait_s = SILENCE_S
+                if self._heal_at is not None and len(self.run.paths) > 1:
+                    if now >= self._heal_at:
+                        self._heal()
+                    else:
+                        wait_s = self._heal_at - now
                 try:
                     rank, event = ranks.events.get(timeout=wait_s)
                 except queue.Empty:
@@ -231,6 +236,18 @@ class Supervisor:
         elif kind in ("done", "stopped"):
             life.end = kind
 
+    def _check_paths(self) -> None:
+        """That weights are the same says nothing where no failure was met."""
+        paths = self.run.paths
+        if not (self._setting.fails and self._setting.is_protected):
+            return
+        if len(paths) < 2:
+            raise SuiteError(f"{self._setting.name}, {self._fault}: it never ran on its backup")
+        if not self._setting.is_fatal and paths[-1] != paths[0]:
+            raise SuiteError(
+                f"{self._setting.name}, {self._fault}: it did not come home: {' → '.join(paths)}"
+            )
+
     def _fail(self) -> None:
         break_network(self._fault)
         self.run.failed = time.monotonic()
@@ -248,8 +265,8 @@ class Supervisor:
 def busy_backup(lab: Lab, fabric: str) -> Iterator[None]:
     """ib_write_bw on the backup's rail, from host a to host b, while the block runs.
 
-    It has the lowest priority: without a bandwidth of the rail it is to take the processors' idle time, not the training's.
-    Raises SuiteError where it does not start.
+    It has the lowest priority: without a bandwidth of the rail it is to take the processors' idle time, not the
+    training's. Raises SuiteError where it does not start.
     """
     port = str(free_port())
     script = [

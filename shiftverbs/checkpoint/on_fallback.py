@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from shiftverbs import observe
+from shiftverbs._core import without_signals
 from shiftverbs.checkpoint.agreement import (
     DONE,
     FAILED,
@@ -103,7 +103,7 @@ class CheckpointOnFallback:
         self._closed = False
         self._subscription = observe.subscribe(self._fell_back, observe.Fallback)
         self._thread = threading.Thread(target=self._run, name="shiftverbs-checkpoint", daemon=True)
-        self._thread.start()
+        without_signals(self._thread.start)
 
     def step(self) -> Outcome | None:
         """Say that a step has ended. Where a pause was agreed on, take part in it.
@@ -225,7 +225,6 @@ class CheckpointOnFallback:
                 self._changed.notify_all()
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         number = 0
         try:
             while not self._closed:

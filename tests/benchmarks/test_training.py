@@ -94,7 +94,7 @@ def test_four_ranks_on_two_hosts(lab):
 
 
 def test_a_job_that_cannot_start_says_what_its_ranks_said(lab):
-    with pytest.raises(SuiteError, match="(?s)ended with .*invalid choice: 'huge'"):
+    with pytest.raises(SuiteError, match=r"(?s)ended with .*invalid choice: 'huge'"):
         supervise(lab, 1, job=launcher.Job("huge"))
 
 
