@@ -80,7 +80,12 @@ class Group:
         try:
             for rank in range(ranks):
                 base = lab.environment(HOSTS[rank], package, job)
-                base |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", **env}
+                base |= {
+                    "OMP_NUM_THREADS": "1",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "PYTHONWARNINGS": "ignore",
+                    **env,
+                }
                 arguments = (backend, str(rank), str(ranks), file)
                 self._children.append(Child("allreduce_host", base, *arguments))
             for child in self._children:
@@ -150,7 +155,7 @@ def measure(lab: Lab, ranks: int, sizes: Sequence[int], rounds: int, tell: Calla
 def _one_size(kinds: Mapping[str, Wire | Group], ranks: int, size: int, rounds: int) -> Result:
     values: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(rounds + 1):
-        order = list(kinds) if number % 2 else list(reversed(kinds))
+        order = list(kinds) if number % 2 else list(kinds)[::-1]
         for name in order:
             value = kinds[name].slice(size)
             if number:  # the first one warms up
@@ -190,7 +195,9 @@ def print_table(console: Console, results: Sequence[Result]) -> None:
             cells.append(f"{ratio:.2f} ({low:.2f} … {high:.2f})")
         met = {True: "yes", False: "MISSED", None: ""}[result.met]
         table.add_row(str(result.ranks), size_text(result.size), *cells, met)
-    console.print("Bus bandwidth in MB/s (2^20), medians; ratios: medians over the rounds and their quartiles")
+    console.print(
+        "Bus bandwidth in MB/s (2^20), medians; ratios: medians over the rounds and their quartiles"
+    )
     console.print(table)
 
 

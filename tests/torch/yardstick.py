@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """torch's own tests of a process group, those that gloo passes, on the shift backend: a table. `make yardstick`.
 
-Each case runs with four ranks, with gloo and with shift (protected, on the software NIC, a private etcd): yardstick_cases.py.
+Each case runs with four ranks, with gloo and with shift (protected, on the software NIC, a private etcd), by
+yardstick_cases.py.
 Exit status 0: shift passes whatever gloo passes, but for what stands in KNOWN, with its reason.
 """
 
@@ -48,9 +49,10 @@ def run(backend: str, names: Sequence[str], network: SoftNetwork, etcd: EtcdServ
     }
     command = [sys.executable, str(HERE / "yardstick_cases.py"), *names]
     found: dict[str, tuple[str, str]] = {}
-    with log.open("w") as errors, subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True
-    ) as child:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
         assert child.stdout is not None
         for line in child.stdout:
             if not line.startswith("{"):
@@ -67,7 +69,9 @@ def run(backend: str, names: Sequence[str], network: SoftNetwork, etcd: EtcdServ
 def short(why: str) -> str:
     """The last words of a traceback that name an error, or of anything."""
     lines = [line.strip() for line in why.splitlines() if line.strip()]
-    named = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception", "Timeout", "Failed"))]
+    named = [
+        line for line in lines if line.split(":")[0].endswith(("Error", "Exception", "Timeout", "Failed"))
+    ]
     return (named or lines or [""])[-1][:200]
 
 
@@ -97,7 +101,9 @@ def main() -> int:
     """Run, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="some cases (default: all)")
-    parser.add_argument("--output", type=Path, default=Path("build/yardstick"), help="logs, and outcomes as JSON")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/yardstick"), help="logs, and outcomes as JSON"
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
