@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Bus bandwidth of torch's allreduce over the shift backend: protected, unprotected, gloo, ib_write_bw -b beside it."""
+"""Bus bandwidth of torch's allreduce over the shift backend; plain pyverbs, gloo and ib_write_bw -b beside it."""
 
 import sys
 from pathlib import Path

@@ -155,7 +155,7 @@ def measure(lab: Lab, ranks: int, sizes: Sequence[int], rounds: int, tell: Calla
 def _one_size(kinds: Mapping[str, Wire | Group], ranks: int, size: int, rounds: int) -> Result:
     values: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(rounds + 1):
-        order = list(kinds) if number % 2 else list(reversed(list(kinds)))
+        order = list(kinds) if number % 2 else list(kinds)[::-1]
         for name in order:
             value = kinds[name].slice(size)
             if number:  # the first one warms up

@@ -124,8 +124,12 @@ class Conductor:
         if state.paused_ns:
             self._tell("arrived", 1)
         if not state.outcome:
-            if self._rank == 0 and state.boundary and self._gather("arrived", range(self._size)) is None:
-                self._decide(SAVE)
+            if self._rank == 0 and state.boundary:
+                late = self._gather("arrived", range(self._size))
+                if late is None:
+                    self._decide(SAVE)
+                else:
+                    self._resume_if_gone(late)
             elif state.gave_up:
                 self._decide(RESUME + self._missing(state))
             self._take(state, "outcome")
@@ -137,9 +141,19 @@ class Conductor:
         """Our rank stops no more: nobody is to wait for it."""
         self._decide(RESUME + self._rank)
 
+    def leave(self) -> None:
+        """Our rank takes part in no more rounds."""
+        self._store.add(f"gone/{self._rank}", 1)
+
+    def _resume_if_gone(self, late: int) -> None:
+        if self._store.add(f"gone/{late}", 0):
+            self._decide(RESUME + late)
+
     def _find_boundary(self, state: Round) -> None:
         if self._rank == 0:
-            if self._gather("ready", range(self._size)) is not None:
+            late = self._gather("ready", range(self._size))
+            if late is not None:
+                self._resume_if_gone(late)
                 return
             self._add("boundary", max(self._gathered["ready"]))
         self._take(state, "boundary")

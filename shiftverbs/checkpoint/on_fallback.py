@@ -227,7 +227,7 @@ class CheckpointOnFallback:
     def _run(self) -> None:
         number = 0
         try:
-            while not self._closed:
+            while True:
                 conductor = Conductor(
                     self._store,
                     number,
@@ -237,12 +237,13 @@ class CheckpointOnFallback:
                     self._save_timeout_s,
                     self._changed,
                 )
-                if not self._await_round(conductor):
-                    return
+                if self._closed or not self._await_round(conductor):
+                    break
                 number += 1
                 if not conductor.is_over():
                     self._conduct(conductor)
                     self._not_before = time.monotonic() + self._min_interval_s
+            conductor.leave()
         except Exception as error:
             with self._changed:
                 self._broken = f"the ranks cannot agree any more, the store failed: {error}"

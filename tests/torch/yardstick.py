@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """torch's own tests of a process group, those that gloo passes, on the shift backend: a table. `make yardstick`.
 
-Each case runs with four ranks, with gloo and with shift (protected, on the software NIC, a private etcd), in
+Each case runs with four ranks, with gloo and with shift (protected, on the software NIC, a private etcd), by
 yardstick_cases.py.
 Exit status 0: shift passes whatever gloo passes, but for what stands in KNOWN, with its reason.
 """
