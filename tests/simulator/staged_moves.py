@@ -101,7 +101,7 @@ def an_idle_program_whose_old_fence_is_on_its_way_moves() -> Network:
 
 
 def a_nic_has_no_room_for_a_fence_write() -> Network:
-    """a's last WR is unsignaled, and its program posts nothing any more: only our own WRITE can show the end of that."""
+    """a's last WR is unsignaled, and its program posts nothing any more: only our own WRITE can show its end."""
     net = armed()
     a, _ = ends(net)
     plan(a, "SEND")
