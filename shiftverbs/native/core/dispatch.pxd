@@ -14,9 +14,9 @@ from shiftverbs.native.core.journal cimport (
     EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED, EV_RQ_FENCED,
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
     REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, KeptError, Pair, QPState, RecvRec, SendRec, abort_recvs,
-    abort_sends, after_retire, cq_push, device_gone, discount_answered, emit, fence_last, flush_proven, hand_over, post_refused,
-    provider_errno, pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut, send_rec,
-    sends_shown, seq_mask,
+    abort_sends, after_retire, cq_push, device_gone, discount_answered, emit, fence_last, flush_proven, hand_over,
+    post_refused, provider_errno, pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut,
+    send_rec, sends_shown, seq_mask,
 )
 from shiftverbs.native.core.map cimport MapSlot, map_find
 from shiftverbs.native.verbs cimport (
