@@ -93,9 +93,11 @@ class MoveProcedure:
         self._directions.send(SendInput.MOVE_STARTED, s.send_pair)
 
     def fence_write(self) -> None:
-        """Nobody posted the fence WR in time."""
-        if self._state.send_state is SendState.WAIT_SIGNALED:
-            self._state.do(ev.PostFenceWrite())
+        """Nobody posted the fence WR in time: ours is tried, now and then, as the NIC may have no room for it yet."""
+        s = self._state
+        if s.send_state is SendState.WAIT_SIGNALED:
+            s.timers.set(Timer.FENCE_WRITE, s.now_ns + s.config.move_timeout_ns)
+            s.do(ev.PostFenceWrite())
 
     def on_fence_posted(self) -> None:
         """The fence WR is posted, by whomever."""

@@ -29,6 +29,13 @@ def let_a_move_time_out_over_memory() -> Iterator[None]:
         yield
 
 
+@mutation("a fence WRITE that its NIC has no room for is tried again: the program may post nothing any more")
+def try_a_fence_write_once() -> Iterator[None]:
+    edit = ("s.timers.set(Timer.FENCE_WRITE, s.now_ns + s.config.move_timeout_ns)", "pass")
+    with rewritten(MoveProcedure, "fence_write", edit):
+        yield
+
+
 @mutation("a SWITCH waits for the memory of receives as long as its registration takes, if the peer is heard")
 def give_memory_no_more_time_than_a_peer() -> Iterator[None]:
     with rewritten(SwitchProcedure, "_attempt_deadline_ns", ("if s.posting:", "if False:")):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from simulator.application import Application
@@ -95,6 +96,21 @@ def an_idle_program_whose_old_fence_is_on_its_way_moves() -> Network:
     assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
     _receives_come(net)
     end(net)
+    assert all(on(app, 1) for app in ends(net)), "where it should be"
+    return net
+
+
+def a_nic_has_no_room_for_a_fence_write() -> Network:
+    """a's last WR is unsignaled, and its program posts nothing any more: only our own WRITE can show its end."""
+    net = armed()
+    a, _ = ends(net)
+    plan(a, "SEND")
+    go(a)
+    shared = a.endpoint.hardware.shared
+    shared.refuse_at[0], shared.refuse_err[0] = 0, errno.ENOMEM
+    a.endpoint.prefer(1)
+    end(net)
+    assert shared.refuse_err[0] == 0
     assert all(on(app, 1) for app in ends(net)), "where it should be"
     return net
 
@@ -251,6 +267,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
         "forget_a_fence_write_that_had_to_wait",
         "drop_a_fence_write_that_finds_no_room",
     ),
+    a_nic_has_no_room_for_a_fence_write: ("try_a_fence_write_once",),
     what_lacks_a_key_goes_home: ("wait_in_a_move_for_what_lacks_a_key",),
     a_move_waits_for_memory: ("let_a_move_time_out_over_memory",),
     sends_that_pause_do_not_move: ("move_while_sends_pause",),
