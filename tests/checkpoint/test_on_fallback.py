@@ -15,7 +15,7 @@ import pytest
 from harness import ROOT, wait_until
 
 from shiftverbs import observe
-from shiftverbs.checkpoint import CheckpointOnFallback, Outcome
+from shiftverbs.checkpoint import CheckpointOnFallback, Outcome, agreement
 
 #: A step's length; what is waited for in tests takes many.
 STEP_S = 0.002
@@ -215,7 +215,13 @@ def test_a_late_rank_makes_all_resume_and_is_named(jobs, caplog, late):
     wait_until(lambda: job.ranks[late].steps > 20, 10)
 
 
-def test_a_dead_rank_makes_all_resume_and_is_named(jobs):
+@pytest.fixture
+def dies(monkeypatch):
+    """Threads that end leave no word."""
+    monkeypatch.setattr(agreement.Conductor, "leave", lambda conductor: None)
+
+
+def test_a_dead_rank_makes_all_resume_and_is_named(jobs, dies):
     """Its thread does not answer, either."""
     job = jobs(3, timeout_s=0.3)
     dead = job.ranks[1]
@@ -230,7 +236,7 @@ def test_a_dead_rank_makes_all_resume_and_is_named(jobs):
     assert goes_on(job, [0, 2])
 
 
-def test_without_rank_0_the_others_resume(jobs):
+def test_without_rank_0_the_others_resume(jobs, dies):
     """It alone looks at all ranks."""
     job = jobs(3, timeout_s=0.3)
     job.ranks[0].checkpoint._closed = True
@@ -256,6 +262,18 @@ def test_a_rank_that_has_ended_is_not_waited_for(jobs):
     job.ranks[1].checkpoint.close()
     (one,) = outcomes(job, 1, [0])
     assert one.why == "rank 1 did not pause in time" and time.monotonic() - began < 5
+
+
+def test_a_rank_that_ended_before_anybody_asked_is_not_waited_for(jobs, caplog):
+    job = jobs(2, timeout_s=20.0).start()
+    assert goes_on(job, [0, 1])
+    job.ranks[1].held.set()
+    job.leave(1)
+    job.ranks[1].checkpoint.close()
+    began = time.monotonic()
+    job.ranks[0].checkpoint.request()
+    wait_until(lambda: "rank 1 did not pause in time" in caplog.text)
+    assert goes_on(job, [0]) and time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("saver", [0, 1])

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shiftverbs.tensors.errors import (
@@ -445,6 +445,7 @@ ACTIONS = st.one_of(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(ACTIONS, max_size=60), st.integers(1 << 17, 1 << 21))
 def test_any_schedule(actions, limit_bytes):
     """Whatever the order: each pull ends once, with all of the bytes of its step or with an error that fits; nothing
