@@ -45,7 +45,8 @@ class Node:
     :param device: the NIC; None: SHIFTVERBS_DEVICE, or the first
     :raises TransportError: there is no NIC
     :raises PoolError: there is no memory for the pool
-    :raises ValueError, OSError: it cannot listen there
+    :raises ValueError: an address to listen at that is none, a name that is too long
+    :raises OSError: it cannot listen there
     """
 
     def __init__(

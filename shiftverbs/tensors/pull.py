@@ -62,7 +62,8 @@ class Pull:
         :raises MismatchError: `out` is of another dtype or shape
         :raises RemoteError: the publisher has an error instead
         :raises PoolError: there is no memory for it
-        :raises ChannelError, MessageError: the peer failed, left, or is none
+        :raises ChannelError: the peer failed, or left
+        :raises MessageError: it is none: what it says makes no sense
         :raises PullCancelled: by `cancel`
         """
         return self._future.result()
