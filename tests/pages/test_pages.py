@@ -18,7 +18,9 @@ DOCS = ROOT / "docs"
 #: What the how-tos on software hosts begin with.
 TERMINALS = DOCS / "howto" / "terminals.md"
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
-PORTS = ("2379", "9400", "9401", "18515")
+PORTS = ("2379", "9400", "9401", "18515", "7000", "7001")
+#: Examples whose port stands on the page, or is their own.
+THEIR_PORT = ("7000", "7001")
 #: How the page on real hosts is played: the software host that each terminal is on, and the names that it writes.
 REAL_HOSTS = {"node1": "a", "node2": "b"}
 REAL_NAMES = {"mlx5_": "soft", "node1": "127.0.0.1", "node2": "127.0.0.1"}
@@ -54,9 +56,14 @@ def terminal(tmp_path: Path, softrnic_dir: Path) -> Iterator[Callable[[str], Ter
 
     class Ours(Terminal):
         def type(self, line: str) -> None:
+            if not any(port in line for port in THEIR_PORT):
+                line = EXAMPLE.sub(rf"\g<0> --port {ports['18515']}", line)
             for port, ours in ports.items():
-                line = re.sub(rf"\b{port}\b", ours, line)
-            line = EXAMPLE.sub(rf"\g<0> --port {ports['18515']}", line)
+                line = re.sub(
+                    rf":{port}\b" if port in THEIR_PORT else rf"\b{port}\b",
+                    f":{ours}" if port in THEIR_PORT else ours,
+                    line,
+                )
             if "--listen-client-urls" in line:  # etcd refuses to be told twice
                 line = f"env -u ETCD_LISTEN_CLIENT_URLS -u ETCD_ADVERTISE_CLIENT_URLS {line}"
             super().type(line)
