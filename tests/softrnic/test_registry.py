@@ -45,7 +45,9 @@ class Port:
 @pytest.fixture(scope="session")
 def port_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """c/port.c, built with sanitizers."""
-    sources = [f"faults/{name}.c" for name in ("config", "fault", "netdev", "network", "rails", "registry", "rules")]
+    sources = [
+        f"faults/{name}.c" for name in ("config", "fault", "netdev", "network", "rails", "registry", "rules")
+    ]
     sources += ["wire/wire.c", "wire/icrc.c", "fabric/params.c", "fabric/port.c"]
     return build(tmp_path_factory.mktemp("registry") / "port", "port.c", sources)
 
