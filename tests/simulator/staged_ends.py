@@ -503,6 +503,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
     what_we_gave_up_is_not_paired_again: ("pair_again_what_was_given_up",),
-    what_succeeded_is_behind_an_own_error: ("succeed_behind_an_error",),
+    what_succeeded_is_behind_an_own_error: ("succeed_behind_an_own_error_in_a_fence",),
     errors_come_in_the_middle_of_a_verb: ("show_a_later_error_first",),
 }

@@ -95,6 +95,7 @@ def an_idle_program_whose_old_fence_is_on_its_way_moves() -> Network:
     wait(net, 150)
     assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
     _receives_come(net)
+    until(net, lambda: all(on(app, 1) for app in ends(net)), ms=100)  # and not when it is tried again
     end(net)
     assert all(on(app, 1) for app in ends(net)), "where it should be"
     return net

@@ -553,6 +553,17 @@ def go_on_behind_an_own_error_in_a_fence() -> Iterator[None]:
         yield
 
 
+@mutation("where a SWITCH goes on behind an own error, what the peer's count proves is flushed all the same")
+def succeed_behind_an_own_error_in_a_fence() -> Iterator[None]:
+    choose: Any = _core.set_mutant  # type: ignore[attr-defined]
+    choose("succeed_behind_an_error")  # one of the two alone is harmless
+    try:
+        with rewritten(Connection, "_fenced", ("if self.core.ending:", "if False:")):
+            yield
+    finally:
+        choose(None)
+
+
 # ---- what is said of it ---------------------------------------------------------------------------------------------
 
 
