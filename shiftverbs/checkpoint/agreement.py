@@ -124,14 +124,13 @@ class Conductor:
         if state.paused_ns:
             self._tell("arrived", 1)
         if not state.outcome:
-            if self._rank == 0 and state.boundary:
-                late = self._gather("arrived", range(self._size))
-                if late is None:
-                    self._decide(SAVE)
-                else:
-                    self._resume_if_gone(late)
+            late = self._gather("arrived", range(self._size)) if self._rank == 0 and state.boundary else 0
+            if late is None:
+                self._decide(SAVE)
             elif state.gave_up:
                 self._decide(RESUME + self._missing(state))
+            elif late:
+                self._resume_if_gone(late)
             self._take(state, "outcome")
         if state.outcome == SAVE:
             self._finish(state)
