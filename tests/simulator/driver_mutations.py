@@ -14,6 +14,7 @@ from simulator.patching import Patch, mutations_of, replaced, rewritten
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.ending import Ending
+from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.protocol import events as ev
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
@@ -77,7 +78,7 @@ def trust_the_counter_of_a_dead_nic() -> Iterator[None]:
 
 @mutation("READY and MOVED wait for memory that is still being registered")
 def say_ready_while_receives_wait() -> Iterator[None]:
-    with rewritten(Connection, "_posted", ("return None", "return ev.ReceivesPosted(action.number)")):
+    with rewritten(KeyWait, "posted", ("return None", "return ev.ReceivesPosted(action.number)")):
         yield
 
 

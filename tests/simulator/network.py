@@ -227,7 +227,7 @@ class Network:
             core, connection = app.endpoint.core, app.endpoint.connection
             if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
                 continue
-            posting, p = connection._posting, connection.protocol
+            posting, p = connection.key_wait.posting, connection.protocol
             works = p is not None and not (p.over or p.switching or core.ending)
             withheld = works and core.unwired[1] > 0 and self.by_credits
             if withheld or (posting is not None and posting.pair == qp.nic.k):

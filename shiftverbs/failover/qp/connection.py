@@ -27,6 +27,7 @@ from shiftverbs.failover.qp.absence import Absence
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
 from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.ending import FLUSHED, Ending
+from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.failover.qp.reports import Reports
@@ -51,8 +52,6 @@ logger = logging.getLogger("shiftverbs.driver")
 
 # The peer's NIC has refused.
 REFUSED = (WcStatus.REM_INV_REQ_ERR, WcStatus.REM_ACCESS_ERR, WcStatus.REM_OP_ERR)
-# How often keys that are missing are looked for again, beside the news that some came.
-KEYS_TICK_NS = 20_000_000
 # Bits of EV_KEY_MISSING.
 KEY_REMOTE, KEY_UNSHADOWABLE = 1, 2
 
@@ -71,6 +70,7 @@ class Connection:
         self.why: str | None = "the QP is not connected yet"
         self.pairing = Pairing(self)
         self.keys = ConnectionKeys(self)
+        self.key_wait = KeyWait(self)
         self.timeline = Timeline()
         self.ending = Ending(self)
         self.requirement = Requirement(self)
@@ -102,10 +102,7 @@ class Connection:
         self.ending.forget()
         self.absence.forget()
         self._rx_target: int | None = None
-        self._keys_since_ns: int | None = None
-        self._posting: ev.PostReceives | ev.MoveReceives | None = (
-            None  # not all receives are where it wants them
-        )
+        self.key_wait.forget()
         if not self.closed:
             self._count_away()
         self.timeline.begin()
@@ -319,7 +316,7 @@ class Connection:
             self._schedule()
             return
         self.keys.on_time(now_ns)
-        self._keys_tick(now_ns)
+        self.key_wait.on_time(now_ns)
         due = self.protocol.next_timeout_ns if self.protocol is not None else None
         if due is not None and due <= now_ns:
             self.execute(self.protocol.handle_timeout(now_ns))
@@ -342,17 +339,17 @@ class Connection:
             self.driver.turns.arrived(self)
         # Without a protocol nobody asks for keys: what is due of that stays so.
         times = [p.next_timeout_ns, self.keys.due_ns] if p is not None else []
+        times.append(self.key_wait.due_ns)
         if self.fence is not None:
             times.append(self.fence.due_ns)
-        if self._keys_since_ns is not None:
-            times.append(self.driver.now_ns() + KEYS_TICK_NS)
         due = [t for t in times if t is not None]
         if due:
             self.driver.schedule(self, min(due))
 
     def await_nothing(self) -> None:
         """The QP ends: no message, receive or key is waited for any more."""
-        self._rx_target = self._posting = self._keys_since_ns = None
+        self._rx_target = None
+        self.key_wait.forget()
 
     def wake_up(self) -> None:
         """Something is due earlier than before."""
@@ -524,7 +521,7 @@ class Connection:
         elif kind == _core.EV_NEW_RKEY:
             self.keys.want([a])
         elif kind == _core.EV_KEY_MISSING:
-            self._await_keys()
+            self.key_wait.begin()
             if b & KEY_UNSHADOWABLE:
                 what = "rkey" if b & KEY_REMOTE else "lkey"
                 self.keys_missing(f"the memory of {what} {a:#x} has no counterpart on {self.device(k)}")
@@ -581,68 +578,21 @@ class Connection:
             self.feed(ev.FenceDone(self.core.counters()[2]))
         if self._rx_target is not None:
             self.core.set_rx_target(self._rx_target)
-        self._await_keys()
+        self.key_wait.begin()
         self._schedule()
-
-    def _await_keys(self) -> None:
-        if self._keys_since_ns is None:
-            self._keys_since_ns = self.driver.now_ns()
-            self.keys.begin_wait()
 
     def keys_arrived(self) -> None:
         """More keys were resolved: go on posting."""
-        if not self.closed and self._keys_since_ns is not None:
-            self._retry_keys()
-
-    def _retry_keys(self) -> None:
-        self.core.pump()
-        if self._posting is not None:
-            posted = self._posted(self._posting, self.core.open_recv(self._posting.pair))
-            if posted is not None:
-                self.feed(posted)
-        if self.closed:
-            return
-        local, remote = self.core.missing_keys(self.core.send_pair, self.core.recv_pair)
-        if not local and not remote and self._posting is None:
-            self._keys_since_ns = None
-
-    def _keys_tick(self, now_ns: int) -> None:
-        since = self._keys_since_ns
-        if since is None:
-            return
-        self._retry_keys()
-        if self._keys_since_ns is not None and not self.closed:
-            why = self.keys.hopeless(since, now_ns)
-            if why is not None:
-                self._keys_since_ns = None
-                self.keys_missing(why)
-            elif self.core.send_is_open:
-                self._peer_refuses(self.keys.refused(since, now_ns))
+        self.key_wait.arrived()
 
     def keys_missing(self, why: str) -> None:
         """What was posted cannot be handed over where the traffic is, and never will be."""
-        if self.ending.is_left_alone_on(self.core.send_pair):
-            self.ending.begin()
-        else:
-            self.feed(ev.KeysMissing(why))
-
-    def _peer_refuses(self, why: str | None) -> None:
-        """All ahead of a WR has completed, and the peer has no memory for it: it fails as its NIC would have it."""
-        p = self.protocol
-        if why is None:
-            return
-        error = (int(WcStatus.REM_ACCESS_ERR), 0)
-        if p is None or p.over:
-            self.ending.begin(error)
-        elif not p.switching:
-            self._keys_since_ns = None
-            self.ending.original = error
-            self.feed(ev.WorkRefused(f"the application's own error: {self.driver.wc_name(error[0])}: {why}"))
+        self.key_wait.in_vain(why)
 
     @property
     def awaits_keys(self) -> bool:
         """Whether a WR is withheld because the counterpart of a key is not known."""
-        return self._keys_since_ns is not None
+        return self.key_wait.since_ns is not None
 
     @property
     def receives_away(self) -> bool:
@@ -675,12 +625,12 @@ class Connection:
         self.core.close_send()
 
     def _close_recv(self, _: ev.CloseRecv) -> None:
-        self._posting = None
+        self.key_wait.posting = None
         self.core.close_recv()
 
     def _do_fence(self, action: ev.Fence) -> None:
         self._rx_target = None
-        self._keys_since_ns = None
+        self.key_wait.since_ns = None
         for k in action.pairs:
             if k in self.given:
                 self.given[k].state = QpState.ERR
@@ -739,18 +689,9 @@ class Connection:
 
     def _began_posting(self, action: ev.PostReceives | ev.MoveReceives, err: int) -> None:
         self.keys.push()  # from now on the peer goes by what it knows
-        posted = self._posted(action, err)
+        posted = self.key_wait.posted(action, err)
         if posted is not None:
             self.later(posted)
-
-    def _posted(self, action: ev.PostReceives | ev.MoveReceives, err: int) -> ev.ReceivesPosted | None:
-        """The answer to `action` after a try that ended with err; None where keys are awaited."""
-        if err == errno.ENOKEY:
-            self._posting = action
-            self._await_keys()
-            return None
-        self._posting = None
-        return ev.ReceivesPosted(action.number, f"a receive was refused: {os.strerror(err)}" if err else None)
 
     def _trim(self, action: ev.Trim) -> None:
         self.core.trim(action.peer_rx)
