@@ -216,12 +216,18 @@ class ProcessGroupShift(dist.ProcessGroup):
     all_gather_into_tensor = _allgather_base
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> ShiftWork:
-        """As allgather, for several inputs; output_lists: for each a list of a tensor for each rank."""
-        for outputs, own in zip(output_lists, input_list, strict=True):
+        """As allgather, for several inputs; output_lists: for each rank a list of a tensor for each of them."""
+        if len(output_lists) != self._own_size:
+            raise ValueError(f"{len(output_lists)} lists of tensors for {self._own_size} ranks")
+        for number, outputs in enumerate(output_lists):
+            if len(outputs) != len(input_list):
+                raise ValueError(f"{len(outputs)} tensors for rank {number}'s {len(input_list)} inputs")
+        by_input = list(zip(*output_lists, strict=True))
+        for outputs, own in zip(by_input, input_list, strict=True):
             check(own)
             self._check_each(outputs, own)
         sources, _ = _dense(input_list)
-        pairs = [_dense(outputs) for outputs in output_lists]
+        pairs = [_dense(outputs) for outputs in by_input]
         copies = [copy for _, some in pairs for copy in some]
 
         def act(collectives: Any, until: float) -> None:

@@ -237,7 +237,14 @@ def allgather(size: int) -> str:
         ours._allgather_base(whole, want[RANK].clone(), c10d.AllgatherOptions()).wait()
         assert same(whole, torch.cat(want)), (dtype, count)
         seen += [*got, whole]
-    return digest(*seen)
+    shapes = [(3, torch.float32), (70_000, torch.float32), (5, torch.int64)]
+    want_lists = [[data(r * 31 + i, *shape) for i, shape in enumerate(shapes)] for r in range(size)]
+    got_lists = [[torch.zeros_like(one) for one in wanted] for wanted in want_lists]
+    ours.allgather_coalesced(
+        got_lists, [one.clone() for one in want_lists[RANK]], c10d.AllgatherOptions()
+    ).wait()
+    assert all(same(*both) for pair in zip(got_lists, want_lists, strict=True) for both in zip(*pair, strict=True))
+    return digest(*seen, *itertools.chain(*got_lists))
 
 
 def reduce_scatter(size: int) -> None:
