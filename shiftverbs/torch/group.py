@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shiftverbs.torch import sparse
 from shiftverbs.torch.point_to_point import Receive, Send
 from shiftverbs.torch.reduction import Reduction
 from shiftverbs.torch.runner import Action, Runner
-from shiftverbs.torch.tensors import check, is_dense, nbytes
+from shiftverbs.torch.tensors import check, check_device, is_dense, nbytes
 from shiftverbs.torch.work import Keeper, ShiftWork
 from shiftverbs.transport import Transport
 
@@ -133,12 +134,30 @@ class ProcessGroupShift(dist.ProcessGroup):
     # Collectives
 
     def allreduce(self, tensors: Any, opts: Any = None) -> ShiftWork:
-        """In place; tensors: a list of one."""
+        """In place; tensors: a list of one. One that is sparse (COO) may be summed, or averaged."""
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors[0], opts)
         tensor = _only(tensors)
         reduction = Reduction(_op(opts), tensor.dtype)
         dense, copies = _dense([tensor])
         return self._submit(
             lambda c, until: c.allreduce(dense[0], reduction, until), [tensor], opts, copies=copies
+        )
+
+    def _allreduce_sparse(self, tensor: Any, opts: Any) -> ShiftWork:
+        check_device(tensor)
+        reduction = Reduction(_op(opts), tensor.dtype)
+        if not reduction.adds:
+            raise ValueError(
+                f"the shift backend sums and averages sparse tensors, {_op(opts)} it does not know"
+            )
+        if tensor.dim() > sparse.MOST_DIMENSIONS:
+            raise ValueError(
+                f"a sparse tensor has {sparse.MOST_DIMENSIONS} dimensions at most, not {tensor.dim()}"
+            )
+        size = self._own_size
+        return self._submit(
+            lambda c, until: sparse.allreduce(c, size, tensor, reduction, until), [tensor], opts
         )
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> ShiftWork:

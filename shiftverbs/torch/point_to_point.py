@@ -191,7 +191,8 @@ class PointToPoint:
                 where = "any rank" if late.rank is None else f"rank {late.rank}"
                 verb = "send to" if isinstance(late, Send) else "receive from"
                 raise PeerTimeout(
-                    f"the {verb} {where} was not answered in time", [] if late.rank is None else [late.rank]
+                    f"the {verb} {where} was not answered before the timeout was over",
+                    [] if late.rank is None else [late.rank],
                 )
 
     def is_writing(self) -> bool:

@@ -7,11 +7,15 @@ import ctypes
 import functools
 from typing import Any
 
+import torch
+
 from shiftverbs.transport import Lease
 
 
 def nbytes(tensor: Any) -> int:
-    """Bytes of its elements."""
+    """Bytes of its elements; of a sparse one, of those that it has."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
     return int(tensor.numel() * tensor.element_size())
 
 
@@ -59,6 +63,11 @@ def is_dense(tensor: Any) -> bool:
 def check(tensor: Any) -> None:
     """Raise ValueError for a tensor that cannot be sent: sparse, or not in the CPU's memory."""
     if tensor.is_sparse or tensor.layout.__str__() != "torch.strided":
-        raise ValueError("the shift backend takes dense tensors only")
+        raise ValueError("the shift backend takes dense tensors only, but for allreduce")
+    check_device(tensor)
+
+
+def check_device(tensor: Any) -> None:
+    """Raise ValueError for a tensor that is not in the CPU's memory."""
     if tensor.device.type != "cpu":
         raise ValueError(f"the shift backend takes tensors of the CPU only, not of {tensor.device}")

@@ -298,7 +298,11 @@ class Transport:
                     self._fail(PeerLeft(f"rank {rank} has left", [rank]))
             if now >= deadline:
                 waited_for = sorted(missing())
-                self._fail(PeerTimeout(f"{rank_list(waited_for)} did not answer in time", waited_for))
+                self._fail(
+                    PeerTimeout(
+                        f"{rank_list(waited_for)} did not answer before the timeout was over", waited_for
+                    )
+                )
             if now >= probe_at:
                 for link in self._links:
                     if not link.left:

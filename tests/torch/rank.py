@@ -202,6 +202,29 @@ def coalesced(size: int) -> str:
     return digest(*mine)
 
 
+def sparse_data(rank: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Some rows of a table of 1000, each of three numbers; none of rank 1, and one twice."""
+    at = torch.arange(rows * (rank != 1)) * (rank + 2) % 1000
+    at = torch.cat([at, at[:1]])
+    return torch.sparse_coo_tensor(at[None], data(rank, 3 * len(at), dtype).view(-1, 3), (1000, 3))
+
+
+def sparse(size: int) -> str:
+    """allreduce of sparse tensors, few elements and many, and none at some ranks."""
+    if not member(size):
+        return ""
+    ours, _ = GROUPS[size]
+    seen = []
+    for dtype, rows in itertools.product([torch.float32, torch.float64, torch.int64], [0, 1, 7, 900]):
+        mine = sparse_data(RANK, rows, dtype)
+        dist.all_reduce(mine, group=ours)
+        want = sum(sparse_data(r, rows, dtype).to_dense() for r in range(size))
+        got = mine.to_dense()
+        assert torch.allclose(got, want) if dtype.is_floating_point else torch.equal(got, want), (dtype, rows)
+        seen.append(got)
+    return digest(*seen)
+
+
 def broadcast(size: int) -> str:
     """From each rank, all dtypes."""
     if not member(size):
@@ -243,7 +266,9 @@ def allgather(size: int) -> str:
     ours.allgather_coalesced(
         got_lists, [one.clone() for one in want_lists[RANK]], c10d.AllgatherOptions()
     ).wait()
-    assert all(same(*both) for pair in zip(got_lists, want_lists, strict=True) for both in zip(*pair, strict=True))
+    assert all(
+        same(*both) for pair in zip(got_lists, want_lists, strict=True) for both in zip(*pair, strict=True)
+    )
     return digest(*seen, *itertools.chain(*got_lists))
 
 
@@ -385,7 +410,8 @@ def refused() -> None:
     """Arguments that cannot be are refused at once, and nothing breaks by it."""
     group = world()
     for call in (
-        lambda: dist.all_reduce(torch.eye(3).to_sparse()),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse(), ops.MAX),
+        lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
         lambda: dist.all_reduce(torch.ones(3, dtype=torch.complex64), ops.MAX),
         lambda: dist.all_reduce(torch.ones(3), ops.BAND),
         lambda: group.send([torch.ones(1)], RANK, 0),

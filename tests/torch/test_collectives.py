@@ -9,7 +9,9 @@ SIZES = [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("what", ["allreduce", "allreduce_large", "coalesced", "broadcast", "allgather"])
+@pytest.mark.parametrize(
+    "what", ["allreduce", "allreduce_large", "coalesced", "sparse", "broadcast", "allgather"]
+)
 def test_every_rank_has_the_same_bits(four_ranks, what, size):
     digests = four_ranks(f"{what}({size})")
     assert len(set(digests[:size])) == 1 and digests[0]

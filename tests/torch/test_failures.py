@@ -20,6 +20,7 @@ def test_training_through_a_failure(ranks, faults):
     both = ranks(2, "training")
     assert both("world().wait_protected(20)") == [True, True]
     both("unused()")
+    assert len(set(both("embedded()"))) == 1
     undisturbed = both("weights(60)")
     assert undisturbed[0][0] == undisturbed[1][0]
     assert both("seen()") == [["soft0"], ["soft0"]]
@@ -72,6 +73,15 @@ def test_a_late_rank_is_named(ranks):
     both("g = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.7))")
     kind, text, took = a("collect(lambda: dist.recv(torch.ones(3), 1, group=g), 5)")
     assert "rank 1" in text and took > 0.6
+
+
+def test_sparse_tensors_of_different_shapes_are_named(ranks):
+    both = ranks(2, "training", SHIFTVERBS_DISABLE="1")
+    both("g = dist.new_group([0, 1])")
+    both.begin("collect(lambda: dist.all_reduce(torch.eye(3 + base.RANK).to_sparse(), group=g), 5)")
+    for rank, (_, text, _) in enumerate(both.end()):
+        assert f"rank {1 - rank} has a sparse tensor of another shape" in text or "failed" in text, text
+    both("dist.barrier()")
 
 
 def run_script(network, backend: str, world: int = 2) -> list[str]:

@@ -67,6 +67,23 @@ def unused() -> str:
     return digest(*[p.grad for p in net.parameters()])
 
 
+def embedded() -> str:
+    """DDP of a table whose gradients are sparse: each rank reads rows of its own."""
+    torch.manual_seed(4)
+    net = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Embedding(50, 4, sparse=True), torch.nn.Linear(4, 1))
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = digest(*net.parameters())
+    for step in range(6):
+        net(torch.tensor([step, 7, 20 * base.RANK + step])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = digest(*net.parameters())
+    assert after != before
+    return after
+
+
 def checkpointed(
     steps: int, pause_s: float = 0.0, *, late_s: float | None = None, **options: object
 ) -> list[list]:
