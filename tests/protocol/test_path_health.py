@@ -245,7 +245,7 @@ def test_a_peer_that_does_not_keep_up_is_asked_less_often() -> None:
         assert ping.next_timeout_ns == t * MS and ping.poll_ping(t * MS - 1) is None
         assert ping.poll_ping(t * MS)
     for n, t in enumerate(range(1100, 1300, 25)):
-        assert ping.next_timeout_ns == (1250 if n == 0 else t) * MS
+        assert ping.next_timeout_ns == (1250 if n == 0 else t + 225) * MS, "without an answer"
         ping.handle_pong(2 + n, t * MS)
         assert ping.poll_ping(t * MS) == 12 + n and ping.poll_ping(t * MS + 1) is None
     ping.handle_pong(18, 1280 * MS)
