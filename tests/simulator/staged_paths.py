@@ -6,8 +6,23 @@ from __future__ import annotations
 from simulator.checks import over
 from simulator.clock import MS
 from simulator.network import Network
-from simulator.story import Story, armed, at_home, end, ends, hole, on, post, sends, until, wait, went
+from simulator.story import (
+    Story,
+    armed,
+    at_home,
+    end,
+    ends,
+    hole,
+    on,
+    path_failed,
+    post,
+    sends,
+    until,
+    wait,
+    went,
+)
 
+from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 
 
@@ -90,6 +105,25 @@ def rails_blink_where_answers_take_long() -> Network:
     return end(net)
 
 
+def a_nic_does_not_say_what_its_ports_are() -> Network:
+    """a's NIC was asked for its GIDs, and has not answered, when its path fails: no fence waits for that."""
+    net = armed()
+    a, _ = ends(net)
+    post(a, "SEND")
+    wait(net, 1)
+    net.nics["a"][0].mute = True
+    net.nics["a"][0].event(EventType.GID_CHANGE, 1)
+    wait(net, 1)
+    path_failed(a, 0)
+    until(net, lambda: all(on(app, 1) for app in net.apps), ms=20)
+    post(a, "SEND")
+    wait(net, 2000)
+    assert sends(a) == ["SUCCESS", "SUCCESS"]
+    net.nics["a"][0].unhang()
+    until(net, lambda: at_home(net))
+    return end(net)
+
+
 STAGED: dict[Story, tuple[str, ...]] = {
     a_wr_gets_through_nowhere_and_answers_begin_to_take_long: (
         "measure_the_newest_answer_alone",
@@ -99,6 +133,7 @@ STAGED: dict[Story, tuple[str, ...]] = {
 }
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_nic_does_not_say_what_its_ports_are: ("look_at_ports_among_the_commands",),
     rails_blink_where_answers_take_long: ("ping_as_seldom_as_answers_come",),
     a_port_fails_and_its_nic_says_nothing: ("believe_a_look_that_failed",),
 }

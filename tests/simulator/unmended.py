@@ -33,6 +33,7 @@ from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import Seals
+from shiftverbs.shadows.nic import Nic
 from shiftverbs.shadows.qp import ShadowQP
 from shiftverbs.shadows.shadow import ShadowMR
 
@@ -209,6 +210,12 @@ def ping_as_seldom_as_answers_come() -> Iterator[None]:
     apart = "max(self.interval_ns, min(ANSWERS_APART * self._takes_ns, MOST_APART_NS))"
     edit = ("now_ns + self.interval_ns", f"now_ns + {apart}")
     with rewritten(PingState, "poll_ping", edit), rewritten(PingState, "hurry", edit):
+        yield
+
+
+@mutation("a fence does not wait for what a NIC is asked of its ports")
+def look_at_ports_among_the_commands() -> Iterator[None]:
+    with rewritten(Nic, "look_again", ("self._looker", "self.worker")):
         yield
 
 
