@@ -530,10 +530,10 @@ class Driver:
             connection = self._to_watch.pop()
             self.safely(connection, connection.watchdog.watch, now)
             if connection.watchdog.wants_pings:
-                stuck = connection.watchdog.stuck_wr is not None
+                wanted_ns = URGENT_PING_NS if connection.watchdog.stuck_wr is None else STUCK_PING_NS
                 for path in connection.paths:
                     self._urgent.add(path)
-                    path.ping.interval_ns = STUCK_PING_NS if stuck else URGENT_PING_NS
+                    path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
                     path.ping.hurry(now)
 
     def forget(self, connection: Connection) -> None:

@@ -6,14 +6,22 @@ One `PingState` per NIC pair and process, however many QPs use it.
 
 from __future__ import annotations
 
+import collections
+
 # What an answered ping says of the present: beyond that its pair may have failed and come back.
 FRESH_NS = 150_000_000
 # What an answer takes on a busy machine.
 PATIENCE_NS = 25_000_000
-# Pings go out at most as often as so many answers take, one after the other: a slow peer is not a dead one.
+# Where answers take longer than that they may take half as long again, but at most so much beyond.
+MOST_BEYOND_NS = 150_000_000
+# A row of unanswered pings grows by one in so many times what an answer takes: a slow peer is not a dead one.
 ANSWERS_APART = 4
-# But no further apart than this for that: one answer that was late must not hide an outage behind it.
+# But no slower than this for that: one answer that was late must not hide an outage behind it.
 MOST_APART_NS = 250_000_000
+# Where so many are on their way, the peer does not keep up: the next goes out behind an answer, or as the row grows.
+MOST_UNDER_WAY = 8
+# It is known of so many unanswered pings when they were sent.
+MOST_AWAITED = 64
 
 
 class PingState:
@@ -30,45 +38,61 @@ class PingState:
         self._next_ns = 0
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
-        self._sent_ns = 0
+        # Those that may still be answered: number, and when it was sent.
+        self._awaited: collections.deque[tuple[int, int]] = collections.deque(maxlen=MOST_AWAITED)
         self._unanswered = 0
+        self._since_ns = 0  # what is unanswered since then is not counted yet
         self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
         self._takes_ns = 0  # an answer, of late
 
     def poll_ping(self, now_ns: int) -> int | None:
         """Return the number of the ping to send now, or None."""
-        if now_ns < self._next_ns:
+        if now_ns < self.next_timeout_ns:
             return None
-        if self._number > self._answered:
+        if self._number == self._answered:
+            self._since_ns = now_ns
+        elif now_ns >= self._counts_ns:
             self._unanswered += 1
+            self._since_ns = now_ns
         self._number += 1
-        self._sent_ns = now_ns
-        self._next_ns = now_ns + self._apart_ns
+        self._awaited.append((self._number, now_ns))
+        self._next_ns = now_ns + self.interval_ns
         return self._number
 
     @property
-    def _apart_ns(self) -> int:
-        return max(self.interval_ns, min(ANSWERS_APART * self._takes_ns, MOST_APART_NS))
+    def _counts_ns(self) -> int:
+        """When what is unanswered is one more."""
+        return self._since_ns + min(ANSWERS_APART * self._takes_ns, MOST_APART_NS)
 
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""
-        self._next_ns = min(self._next_ns, now_ns + self._apart_ns)
+        self._next_ns = min(self._next_ns, now_ns + self.interval_ns)
 
     def handle_pong(self, number: int, now_ns: int) -> None:
         """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
-        if self._answered < number <= self._number:
-            if number > self._answered + 1:
-                self._lost_ns = now_ns  # those between
-            self._answered = number
-            self._answered_ns = now_ns
-            self._unanswered = 0
-            if number == self._number:
-                self._takes_ns = max(now_ns - self._sent_ns, self._takes_ns * 3 // 4)
+        if not self._answered < number <= self._number:
+            return
+        if number > self._answered + 1:
+            self._lost_ns = now_ns  # those between
+        while self._awaited and self._awaited[0][0] <= number:
+            answered, sent_ns = self._awaited.popleft()
+            if answered == number:
+                self._takes_ns = max(now_ns - sent_ns, self._takes_ns * 3 // 4)
+        self._answered = number
+        self._answered_ns = now_ns
+        self._unanswered = 0
+        self._since_ns = self._awaited[0][1] if self._awaited else now_ns
+
+    def handle_sign_of_life(self, now_ns: int) -> None:
+        """Something else came from there: as good as an answer for now, but answers may still come, or be missing."""
+        self._answered_ns = self._since_ns = now_ns
+        self._unanswered = 0
 
     def suspect(self) -> None:
         """Something failed there: dead until a ping sent from now on is answered."""
         self._unanswered = self.dead_after
         self._answered = self._number
+        self._awaited.clear()
         self._next_ns = 0
 
     def answers(self, now_ns: int) -> bool:
@@ -77,8 +101,8 @@ class PingState:
             return False
         if now_ns - self._lost_ns < FRESH_NS:
             return False
-        missing = self._number - self._answered
-        return missing == 0 or (missing == 1 and now_ns - self._sent_ns <= PATIENCE_NS)
+        patience_ns = min(self._takes_ns * 3 // 2, self._takes_ns + MOST_BEYOND_NS)
+        return not self._awaited or now_ns - self._awaited[0][1] <= max(PATIENCE_NS, patience_ns)
 
     @property
     def alive(self) -> bool | None:
@@ -89,5 +113,6 @@ class PingState:
 
     @property
     def next_timeout_ns(self) -> int:
-        """When `poll_ping` wants to be called again."""
-        return self._next_ns
+        """When `poll_ping` wants to be called again, if no answer comes before."""
+        keeps_up = len(self._awaited) < MOST_UNDER_WAY
+        return self._next_ns if keeps_up or self.alive is False else max(self._next_ns, self._counts_ns)

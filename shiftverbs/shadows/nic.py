@@ -173,21 +173,24 @@ def choose(
 
 
 class Nic:
-    """Our own handle on one NIC, shared by all of this process: context, PD, command thread.
+    """Our own handle on one NIC, shared by all of this process: context, PD, its two threads.
 
     Nothing of it belongs to the application: its async events are ours alone. `port` and `gid_index` are what our
     control channel uses on it; shadow QPs use what `route()` finds for the application's.
 
-    Whoever asks a sick NIC something hangs. So only its own thread asks: it leaves what it saw in `ports`, and
-    everybody else goes by that. `look_again` has it look anew.
+    Whoever asks a sick NIC something hangs. So only a thread of its own asks: it leaves what it saw in `ports`, and
+    everybody else goes by that. `look_again` has it look anew. That thread gives no commands, and `worker` asks nothing
+    once the device is open: a driver may hold up a question (for Linux's RTNL, say) while it carries out commands.
 
-    name: the device; worker: its command thread (a NicWorker); verbs: the module of raw verbs (`_nic`). seen_ns: when
-    the look began that `ports` is from (CLOCK_MONOTONIC, nanoseconds): one that is not answered changes neither.
+    name: the device; make_worker: makes a thread (a NicWorker) from that, `worker` for commands and one that looks;
+    verbs: the module of raw verbs (`_nic`). seen_ns: when the look began that `ports` is from (CLOCK_MONOTONIC,
+    nanoseconds): one that is not answered changes neither.
     """
 
-    def __init__(self, name: str, worker: Any, verbs: Any) -> None:
+    def __init__(self, name: str, make_worker: Callable[[str], Any], verbs: Any) -> None:
         self.name = name
-        self.worker = worker
+        self.worker = make_worker(name)
+        self._looker = make_worker(name)
         self.verbs = verbs
         self.ctx = 0
         self.pd = 0
@@ -206,7 +209,7 @@ class Nic:
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
-        self._opened = worker.call(self._open)
+        self._opened = self.worker.call(self._open)
         _live.add(self)
 
     def _open(self) -> None:
@@ -265,13 +268,13 @@ class Nic:
         return bool(self._given_up_ns) and self.worker.busy_since_ns == self._given_up_ns
 
     def _see_ports(self) -> None:
-        """On the worker: have `ports` be what the device answers now. Raises OSError."""
+        """On a thread of ours: have `ports` be what the device answers now. Raises OSError."""
         began_ns = time.monotonic_ns()
         self.ports = self._read_ports()
         self.seen_ns = began_ns
 
     def _read_ports(self) -> tuple[Port, ...]:
-        """On the worker: ask the device for its ports and their GID tables. Raises OSError."""
+        """On a thread of ours: ask the device for its ports and their GID tables. Raises OSError."""
         ports = []
         for number in range(1, self.limits["phys_port_cnt"] + 1):
             seen = self.verbs.query_port(self.ctx, number)
@@ -317,7 +320,7 @@ class Nic:
         return gid.raw
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Read `ports` again, and call then() on the NIC's thread afterwards, whether the device answered or not:
+        """Read `ports` again, and call then() on the thread that looks afterwards, whether the device answered or not:
         that it did, `seen_ns` tells.
 
         Never waits: where the device hangs, then() is not called before it answers. Who asks before a look has begun
@@ -327,7 +330,7 @@ class Nic:
             self._looks.append(then)
             if len(self._looks) > 1:
                 return
-        self.worker.call(self._look)
+        self._opened.add_done_callback(lambda _: self._looker.call(self._look))
 
     def _look(self) -> None:
         with self._looks_lock:
@@ -406,14 +409,18 @@ class Nic:
         return number, best_gid(self.gids(number), like)
 
     def stop(self, timeout_s: float = 0.5) -> None:
-        """Stop the thread and leave the device as it is. Nothing in a forked child."""
+        """Stop the threads and leave the device as it is. Nothing in a forked child."""
         if self._pid == os.getpid():
             self.worker.stop(timeout_s)
+            self._looker.stop(timeout_s)
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Close the device and stop its thread. Returns whether all ended in time."""
+        """Close the device, stop its threads. Returns whether all ended in time. A look that hangs leaves it open."""
         if self._pid != os.getpid():
             return True
+        if not self._looker.stop(timeout_s):
+            self.worker.stop(timeout_s)
+            return False
         closing = self.worker.call(self._close)
         try:
             closing.result(timeout_s)
@@ -440,7 +447,7 @@ class Nic:
 class Nics:
     """All our NICs of this process.
 
-    make_worker: makes the command thread of a NIC from its name; verbs: the module of raw verbs (`_nic`).
+    make_worker: makes a thread for a NIC from its name; verbs: the module of raw verbs (`_nic`).
     """
 
     def __init__(self, make_worker: Callable[[str], Any], verbs: Any) -> None:
@@ -454,7 +461,7 @@ class Nics:
         with self._lock:
             nic = self._nics.get(name)
             if nic is None:
-                nic = self._nics[name] = Nic(name, self._make_worker(name), self._verbs)
+                nic = self._nics[name] = Nic(name, self._make_worker, self._verbs)
             return nic
 
     def all(self) -> list[Nic]:

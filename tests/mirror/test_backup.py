@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import queue
 import signal
 import threading
 from collections.abc import Sequence
@@ -166,7 +167,7 @@ def test_the_pkey_index_of_a_backup() -> None:
 
 def test_on_ethernet_there_is_one_partition() -> None:
     """The table is not read: a provider may show what it likes there."""
-    nic = Nic("a", Worker("a"), Verbs())
+    nic = Nic("a", Worker, Verbs())
     assert nic.wait_open(30)
     assert nic.pkey(2, 0) == 0xFFFF and nic.pkey_index(2, 0xFFFF) == 0
     nic.close()
@@ -176,7 +177,7 @@ def test_a_nic_that_keeps_keys_from_others_is_closed_all_the_same(monkeypatch: p
     """The page that they are kept with has a PD."""
     verbs, left = Verbs(), [70]
     given = iter([70, 71])
-    nic = Nic("a", Worker("a"), verbs)
+    nic = Nic("a", Worker, verbs)
     assert nic.wait_open(30)
     monkeypatch.setattr(verbs, "reg_mr", lambda *args: (key := next(given), key, key), raising=False)
     monkeypatch.setattr(
@@ -287,7 +288,7 @@ def test_a_signal_while_a_nic_is_opened_is_the_applications() -> None:
         raise TimeoutError("the application's")
 
     verbs = Verbs()
-    nic = Nic("c", Worker("c"), verbs)  # it hangs
+    nic = Nic("c", Worker, verbs)  # it hangs
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
@@ -303,9 +304,67 @@ def test_a_signal_while_a_nic_is_opened_is_the_applications() -> None:
     nic.close()
 
 
+class HangingLooks(Verbs):
+    """Once the device is open, questions for its ports are not answered before `release`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.hangs = False
+
+    def query_port(self, ctx: int, number: int) -> dict[str, int]:
+        if self.hangs:
+            self.asked.set()
+            assert self.release.wait(30)
+        return super().query_port(ctx, number)
+
+
+class ImpatientWorker(Worker):
+    """One that waits no longer for its thread than it is told to."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.jobs: list[concurrent.futures.Future[Any]] = []
+
+    def call(self, job: Any, *args: Any) -> Any:
+        self.jobs.append(super().call(job, *args))
+        return self.jobs[-1]
+
+    def stop(self, timeout_s: float) -> bool:
+        self.pool.shutdown(wait=False)
+        return not concurrent.futures.wait(self.jobs, timeout_s).not_done
+
+
+def test_a_look_that_hangs_holds_up_no_command_and_no_close() -> None:
+    """The device stays open: the look is in it."""
+    verbs = HangingLooks()
+    nic = Nic("a", ImpatientWorker, verbs)
+    assert nic.wait_open(30)
+    verbs.hangs = True
+    seen = threading.Event()
+    nic.look_again(seen.set)
+    try:
+        assert verbs.asked.wait(30)
+        assert nic.worker.call(lambda: "done").result(30) == "done"
+        assert not nic.close(0.01) and not verbs.closed and nic.is_open
+    finally:
+        verbs.release.set()
+    assert seen.wait(30)
+
+
+def test_a_nic_is_not_looked_at_before_it_is_open() -> None:
+    verbs = Verbs()
+    nic = Nic("c", Worker, verbs)
+    seen: queue.SimpleQueue[tuple[Port, ...]] = queue.SimpleQueue()
+    nic.look_again(lambda: seen.put(nic.ports))
+    verbs.release.set()
+    assert [port.number for port in seen.get(timeout=30)] == [1, 2]
+    nic.close()
+
+
 def test_port_and_gid_of_a_nic() -> None:
     verbs = Verbs()
-    nic = Nic("a", Worker("a"), verbs)
+    nic = Nic("a", Worker, verbs)
     assert nic.wait_open(30)
     assert (nic.port, nic.gid_index, nic.uses_grh) == (2, 5, True)
     assert nic.gid(2, 0) is None or not any(nic.gid(2, 0).raw)  # type: ignore[union-attr]

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from shiftverbs.protocol.path_health import PingState
 
+MS = 1_000_000
+
 
 def test_nothing_is_known_before_the_first_answer() -> None:
     ping = PingState(100)
@@ -92,31 +94,43 @@ def test_hurry_shortens_a_long_wait() -> None:
     assert ping.next_timeout_ns == 110
 
 
-@given(st.lists(st.tuples(st.sampled_from(["poll", "pong", "suspect"]), st.integers(0, 50)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from(["poll", "pong", "life", "suspect"]), st.integers(0, 50)), max_size=60)
+)
 def test_alive_means_that_an_answer_is_fresh(story: list[tuple[str, int]]) -> None:
-    """A model that keeps every ping's fate: alive is True only if one of the last two pings was answered."""
+    """A model that keeps when each ping was sent.
+
+    When alive is True, an answer came, or a sign of life behind one; and what was sent since waits no longer than for
+    one ping more that is as late as the latest answer allows.
+    """
     ping, now = PingState(10, dead_after=3), 0
-    answered: dict[int, bool] = {}
-    since = 0  # pings up to this one were sent before the last suspicion
+    sent: dict[int, int] = {}
+    answered = since = 0  # the last ping that was; pings up to this one were sent before the last suspicion
+    heard_at = longest = 0
     for what, number in story:
         now += 3
         if what == "poll":
-            sent = ping.poll_ping(now)
-            if sent is not None:
-                assert sent == len(answered) + 1
-                answered[sent] = False
+            polled = ping.poll_ping(now)
+            if polled is not None:
+                assert polled == len(sent) + 1
+                sent[polled] = now
         elif what == "pong":
             ping.handle_pong(number, now)
-            if number in answered and number > since and not any(answered[n] for n in answered if n > number):
-                answered[number] = True
+            if number in sent and number > max(since, answered):
+                answered, heard_at = number, now
+                longest = max(longest, now - sent[number])
+                assert ping.alive is True
+        elif what == "life":
+            if answered > since:
+                ping.handle_sign_of_life(now)
+                heard_at = now
         else:
             ping.suspect()
-            since = len(answered)
-        newest = len(answered)
+            since = len(sent)
         if ping.alive is True:
-            assert any(answered[n] for n in range(max(1, newest - 2), newest + 1) if n > since)
-        if newest > since and answered[newest]:
-            assert ping.alive is True
+            assert answered > since
+            waiting = [max(heard_at, sent[n]) for n in sent if n > answered]
+            assert not waiting or sent[len(sent)] - waiting[0] < 2 * max(12, 4 * longest + 12)
 
 
 def test_an_answer_to_the_pings_of_another_life_is_none() -> None:
@@ -157,23 +171,100 @@ def test_answers_up_to_now() -> None:
     assert not ping.answers(262 * ms)
 
 
-def test_a_slow_answer_slows_pings_down() -> None:
-    """Or every one of them would count as unanswered when the next goes out."""
-    ms = 1_000_000
-    ping = PingState(5 * ms, dead_after=4)
+def _where_answers_take(takes_ms: int, until_ms: int) -> PingState:
+    """Pinged every 25 ms, each ping answered after so long, until then."""
+    ping = PingState(25 * MS, dead_after=4)
+    for t in range(0, until_ms, 5):
+        if t % 25 == 0:
+            assert ping.poll_ping(t * MS) == t // 25 + 1, "pings are as dense as ever"
+        if t >= takes_ms and (t - takes_ms) % 25 == 0:
+            ping.handle_pong((t - takes_ms) // 25 + 1, t * MS)
+            assert ping.alive is True and ping.answers(t * MS)
+    return ping
+
+
+@pytest.mark.parametrize(
+    ("takes_ms", "dead_ms"), [(10, 2000 + 4 * 50), (60, 1950 + 4 * 250), (180, 1825 + 4 * 250)]
+)
+def test_a_slow_peer_is_not_a_dead_one(takes_ms: int, dead_ms: int) -> None:
+    """A row of unanswered pings grows by one in four times what an answer takes, at the slowest in 250 ms."""
+    ping = _where_answers_take(takes_ms, 2000)
+    dead = next(t for t in range(2000, 9000, 25) if ping.poll_ping(t * MS) and ping.alive is False)
+    assert dead == dead_ms
+
+
+@pytest.mark.parametrize(("takes_ms", "patience_ms"), [(5, 25), (20, 30), (60, 90), (120, 180)])
+def test_an_outage_is_seen_where_answers_take_long(takes_ms: int, patience_ms: int) -> None:
+    """An answer is missing as soon as it takes half as long again as others did."""
+    ping = _where_answers_take(takes_ms, 1001)
+    lost_ms = (1001 - takes_ms) // 25 * 25 + 25  # the first ping that was not answered
+    for t in range(1025, lost_ms + patience_ms + 1, 25):
+        ping.poll_ping(t * MS)
+    assert ping.answers((lost_ms + patience_ms) * MS)
+    assert not ping.answers((lost_ms + patience_ms) * MS + 1)
+
+
+def test_an_answer_may_be_late_for_so_long_and_no_longer() -> None:
+    """Where answers take seconds, half as long again would be an outage."""
+    ping = PingState(25 * MS)
+    ping.poll_ping(0)
+    ping.handle_pong(1, 1000 * MS)
+    ping.poll_ping(1000 * MS)
+    for t in range(1025, 2151, 25):
+        ping.poll_ping(t * MS)
+        ping.handle_sign_of_life(t * MS)
+    assert ping.answers(2150 * MS) and not ping.answers(2150 * MS + 1)
+
+
+def test_a_sign_of_life_is_no_answer() -> None:
+    """It says nothing of what answers take, nor that those which are not there are lost, nor that they are not."""
+    ping = PingState(25 * MS, dead_after=4)
     assert ping.poll_ping(0) == 1
-    ping.handle_pong(1, 10 * ms)
-    assert ping.poll_ping(10 * ms) == 2, "it was to go out before the first answer was there"
-    ping.handle_pong(2, 20 * ms)
-    assert ping.poll_ping(49 * ms) is None
-    assert ping.poll_ping(50 * ms) == 3
-    ping.hurry(51 * ms)
-    assert ping.poll_ping(60 * ms) is None
-    ping.handle_pong(3, 51 * ms)
-    assert ping.poll_ping(90 * ms) == 4, "as it was before"
-    ping.handle_pong(4, 91 * ms)
-    assert ping.poll_ping(119 * ms) is None
-    assert ping.poll_ping(120 * ms) == 5, "and faster again, little by little"
+    ping.handle_pong(1, 1 * MS)
+    assert [ping.poll_ping(t * MS) for t in (25, 50)] == [2, 3]
+    ping.handle_sign_of_life(50 * MS)
+    assert ping.alive is True and ping.answers(50 * MS) and not ping.answers(51 * MS)
+    ping.handle_pong(2, 60 * MS)
+    assert ping.answers(90 * MS), "none was lost, and an answer is known to take 35 ms"
+    ping.handle_sign_of_life(90 * MS)
+    assert ping.answers(102 * MS) and not ping.answers(103 * MS)
+    assert ping.poll_ping(103 * MS) == 4
+    ping.handle_pong(4, 104 * MS)
+    assert not ping.answers(104 * MS), "the third is"
+
+
+def test_a_peer_that_does_not_keep_up_is_asked_less_often() -> None:
+    """Once for each answer, or in 250 ms; and every 25 ms as soon as it keeps up."""
+    ping = PingState(25 * MS, dead_after=4)
+    ping.poll_ping(0)
+    ping.handle_pong(1, 500 * MS)
+    for t in range(500, 700, 25):
+        assert ping.next_timeout_ns <= t * MS and ping.poll_ping(t * MS)
+    for t in (750, 1000):
+        ping.hurry((t - 30) * MS)
+        assert ping.next_timeout_ns == t * MS and ping.poll_ping(t * MS - 1) is None
+        assert ping.poll_ping(t * MS)
+    for n, t in enumerate(range(1100, 1300, 25)):
+        assert ping.next_timeout_ns == (1250 if n == 0 else t + 225) * MS, "without an answer"
+        ping.handle_pong(2 + n, t * MS)
+        assert ping.poll_ping(t * MS) == 12 + n and ping.poll_ping(t * MS + 1) is None
+    ping.handle_pong(18, 1280 * MS)
+    assert ping.next_timeout_ns == 1300 * MS
+
+
+def test_a_dead_path_is_asked_as_often_as_ever() -> None:
+    ping = PingState(25 * MS, dead_after=4)
+    assert [ping.poll_ping(t * MS) for t in range(0, 5000, 25)] == list(range(1, 201))
+
+
+def test_pings_without_an_answer_are_not_kept_for_ever() -> None:
+    ping = PingState(1, dead_after=4)
+    assert [ping.poll_ping(t) for t in range(10_000)] == list(range(1, 10_001))
+    assert ping.alive is False and len(ping._awaited) <= 64
+    ping.handle_pong(2, 10_000)
+    assert ping.alive is True, "one that nobody knows any more when it was sent"
+    ping.handle_pong(10_000, 10_001)
+    assert ping.alive is True and not ping._awaited
 
 
 @pytest.mark.parametrize("late_ms", [100, 900, 5000])

@@ -379,8 +379,14 @@ class Worker:
             takes_ns = self.nic.registering_ns
         self.clock.later(takes_ns, self._end)
 
+    def _is_stuck(self) -> bool:
+        entry = self._busy
+        assert entry is not None
+        is_question = entry[0] == "job" and getattr(entry[1][0], "__name__", "") == "_look"
+        return (self.nic.hung or (self.nic.mute and is_question)) and not self.nic.dead
+
     def _end(self) -> None:
-        if self.nic.hung and not self.nic.dead:
+        if self._is_stuck():
             if not self._waits:
                 self._waits = True
                 self.nic.waiting.append(self._go_on)

@@ -193,6 +193,7 @@ class Nic:
         self.stalled = False  # nothing moves, and nobody says so
         self.holds_cqes = False  # acknowledges, and has not written the completion yet
         self.hung = False  # commands do not come back
+        self.mute = False  # questions for its ports do not come back
         self.failing = False  # commands come back with an error
         self.refusing = 0  # so many QP transitions come back with an error
         self.command_ns = 30 * US
@@ -243,7 +244,7 @@ class Nic:
 
     def unhang(self) -> None:
         """Carry out what waited."""
-        self.hung = False
+        self.hung = self.mute = False
         waiting, self.waiting = self.waiting, []
         for go_on in waiting:
             go_on()

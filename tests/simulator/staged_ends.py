@@ -321,10 +321,13 @@ def a_fence_behind_a_reset() -> Network:
     nic.command_ns = 300 * MS
     until(net, lambda: pair.state is ArmState.RESETTING and pair.arm > 1, ms=50)
     arm = pair.arm
+    until(net, lambda: a.endpoint.connection.nic(1).worker.pending() > 0, ms=1000)
+    nic.mute = True  # what is asked of it before the second RESET takes until the first is over
     until(net, lambda: pair.state is ArmState.RESETTING and pair.arm > arm, ms=1000)
     nic.command_ns = 2 * MS
-    a.host.lag_ns = 0  # the end of the first RESET is news of its own
     until(net, lambda: not a.endpoint.connection.nic(1).worker.busy_since_ns, ms=1000)
+    wait(net, 1)
+    nic.unhang()
     until(net, lambda: a.endpoint.connection.nic(1).worker.pending() > 0, ms=1000)
     post(a, "SEND")
     path_failed(a, 0)

@@ -3,9 +3,27 @@
 
 from __future__ import annotations
 
+from simulator.checks import over
 from simulator.clock import MS
 from simulator.network import Network
-from simulator.story import Story, armed, at_home, end, ends, on, post, until, wait
+from simulator.story import (
+    Story,
+    armed,
+    at_home,
+    end,
+    ends,
+    hole,
+    on,
+    path_failed,
+    post,
+    sends,
+    until,
+    wait,
+    went,
+)
+
+from shiftverbs.native.ibv import EventType
+from shiftverbs.protocol import events as ev
 
 
 def a_port_fails_and_its_nic_says_nothing() -> Network:
@@ -25,6 +43,97 @@ def a_port_fails_and_its_nic_says_nothing() -> Network:
     return end(net)
 
 
+def _gets_through_nowhere(known: bool) -> Network:
+    """A WRITE, on rails where an answer takes so long that several pings are on their way at any time.
+
+    That says nothing against a rail: the WRITE's failures there count, one on each. known: it is so already.
+    """
+    net = armed()
+    a, _ = ends(net)
+    for link in net.links.values():
+        link.delay_ns = 45 * MS
+    for qp in net.qps:
+        qp.RETRY_NS = 250 * MS
+    hole(net, "a", "WRITE", 0, 1)
+    wait(net, 1000 if known else 0)
+    post(a, "SEND")
+    post(a, "WRITE")
+    until(net, lambda: over(a) is not None)
+    assert "every path" in (over(a) or "") and len(went(net, ev.SwitchStarted, a)) == 1
+    wait(net, 1000)
+    assert sends(a) == ["SUCCESS", "RETRY_EXC_ERR"]
+    return net
+
+
+def a_wr_gets_through_nowhere_and_answers_begin_to_take_long() -> Network:
+    """None of the answers that come is one to the newest ping."""
+    return _gets_through_nowhere(known=False)
+
+
+def a_wr_gets_through_nowhere_and_answers_take_long() -> Network:
+    """Pings are no less dense for that: there is a fresh answer whenever it fails."""
+    return _gets_through_nowhere(known=True)
+
+
+def rails_blink_where_answers_take_long() -> Network:
+    """A SEND waits for its receive, and fails whenever a rail is silent for as long as its NIC tries.
+
+    Each time that is just after an answer. Pings are no less dense for taking long: one of them is missing in time.
+    """
+    net = armed(receives=4, at_start=0)
+    a, b = ends(net)
+    for link in net.links.values():
+        link.delay_ns = 32 * MS
+    for qp in net.qps:
+        qp.RETRY_NS = 100 * MS
+    wait(net, 1000)
+    post(a, "SEND")
+    for _ in range(12):
+        k = a.endpoint.core.send_pair
+        ping = a.endpoint.connection.paths[k].ping
+        until(net, lambda ping=ping: net.clock.now - (ping._answered_ns or 0) < MS)
+        for name in "ab":
+            net.wall(name, k, True)
+        wait(net, 145)
+        for name in "ab":
+            net.wall(name, k, False)
+        wait(net, 400)
+    with b.host:
+        b.post_recv()
+    wait(net, 3000)
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
+def a_nic_does_not_say_what_its_ports_are() -> Network:
+    """a's NIC was asked for its GIDs, and has not answered, when its path fails: no fence waits for that."""
+    net = armed()
+    a, _ = ends(net)
+    post(a, "SEND")
+    wait(net, 1)
+    net.nics["a"][0].mute = True
+    net.nics["a"][0].event(EventType.GID_CHANGE, 1)
+    wait(net, 1)
+    path_failed(a, 0)
+    until(net, lambda: all(on(app, 1) for app in net.apps), ms=20)
+    post(a, "SEND")
+    wait(net, 2000)
+    assert sends(a) == ["SUCCESS", "SUCCESS"]
+    net.nics["a"][0].unhang()
+    until(net, lambda: at_home(net))
+    return end(net)
+
+
+STAGED: dict[Story, tuple[str, ...]] = {
+    a_wr_gets_through_nowhere_and_answers_begin_to_take_long: (
+        "measure_the_newest_answer_alone",
+        "take_a_slow_answer_for_a_missing_one",
+    ),
+    a_wr_gets_through_nowhere_and_answers_take_long: ("ping_as_seldom_as_answers_come",),
+}
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_nic_does_not_say_what_its_ports_are: ("look_at_ports_among_the_commands",),
+    rails_blink_where_answers_take_long: ("ping_as_seldom_as_answers_come",),
     a_port_fails_and_its_nic_says_nothing: ("believe_a_look_that_failed",),
 }

@@ -31,8 +31,12 @@ def reset_for_the_second_time() -> Network:
     slow.command_ns = 5 * MS
     app.endpoint.prefer(0)
     until(net, lambda: given() == before + 1)
+    slow.mute = True  # what is asked of it before the next one takes until the first is over
     feed(app, ev.PathHealth(1, False))
     feed(app, ev.PathHealth(1, True))
+    until(net, lambda: not connection.nic(1).worker.pending())
+    wait(net, 1)
+    slow.unhang()
     until(net, lambda: given() == before + 2)
     post(app, "SEND")
     path_failed(app, 0)

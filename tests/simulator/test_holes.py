@@ -117,6 +117,18 @@ def test_work_of_both_sides_that_gets_through_nowhere(pairs: int) -> None:
             check(net)
 
 
+@pytest.mark.parametrize("stuck", [0, 2])
+def test_pings_are_dense_for_one_that_is_stuck_whoever_shares_its_path(stuck: int) -> None:
+    """Another QP is away from home, and wants fewer."""
+    with telling(lambda: armed(qps=2, at_start=4)) as net:
+        for app in (net.apps[0], net.apps[2]):
+            app.endpoint.prefer(1)
+        connection = net.apps[stuck].endpoint.connection
+        connection.watchdog.stuck_wr = connection.core.oldest_wr
+        wait(net, 200)
+        assert {path.ping.interval_ns for path in connection.paths} == {25 * MS}
+
+
 def test_each_pair_loses_something_else() -> None:
     """The WRITE's failure shows that the READ before it is complete: the pair that loses READs never gets it."""
     for seed in range(SEEDS):

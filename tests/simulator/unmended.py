@@ -32,7 +32,9 @@ from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.failover.services.cq_polling import Looks
 from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
 from shiftverbs.process.log_lines import Seldom
+from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import Seals
+from shiftverbs.shadows.nic import Nic
 from shiftverbs.shadows.qp import ShadowQP
 from shiftverbs.shadows.shadow import ShadowMR
 
@@ -187,6 +189,32 @@ def take_a_late_refusal_for_the_paths() -> Iterator[None]:
 @mutation("failures are counted where nothing else speaks against the path")
 def count_failures_on_silent_paths() -> Iterator[None]:
     with replaced(Connection, "_path_answers", lambda connection, k: True):
+        yield
+
+
+@mutation("what an answer takes is learned from each, also where other pings went out meanwhile")
+def measure_the_newest_answer_alone() -> Iterator[None]:
+    with rewritten(PingState, "handle_pong", ("if answered == number:", "if number == self._number:")):
+        yield
+
+
+@mutation("an answer is not missing before it takes longer than answers do there")
+def take_a_slow_answer_for_a_missing_one() -> Iterator[None]:
+    with rewritten(PingState, "answers", ("max(PATIENCE_NS, patience_ns)", "PATIENCE_NS")):
+        yield
+
+
+@mutation("pings are as dense where answers take long")
+def ping_as_seldom_as_answers_come() -> Iterator[None]:
+    apart = "max(self.interval_ns, min(ANSWERS_APART * self._takes_ns, MOST_APART_NS))"
+    edit = ("now_ns + self.interval_ns", f"now_ns + {apart}")
+    with rewritten(PingState, "poll_ping", edit), rewritten(PingState, "hurry", edit):
+        yield
+
+
+@mutation("a fence does not wait for what a NIC is asked of its ports")
+def look_at_ports_among_the_commands() -> Iterator[None]:
+    with rewritten(Nic, "look_again", ("self._looker", "self.worker")):
         yield
 
 

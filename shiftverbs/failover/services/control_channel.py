@@ -398,9 +398,9 @@ class ControlChannel:
             dead = path.ping.alive is False
             number = path.ping.poll_ping(now_ns)
             if number is not None:
-                if path.heard and not dead:
+                if path.asked and path.heard and not dead:
                     # The peer has so much to say that its answer is late. One that counts as dead has to answer.
-                    path.ping.handle_pong(path.asked, now_ns)
+                    path.ping.handle_sign_of_life(now_ns)
                 path.asked, path.heard = number, False
                 self.send(path, Entry(0, 0, Ping(number, False)))
                 self._tell(path)

@@ -74,7 +74,7 @@ class Machine(Protocol):
         """The control thread's sleep, as `_nic.Waiter`."""
 
     def worker(self, name: str, waiter: Any) -> Any:
-        """A NIC's command thread, as `_nic.NicWorker`."""
+        """A thread for a NIC, as `_nic.NicWorker`."""
 
     def exchanger(self, config: Config) -> Exchanger | None:
         """Where peers are found; None where none is configured. Raises ShiftError."""
@@ -110,7 +110,7 @@ class ThisMachine:
         return made
 
     def worker(self, name: str, waiter: _nic.Waiter) -> _nic.NicWorker:
-        """A NIC's command thread; the end of a command raises attention and wakes the control thread."""
+        """A thread for a NIC; the end of a command raises attention and wakes the control thread."""
         made = _nic.NicWorker(name, _core.attention_address(), waiter)
         made.post(_core.closes_nothing_here)
         return made
