@@ -37,14 +37,17 @@ class ArmTimer(enum.IntEnum):
     BEGIN = 2  # the next ARM may begin, or be asked for
 
 
+_TIMERS, _ARM_TIMERS = len(Timer), len(ArmTimer)  # counted once: an enum's len is a Python function
+
+
 def arm_row(k: int, timer: ArmTimer) -> int:
     """The row of pair k's timer."""
-    return len(Timer) + len(ArmTimer) * k + timer
+    return _TIMERS + _ARM_TIMERS * k + timer
 
 
 def arm_timer(row: int) -> tuple[int, ArmTimer]:
     """The pair and the timer of such a row."""
-    k, timer = divmod(row - len(Timer), len(ArmTimer))
+    k, timer = divmod(row - _TIMERS, _ARM_TIMERS)
     return k, ArmTimer(timer)
 
 
@@ -52,7 +55,7 @@ class Timers:
     """When each timer is over, in nanoseconds. A row is a `Timer`, or comes from `arm_row`. pairs: how many."""
 
     def __init__(self, pairs: int) -> None:
-        self._due_ns = [NEVER] * (len(Timer) + len(ArmTimer) * pairs)
+        self._due_ns = [NEVER] * (_TIMERS + _ARM_TIMERS * pairs)
 
     def set(self, row: int, due_ns: int) -> None:
         """Start a timer, or start it anew."""
