@@ -10,7 +10,8 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.clock import MS, SECOND, US
-from simulator.host import ALL_RIGHTS, Cq, Endpoint, OwnMr
+from simulator.endpoint import Endpoint
+from simulator.host import ALL_RIGHTS, Cq, OwnMr
 from simulator.memory import WORD
 from simulator.rnic import ERR, RESET
 from simulator.rnic import WC_RECV_RDMA as WITH_IMM

@@ -2,22 +2,18 @@
 """What a simulated process stands on: Machine, raw verbs, NICs' threads, control ports, in virtual time.
 
 The production code of failover and shadows gets these and nothing of the machine that the test runs on. What it asks
-the standard library for by itself (how late it is, which thread this is, a wait) `World` answers while it is entered.
+the standard library for by itself, world.py answers.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import errno
 import itertools
-import logging
-import sys
 import types
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from simulator.clock import US
 from simulator.provider import library
@@ -26,14 +22,8 @@ from simulator.rnic import INIT, RESET, Datagram, HwCq, HwQp, Nic, Region
 from shiftverbs import _core
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
-from shiftverbs.failover import driver, runtime
-from shiftverbs.failover.qp import changes, connection, timeline
-from shiftverbs.failover.services import memory_keys
 from shiftverbs.native.ibv import LinkLayer, PortState
-from shiftverbs.process import waiting
-from shiftverbs.process.log_lines import Seldom
-from shiftverbs.shadows import nic as shadows_nic
-from shiftverbs.shadows import pyverbs_objects, shadow
+from shiftverbs.shadows.nic import GID_TYPE_ROCE_V2
 
 if TYPE_CHECKING:
     from simulator.host import Host
@@ -42,13 +32,13 @@ if TYPE_CHECKING:
 _handles = itertools.count(1 << 20)
 
 
-class ModifySteps:
+class Steps:
     """`_nic.ModifySteps`: transitions of a QP, in order."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
 
-    def add(self, **attrs: Any) -> ModifySteps:
+    def add(self, **attrs: Any) -> Steps:
         """One more."""
         self.steps.append(attrs)
         return self
@@ -80,7 +70,7 @@ class Context:
 class Verbs:
     """`_nic` as one process has it: raw verbs on its NICs. QPs, CQs and contexts are provider.c's pointers."""
 
-    ModifySteps = ModifySteps
+    ModifySteps = Steps
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -141,7 +131,7 @@ class Verbs:
         return self.contexts[ctx].nic.gid
 
     def query_gid_type(self, ctx: int, port: int, index: int) -> int:
-        return shadows_nic.GID_TYPE_ROCE_V2
+        return GID_TYPE_ROCE_V2
 
     def async_fd(self, ctx: int) -> int:
         return self.contexts[ctx].fd
@@ -237,7 +227,7 @@ class Verbs:
             raise OSError(errno.EIO, "the device is gone")
         return int(found.state)
 
-    def modify(self, qp: int, steps: ModifySteps) -> tuple[int, int]:
+    def modify(self, qp: int, steps: Steps) -> tuple[int, int]:
         """Carry out transitions: (errno, how many were carried out)."""
         found = self.qps.get(qp)
         if found is None:
@@ -306,8 +296,8 @@ class ControlPort:
         return found
 
 
-class Future(concurrent.futures.Future[Any]):
-    """The end of a job, for those who wait for it."""
+#: The end of a job, for those who wait for it.
+Future = concurrent.futures.Future[Any]
 
 
 class Worker:
@@ -324,7 +314,7 @@ class Worker:
         self._results: list[tuple[Any, int, int, int]] = []
         self._waits = False
 
-    def submit(self, tag: Any, qp: int, steps: ModifySteps) -> None:
+    def submit(self, tag: Any, qp: int, steps: Steps) -> None:
         self._put(("modify", tag, qp, steps))
 
     def destroy(self, tag: Any, kind: str, pointer: int) -> None:
@@ -659,130 +649,3 @@ class VirtualExchanger(Exchanger):
 
     def close(self, after_fork: bool = False) -> None:
         """The end of the process."""
-
-
-class Condition:
-    """threading.Condition of one process whose only thread may wait in it."""
-
-    def __init__(self, net: Network) -> None:
-        self._net = net
-
-    def __enter__(self) -> Condition:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """It is nobody else's."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._net.wait(lambda: False, timeout)
-
-    def notify_all(self) -> None:
-        """Who waits looks again in any case."""
-
-
-class WaitLock:
-    """threading.Lock in which somebody waits to be told."""
-
-    def __init__(self, net: Network) -> None:
-        self._net = net
-        self._taken = False
-
-    def acquire(self, timeout: float | None = None) -> bool:
-        if not self._taken:
-            self._taken = True
-            return True
-        return self._net.wait(lambda: not self._taken, timeout)
-
-    def release(self) -> None:
-        self._taken = False
-
-
-class _Silent:
-    """`OutsideTheLock` where nothing is logged."""
-
-    def __init__(self, held: Callable[[], bool]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def flush(self, timeout_s: float) -> bool:
-        return True
-
-
-def _note_error(logger: logging.Logger, *_: object, **__: object) -> None:
-    """`Logger.exception`: only what nobody expected is told so, and it is a bug of ours."""
-    error = sys.exception()
-    if error is not None and World.current is not None and logger.name.startswith("shiftverbs"):
-        World.current.errors.append(error)
-
-
-def _note_seldom(seldom: Seldom, now_ns: int, error: BaseException, *_: object) -> None:
-    """`Seldom.exception`."""
-    World.net().errors.append(error)
-
-
-class World:
-    """The standard library and pyverbs as simulated processes see them, while `entered`. Once for any number of runs.
-
-    current: the network that runs.
-    """
-
-    current: Network | None = None
-    _depth = 0
-    _stack: contextlib.ExitStack | None = None
-
-    @classmethod
-    @contextlib.contextmanager
-    def entered(cls) -> Any:
-        """Patches hold meanwhile."""
-        cls._depth += 1
-        if cls._depth == 1:
-            cls._stack = contextlib.ExitStack()
-            cls._patch(cls._stack)
-        try:
-            yield
-        finally:
-            cls._depth -= 1
-            if cls._depth == 0 and cls._stack is not None:
-                cls._stack.close()
-
-    @classmethod
-    def net(cls) -> Network:
-        assert cls.current is not None
-        return cls.current
-
-    @classmethod
-    def _patch(cls, stack: contextlib.ExitStack) -> None:
-        time = types.SimpleNamespace(
-            monotonic=lambda: cls.net().clock.now / 1e9,
-            monotonic_ns=lambda: cls.net().clock.now,
-            strftime=lambda form: "00:00:00",
-        )
-        for module in (waiting, memory_keys, changes, shadows_nic, timeline, connection):
-            stack.enter_context(mock.patch.object(module, "time", time))
-        conditions = types.SimpleNamespace(
-            Condition=lambda lock=None: Condition(cls.net()), RLock=shadows_nic.threading.RLock
-        )
-        stack.enter_context(mock.patch.object(memory_keys, "threading", conditions))
-        locks = types.SimpleNamespace(Lock=lambda: WaitLock(cls.net()))
-        stack.enter_context(mock.patch.object(timeline, "threading", locks))
-        threading = types.SimpleNamespace(
-            **{name: getattr(shadows_nic.threading, name) for name in ("Lock", "RLock")},
-            get_ident=lambda: running.thread if (running := cls.net().running) is not None else 0,
-        )
-        stack.enter_context(mock.patch.object(shadows_nic, "threading", threading))
-        ended = lambda job, timeout_s: cls.net().wait(job.done, timeout_s)  # noqa: E731
-        stack.enter_context(mock.patch.object(shadow, "_ended", ended))
-        stack.enter_context(mock.patch.object(driver, "OutsideTheLock", _Silent))
-        stack.enter_context(mock.patch.object(runtime, "_at_start", []))
-        stack.enter_context(mock.patch.object(_core, "when_dropped", lambda call: None))
-        pointer = pyverbs_objects.pointer
-        ours = lambda obj: obj.pointer if hasattr(obj, "pointer") else pointer(obj)  # noqa: E731
-        stack.enter_context(mock.patch.object(pyverbs_objects, "pointer", ours))
-        stack.enter_context(mock.patch.object(logging.Logger, "exception", _note_error))
-        stack.enter_context(mock.patch.object(Seldom, "exception", _note_seldom))
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.CRITICAL)
-        stack.callback(_core.set_driver, None)
-        _core.set_driver(lambda: cls.net().run_inline())

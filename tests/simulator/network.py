@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator.application import WORDS, Application, Wr
-from simulator.border import Store, World
+from simulator.border import Store
 from simulator.clock import Clock
-from simulator.host import Cq, Device, Endpoint, Host
+from simulator.endpoint import Endpoint
+from simulator.host import Cq, Device, Host
 from simulator.memory import WORD, Memory
 from simulator.provider import Posts
 from simulator.rnic import RTS, HwCq, HwQp, Link, Nic
+from simulator.world import World
 
 from shiftverbs import _core
 from shiftverbs.failover.qp.connection import Connection

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from simulator.application import CELLS, OK, Application, Wr
-from simulator.border import World
 from simulator.checks import over
 from simulator.clock import MS
 from simulator.host import ALL_RIGHTS, OwnMr
 from simulator.network import Network
 from simulator.rnic import Datagram, Packet
+from simulator.world import World
 
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol import events as ev

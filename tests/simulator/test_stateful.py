@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulator import checks
 from simulator.application import MOST_SENDS, OK, Application, Wr
-from simulator.border import World
 from simulator.checks import TWO_SIDED, ended
 from simulator.clock import MS, US
 from simulator.host import ALL_RIGHTS
@@ -27,6 +26,7 @@ from simulator.network import Network
 from simulator.rnic import Nic
 from simulator.schedule import END_NS, Schedule, state
 from simulator.story import drop_next, path_failed, wait
+from simulator.world import World
 
 from shiftverbs.native.ibv import AccessFlag
 from shiftverbs.protocol import events as ev
