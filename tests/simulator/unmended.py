@@ -26,6 +26,7 @@ from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.failover.qp.reports import Reports
+from shiftverbs.failover.qp.watchdog import Watchdog
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.failover.services import control_channel
 from shiftverbs.failover.services.control_channel import ControlChannel
@@ -209,6 +210,21 @@ def ping_as_seldom_as_answers_come() -> Iterator[None]:
     apart = "max(self.interval_ns, min(ANSWERS_APART * self._takes_ns, MOST_APART_NS))"
     edit = ("now_ns + self.interval_ns", f"now_ns + {apart}")
     with rewritten(PingState, "poll_ping", edit), rewritten(PingState, "hurry", edit):
+        yield
+
+
+@mutation("pings are as dense as they are wanted while the other QPs are looked at, too")
+def forget_between_two_looks_who_is_stuck() -> Iterator[None]:
+    edit = ("wanted.get(path, QUIET_PING_NS)", "URGENT_PING_NS if path in wanted else QUIET_PING_NS")
+    with rewritten(Driver, "_watch", edit):
+        yield
+
+
+@mutation("a WR that failed and has completed is not stuck, wherever traffic is")
+def take_what_completed_away_for_stuck() -> Iterator[None]:
+    away = 'c.send_state == "DEFAULT" and c.recv_state == "DEFAULT" and p.all_fit'
+    edit = ("self.stuck_wr is not None and c.core", f"self.stuck_wr is not None and {away} and c.core")
+    with rewritten(Watchdog, "wants_pings", edit):
         yield
 
 
