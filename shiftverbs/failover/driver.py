@@ -380,7 +380,7 @@ class Driver:
             for connection in list(self.connections.values()):
                 later(connection, connection.look_again)
         for path, said in self.channel.receive(now):
-            self._hear(path, said)
+            self._hear(path, said, now)
 
     def _work(self) -> None:
         """Handle what was collected; what is too much for once when it was looked what came meanwhile.
@@ -420,7 +420,7 @@ class Driver:
             self._backlog.clear()
             self._backlog.extend(kept)
 
-    def _hear(self, path: Path, said: Entry) -> None:
+    def _hear(self, path: Path, said: Entry, now_ns: int) -> None:
         """A message of the process at the other end of `path`. It speaks for its own QPs only.
 
         Of those that are about the same only the newest waits to be read: a peer that loses patience, or is out of its
@@ -439,7 +439,7 @@ class Driver:
         ):
             self.channel.unknown += 1
             return
-        path.heard = True
+        path.heard_ns = now_ns
         assert not isinstance(said.message, Ping)
         messages = self._mail.get(connection)
         if messages is None:

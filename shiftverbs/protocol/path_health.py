@@ -83,9 +83,10 @@ class PingState:
         self._unanswered = 0
         self._since_ns = self._awaited[0][1] if self._awaited else now_ns
 
-    def handle_sign_of_life(self, now_ns: int) -> None:
-        """Something else came from there: as good as an answer for now, but answers may still come, or be missing."""
-        self._answered_ns = self._since_ns = now_ns
+    def handle_sign_of_life(self, heard_ns: int) -> None:
+        """Something else came from there: as good as an answer then, but answers may still come, or be missing."""
+        self._answered_ns = max(heard_ns, self._answered_ns or 0)
+        self._since_ns = max(heard_ns, self._since_ns)
         self._unanswered = 0
 
     def suspect(self) -> None:

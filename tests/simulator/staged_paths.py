@@ -107,6 +107,27 @@ def rails_blink_where_answers_take_long() -> Network:
     return end(net)
 
 
+def a_peer_spoke_long_ago() -> Network:
+    """Its rail is silent since, and pings are seldom: what it said says nothing of now, when it is asked again."""
+    net = armed()
+    a, _ = ends(net)
+    path = a.endpoint.connection.paths[0]
+    wait(net, 2000)
+    a.endpoint.prefer(1)
+    until(net, lambda: on(a, 1))
+    a.endpoint.prefer(0)
+    until(net, lambda: at_home(net))
+    until(net, lambda: path.heard_ns is not None)
+    for name in "ab":
+        net.wall(name, 0, True)
+    number = path.asked
+    until(net, lambda: path.asked != number)
+    assert path.ping.alive and not path.ping.answers(net.clock.now)
+    for name in "ab":
+        net.wall(name, 0, False)
+    return end(net)
+
+
 def a_nic_does_not_say_what_its_ports_are() -> Network:
     """a's NIC was asked for its GIDs, and has not answered, when its path fails: no fence waits for that."""
     net = armed()
@@ -181,6 +202,7 @@ STAGED: dict[Story, tuple[str, ...]] = {
 }
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_peer_spoke_long_ago: ("take_what_was_said_before_for_news",),
     a_wr_is_stuck_among_very_many_qps: ("forget_between_two_looks_who_is_stuck",),
     a_wr_that_failed_completes_away_from_home: ("take_what_completed_away_for_stuck",),
     a_nic_does_not_say_what_its_ports_are: ("look_at_ports_among_the_commands",),

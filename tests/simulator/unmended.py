@@ -228,6 +228,14 @@ def take_what_completed_away_for_stuck() -> Iterator[None]:
         yield
 
 
+@mutation("what a peer said is as fresh as it was when it was said")
+def take_what_was_said_before_for_news() -> Iterator[None]:
+    with rewritten(
+        ControlChannel, "ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
+    ):
+        yield
+
+
 @mutation("a fence does not wait for what a NIC is asked of its ports")
 def look_at_ports_among_the_commands() -> Iterator[None]:
     with rewritten(Nic, "look_again", ("self._looker", "self.worker")):
