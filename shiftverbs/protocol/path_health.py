@@ -74,10 +74,10 @@ class PingState:
             return
         if number > self._answered + 1:
             self._lost_ns = now_ns  # those between
+        sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
         while self._awaited and self._awaited[0][0] <= number:
-            answered, sent_ns = self._awaited.popleft()
-            if answered == number:
-                self._takes_ns = max(now_ns - sent_ns, self._takes_ns * 3 // 4)
+            _, sent_ns = self._awaited.popleft()
+        self._takes_ns = max(now_ns - sent_ns, self._takes_ns * 3 // 4)
         self._answered = number
         self._answered_ns = now_ns
         self._unanswered = 0

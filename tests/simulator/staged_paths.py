@@ -26,6 +26,7 @@ from simulator.story import (
 
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.path_health import MOST_AWAITED
 
 
 def a_port_fails_and_its_nic_says_nothing() -> Network:
@@ -128,6 +129,29 @@ def a_peer_spoke_long_ago() -> Network:
     return end(net)
 
 
+def answers_take_longer_than_pings_are_known() -> Network:
+    """Of each that is answered it is forgotten when it was sent. All the same it is known that answers take long."""
+    net = armed()
+    a, _ = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS = 10_000 * MS
+    hole(net, "a", "SEND", 0)
+    post(a, "SEND")
+    connection = a.endpoint.connection
+    connection.watchdog.stuck_wr = connection.core.oldest_wr
+    for link in net.links.values():
+        link.delay_ns = 1000 * MS
+    wait(net, 6000)
+    ping = connection.paths[0].ping
+    assert len(ping._awaited) == MOST_AWAITED and ping.answers(net.clock.now)
+    for link in net.links.values():
+        link.delay_ns = MS // 100
+    no_hole(net, "a", 0)
+    wait(net, 10_000)
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
 def a_nic_does_not_say_what_its_ports_are() -> Network:
     """a's NIC was asked for its GIDs, and has not answered, when its path fails: no fence waits for that."""
     net = armed()
@@ -202,6 +226,7 @@ STAGED: dict[Story, tuple[str, ...]] = {
 }
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    answers_take_longer_than_pings_are_known: ("learn_nothing_from_very_late_answers",),
     a_peer_spoke_long_ago: ("take_what_was_said_before_for_news",),
     a_wr_is_stuck_among_very_many_qps: ("forget_between_two_looks_who_is_stuck",),
     a_wr_that_failed_completes_away_from_home: ("take_what_completed_away_for_stuck",),

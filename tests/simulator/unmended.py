@@ -195,7 +195,8 @@ def count_failures_on_silent_paths() -> Iterator[None]:
 
 @mutation("what an answer takes is learned from each, also where other pings went out meanwhile")
 def measure_the_newest_answer_alone() -> Iterator[None]:
-    with rewritten(PingState, "handle_pong", ("if answered == number:", "if number == self._number:")):
+    measured = "self._takes_ns ="
+    with rewritten(PingState, "handle_pong", (measured, f"if number == self._number: {measured}")):
         yield
 
 
@@ -233,6 +234,13 @@ def take_what_was_said_before_for_news() -> Iterator[None]:
     with rewritten(
         ControlChannel, "ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
     ):
+        yield
+
+
+@mutation("what an answer takes is learned from one to a ping that is not known any more, too")
+def learn_nothing_from_very_late_answers() -> Iterator[None]:
+    late = ("sent_ns = self._awaited[0][1]", "sent_ns = now_ns")
+    with rewritten(PingState, "handle_pong", late):
         yield
 
 
