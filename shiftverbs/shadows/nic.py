@@ -342,7 +342,7 @@ class Nic:
         with self._looks_lock:
             waiting, self._looks = self._looks, []
         try:
-            if self.ctx and not self.dead:
+            if self.ctx and self.limits and not self.dead:
                 self._see_ports()
         except OSError as error:
             logger.debug("%s: %s", self.name, error)

@@ -363,6 +363,19 @@ def test_a_nic_is_not_looked_at_before_it_is_open() -> None:
     nic.close()
 
 
+def test_who_asks_a_nic_that_was_opened_by_half_hears_of_the_look() -> None:
+    class Incomplete(Verbs):
+        def query_device(self, ctx: int) -> dict[str, int]:
+            raise OSError(5, "Input/output error")
+
+    nic = Nic("a", Worker, Incomplete())
+    assert not nic.wait_open(30) and nic.ctx
+    seen = threading.Event()
+    nic.look_again(seen.set)
+    assert seen.wait(10) and nic.ports == ()
+    nic.close()
+
+
 class Stuck(Worker):
     """A thread that hangs, on a clock that only waiting for it moves."""
 
