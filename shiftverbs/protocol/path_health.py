@@ -44,6 +44,7 @@ class PingState:
         self._since_ns = 0  # what is unanswered since then is not counted yet
         self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
         self._takes_ns = 0  # an answer, of late
+        self._learned_ns = 0  # when one last took that long
 
     def poll_ping(self, now_ns: int) -> int | None:
         """Return the number of the ping to send now, or None."""
@@ -77,7 +78,11 @@ class PingState:
         sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
         while self._awaited and self._awaited[0][0] <= number:
             _, sent_ns = self._awaited.popleft()
-        self._takes_ns = max(now_ns - sent_ns, self._takes_ns * 3 // 4)
+        took_ns = now_ns - sent_ns
+        if took_ns >= self._takes_ns:
+            self._takes_ns, self._learned_ns = took_ns, now_ns
+        elif sent_ns >= self._learned_ns:  # not one of those that came with it
+            self._takes_ns = max(took_ns, self._takes_ns * 3 // 4)
         self._answered = number
         self._answered_ns = now_ns
         self._unanswered = 0

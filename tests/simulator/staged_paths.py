@@ -152,6 +152,27 @@ def answers_take_longer_than_pings_are_known() -> Network:
     return end(net)
 
 
+def a_peer_pauses_again_and_again() -> Network:
+    """For most of the time b's process stands still, and answers all at once in between: it counts as slow, not dead."""
+    net = armed()
+    a, _ = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS = 10_000 * MS
+    hole(net, "a", "SEND", 0)
+    post(a, "SEND")
+    connection = a.endpoint.connection
+    connection.watchdog.stuck_wr = connection.core.oldest_wr
+    link, ping = net.links["b", 0], connection.paths[0].ping
+    for ms in range(4000):
+        link.delay_ns = max(MS // 100, (400 - ms % 500) * MS)
+        wait(net, 1)
+        assert ms < 500 or ping.alive is not False, f"dead after {ms} ms"
+    no_hole(net, "a", 0)
+    wait(net, 10_000)
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
 def a_nic_does_not_say_what_its_ports_are() -> Network:
     """a's NIC was asked for its GIDs, and has not answered, when its path fails: no fence waits for that."""
     net = armed()
@@ -226,6 +247,7 @@ STAGED: dict[Story, tuple[str, ...]] = {
 }
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_peer_pauses_again_and_again: ("forget_a_pause_in_what_comes_behind_it",),
     answers_take_longer_than_pings_are_known: ("learn_nothing_from_very_late_answers",),
     a_peer_spoke_long_ago: ("take_what_was_said_before_for_news",),
     a_wr_is_stuck_among_very_many_qps: ("forget_between_two_looks_who_is_stuck",),

@@ -195,8 +195,8 @@ def count_failures_on_silent_paths() -> Iterator[None]:
 
 @mutation("what an answer takes is learned from each, also where other pings went out meanwhile")
 def measure_the_newest_answer_alone() -> Iterator[None]:
-    measured = "self._takes_ns ="
-    with rewritten(PingState, "handle_pong", (measured, f"if number == self._number: {measured}")):
+    took = "took_ns = now_ns - sent_ns"
+    with rewritten(PingState, "handle_pong", (took, f"{took} if number == self._number else 0")):
         yield
 
 
@@ -241,6 +241,12 @@ def take_what_was_said_before_for_news() -> Iterator[None]:
 def learn_nothing_from_very_late_answers() -> Iterator[None]:
     late = ("sent_ns = self._awaited[0][1]", "sent_ns = now_ns")
     with rewritten(PingState, "handle_pong", late):
+        yield
+
+
+@mutation("what came all at once behind a pause does not say that answers are quick again")
+def forget_a_pause_in_what_comes_behind_it() -> Iterator[None]:
+    with rewritten(PingState, "handle_pong", ("elif sent_ns >= self._learned_ns:", "else:")):
         yield
 
 
