@@ -25,7 +25,7 @@ from shiftverbs.protocol.messages import Keys
 
 
 def memory_comes_while_the_pair_it_was_for_is_fenced() -> Network:
-    """Receives wait for it on pair 1, which fails too; everything is looked at meanwhile. They go nowhere before pair 2."""
+    """Receives wait for it on pair 1, which fails too; all is looked at meanwhile. They go nowhere before pair 2."""
     net = armed(pairs=3, at_start=4)
     a, b = ends(net)
     net.nics["a"][1].registering_ns = 300 * MS

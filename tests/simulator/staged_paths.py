@@ -153,7 +153,7 @@ def answers_take_longer_than_pings_are_known() -> Network:
 
 
 def a_peer_pauses_again_and_again() -> Network:
-    """For most of the time b's process stands still, and answers all at once in between: it counts as slow, not dead."""
+    """For most of the time b's process stands still, and answers all at once in between: it is slow, not dead."""
     net = armed()
     a, _ = ends(net)
     for qp in net.qps:
