@@ -145,7 +145,7 @@ class Driver:
         self._results: collections.deque[tuple[Any, int, int, int]] = collections.deque()
         self._watch_ns = 0
         self._to_watch: list[Connection] = []
-        self._urgent: set[Path] = set()
+        self._urgent: dict[Path, int] = {}  # how dense pings were wanted there in this round of looks
         self._hurry_until_ns = 0
         self._exchanged_ns = 0
         self._interval_before_s: float | None = None
@@ -380,7 +380,7 @@ class Driver:
             for connection in list(self.connections.values()):
                 later(connection, connection.look_again)
         for path, said in self.channel.receive(now):
-            self._hear(path, said)
+            self._hear(path, said, now)
 
     def _work(self) -> None:
         """Handle what was collected; what is too much for once when it was looked what came meanwhile.
@@ -420,7 +420,7 @@ class Driver:
             self._backlog.clear()
             self._backlog.extend(kept)
 
-    def _hear(self, path: Path, said: Entry) -> None:
+    def _hear(self, path: Path, said: Entry, now_ns: int) -> None:
         """A message of the process at the other end of `path`. It speaks for its own QPs only.
 
         Of those that are about the same only the newest waits to be read: a peer that loses patience, or is out of its
@@ -439,7 +439,7 @@ class Driver:
         ):
             self.channel.unknown += 1
             return
-        path.heard = True
+        path.heard_ns = now_ns
         assert not isinstance(said.message, Ping)
         messages = self._mail.get(connection)
         if messages is None:
@@ -521,9 +521,9 @@ class Driver:
         """Look at the next connections; a round through very many takes several looks, so that each costs little."""
         if not self._to_watch:
             self._to_watch = list(self.connections.values())
-            wanted, self._urgent = self._urgent, set()
+            wanted, self._urgent = self._urgent, {}
             for path in self.channel.paths.values():
-                path.ping.interval_ns = URGENT_PING_NS if path in wanted else QUIET_PING_NS
+                path.ping.interval_ns = wanted.get(path, QUIET_PING_NS)
         for _ in range(WATCH_AT_ONCE):
             if not self._to_watch:
                 break
@@ -532,7 +532,7 @@ class Driver:
             if connection.watchdog.wants_pings:
                 wanted_ns = URGENT_PING_NS if connection.watchdog.stuck_wr is None else STUCK_PING_NS
                 for path in connection.paths:
-                    self._urgent.add(path)
+                    self._urgent[path] = min(self._urgent.get(path, wanted_ns), wanted_ns)
                     path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
                     path.ping.hurry(now)
 

@@ -44,6 +44,7 @@ class PingState:
         self._since_ns = 0  # what is unanswered since then is not counted yet
         self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
         self._takes_ns = 0  # an answer, of late
+        self._learned_ns = 0  # when one last took that long
 
     def poll_ping(self, now_ns: int) -> int | None:
         """Return the number of the ping to send now, or None."""
@@ -74,18 +75,23 @@ class PingState:
             return
         if number > self._answered + 1:
             self._lost_ns = now_ns  # those between
+        sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
         while self._awaited and self._awaited[0][0] <= number:
-            answered, sent_ns = self._awaited.popleft()
-            if answered == number:
-                self._takes_ns = max(now_ns - sent_ns, self._takes_ns * 3 // 4)
+            _, sent_ns = self._awaited.popleft()
+        took_ns = now_ns - sent_ns
+        if took_ns >= self._takes_ns:
+            self._takes_ns, self._learned_ns = took_ns, now_ns
+        elif sent_ns >= self._learned_ns:  # not one of those that came with it
+            self._takes_ns = max(took_ns, self._takes_ns * 3 // 4)
         self._answered = number
         self._answered_ns = now_ns
         self._unanswered = 0
         self._since_ns = self._awaited[0][1] if self._awaited else now_ns
 
-    def handle_sign_of_life(self, now_ns: int) -> None:
-        """Something else came from there: as good as an answer for now, but answers may still come, or be missing."""
-        self._answered_ns = self._since_ns = now_ns
+    def handle_sign_of_life(self, heard_ns: int) -> None:
+        """Something else came from there: as good as an answer then, but answers may still come, or be missing."""
+        self._answered_ns = max(heard_ns, self._answered_ns or 0)
+        self._since_ns = max(heard_ns, self._since_ns)
         self._unanswered = 0
 
     def suspect(self) -> None:

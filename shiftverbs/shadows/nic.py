@@ -47,13 +47,19 @@ _LINK_LOCAL = b"\xfe\x80"
 
 # NICs whose threads must not outlive Python's own end.
 _live: weakref.WeakSet[Nic] = weakref.WeakSet()
+# At the end it is waited so long for all of them together.
+STOP_S = 0.5
 
 
 @atexit.register
 def _stop_threads() -> None:
     """Cancel what is queued and wait a little for what is under way; the kernel takes back the rest."""
-    for nic in list(_live):
-        nic.stop()
+    nics = list(_live)
+    for nic in nics:
+        nic.stop(0.0)
+    until = time.monotonic() + STOP_S
+    for nic in nics:
+        nic.stop(until - time.monotonic())
 
 
 class BackupError(ShiftError):
@@ -336,7 +342,7 @@ class Nic:
         with self._looks_lock:
             waiting, self._looks = self._looks, []
         try:
-            if self.ctx and not self.dead:
+            if self.ctx and self.limits and not self.dead:
                 self._see_ports()
         except OSError as error:
             logger.debug("%s: %s", self.name, error)
@@ -408,11 +414,15 @@ class Nic:
         number = port if port in usable else usable[0]
         return number, best_gid(self.gids(number), like)
 
-    def stop(self, timeout_s: float = 0.5) -> None:
-        """Stop the threads and leave the device as it is. Nothing in a forked child."""
+    def stop(self, timeout_s: float) -> None:
+        """Stop the threads and leave the device as it is. Nothing in a forked child.
+
+        timeout_s: how long to wait for what is under way in both; again and again is allowed.
+        """
         if self._pid == os.getpid():
-            self.worker.stop(timeout_s)
-            self._looker.stop(timeout_s)
+            until = time.monotonic() + timeout_s
+            self.worker.stop(max(0.0, timeout_s))
+            self._looker.stop(max(0.0, until - time.monotonic()))
 
     def close(self, timeout_s: float = 1.0) -> bool:
         """Close the device, stop its threads. Returns whether all ended in time. A look that hangs leaves it open."""

@@ -204,7 +204,7 @@ def test_who_forges_or_replays_is_not_heard(driver: Driver, nic: Any, caplog: An
     ):
         port.inbox = forger.says(Entry(11, 22, message))
         driver.run()
-    assert driver.channel.forged == 3 and heard == [] and not path.heard
+    assert driver.channel.forged == 3 and heard == [] and path.heard_ns is None
     port.inbox = forger.says(Entry(12, 22, Arm(ArmStep.REQ, 0, 1, 7, ABORT.address)))
     driver.run()
     assert port.sent == [], "a stranger's question after a QP is not answered"
@@ -212,11 +212,11 @@ def test_who_forges_or_replays_is_not_heard(driver: Driver, nic: Any, caplog: An
     arrive(22, Arm(ArmStep.RTU, 0, 1, 1, ABORT.address))
     kept = list(port.inbox)
     driver.run()
-    assert len(heard) == 1 and path.heard
-    path.heard = False
+    assert len(heard) == 1 and path.heard_ns is not None
+    path.heard_ns = None
     port.inbox = kept * 5
     driver.run()
-    assert driver.channel.replayed == 5 and len(heard) == 1 and not path.heard
+    assert driver.channel.replayed == 5 and len(heard) == 1 and path.heard_ns is None
     assert driver.outside.flush(10)
     lines = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
     assert lines == ["nic0: forged control datagram from QPN 0x7: dropped"]
@@ -296,7 +296,7 @@ def test_a_process_speaks_for_its_own_qps_only(driver: Driver, nic: Any) -> None
     port.sent.clear()
     port.inbox = Peer(driver, nic, other).says(Entry(11, 22, ABORT))
     driver.run()
-    assert heard == [] and driver.channel.unknown == 1 and not one.paths[0].heard and port.sent == []
+    assert heard == [] and driver.channel.unknown == 1 and one.paths[0].heard_ns is None and port.sent == []
 
 
 def test_lines_that_somebody_outside_may_cause_are_written_once_a_second(

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shiftverbs.shadows import nic as nic_module
 from shiftverbs.shadows import shadow
 from shiftverbs.shadows.nic import BackupError, Gid, Nic, Nics, Port, best_gid, best_pkey, choose
 from shiftverbs.shadows.qp import ShadowQP
@@ -360,6 +361,40 @@ def test_a_nic_is_not_looked_at_before_it_is_open() -> None:
     verbs.release.set()
     assert [port.number for port in seen.get(timeout=30)] == [1, 2]
     nic.close()
+
+
+def test_who_asks_a_nic_that_was_opened_by_half_hears_of_the_look() -> None:
+    class Incomplete(Verbs):
+        def query_device(self, ctx: int) -> dict[str, int]:
+            raise OSError(5, "Input/output error")
+
+    nic = Nic("a", Worker, Incomplete())
+    assert not nic.wait_open(30) and nic.ctx
+    seen = threading.Event()
+    nic.look_again(seen.set)
+    assert seen.wait(10) and nic.ports == ()
+    nic.close()
+
+
+class Stuck(Worker):
+    """A thread that hangs, on a clock that only waiting for it moves."""
+
+    now = 0.0
+
+    def stop(self, timeout_s: float) -> bool:
+        self.pool.shutdown(wait=False)
+        Stuck.now += timeout_s
+        return False
+
+
+def test_however_many_nics_hang_the_end_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nics = [Nic(name, Stuck, Verbs()) for name in "adef"]
+    assert all(each.wait_open(30) for each in nics)
+    Stuck.now = 0.0
+    monkeypatch.setattr(nic_module, "_live", nics)
+    monkeypatch.setattr(nic_module, "time", SimpleNamespace(monotonic=lambda: Stuck.now))
+    nic_module._stop_threads()
+    assert 0 < Stuck.now <= nic_module.STOP_S
 
 
 def test_port_and_gid_of_a_nic() -> None:

@@ -284,3 +284,13 @@ def test_an_outage_behind_one_late_answer_is_seen_in_time(late_ms: int) -> None:
         if ping.alive is False:
             break
     assert ping.alive is False and sent[-1] - late_ms <= 1250, sent
+
+
+def test_an_answer_to_a_forgotten_ping_took_longer_than_those_that_are_known() -> None:
+    ping = PingState(25 * MS, dead_after=4)
+    for t in range(0, 2000, 25):
+        assert ping.poll_ping(t * MS) == t // 25 + 1
+    ping.handle_pong(1, 2000 * MS)  # the 64th before the last was sent at 400 ms
+    assert ping.alive is True and ping.answers(2000 * MS)
+    assert [ping.poll_ping(t * MS) for t in (2000, 2025)] == [81, None], "it does not keep up"
+    assert ping.next_timeout_ns == 2250 * MS

@@ -82,6 +82,18 @@ def say_ready_while_receives_wait() -> Iterator[None]:
         yield
 
 
+@mutation("where receives were closed, none are posted when their memory comes")
+def post_receives_where_they_were_closed() -> Iterator[None]:
+    with rewritten(Connection, "_close_recv", ("self.key_wait.posting = None", "pass")):
+        yield
+
+
+@mutation("behind a fence the wait for keys begins anew")
+def count_a_wait_for_keys_from_the_pair_before() -> Iterator[None]:
+    with rewritten(Connection, "_do_fence", ("self.key_wait.since_ns = None", "pass")):
+        yield
+
+
 @mutation("MOVED is answered when the last message was polled, not before")
 def moved_before_the_last_message() -> Iterator[None]:
     def await_rx(connection: Connection, action: ev.AwaitRx) -> None:

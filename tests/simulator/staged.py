@@ -14,6 +14,7 @@ from typing import Any
 from simulator import (
     staged_again,
     staged_ends,
+    staged_key_waits,
     staged_keys,
     staged_looks,
     staged_moves,
@@ -373,6 +374,7 @@ _FILES = (
     staged_moves,
     staged_posts,
     staged_ends,
+    staged_key_waits,
     staged_keys,
     staged_rights,
     staged_peers,

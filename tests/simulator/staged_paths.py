@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from simulator.application import Application
 from simulator.checks import over
 from simulator.clock import MS
 from simulator.network import Network
@@ -13,6 +14,7 @@ from simulator.story import (
     end,
     ends,
     hole,
+    no_hole,
     on,
     path_failed,
     post,
@@ -24,6 +26,7 @@ from simulator.story import (
 
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.path_health import MOST_AWAITED
 
 
 def a_port_fails_and_its_nic_says_nothing() -> Network:
@@ -105,6 +108,71 @@ def rails_blink_where_answers_take_long() -> Network:
     return end(net)
 
 
+def a_peer_spoke_long_ago() -> Network:
+    """Its rail is silent since, and pings are seldom: what it said says nothing of now, when it is asked again."""
+    net = armed()
+    a, _ = ends(net)
+    path = a.endpoint.connection.paths[0]
+    wait(net, 2000)
+    a.endpoint.prefer(1)
+    until(net, lambda: on(a, 1))
+    a.endpoint.prefer(0)
+    until(net, lambda: at_home(net))
+    until(net, lambda: path.heard_ns is not None)
+    for name in "ab":
+        net.wall(name, 0, True)
+    number = path.asked
+    until(net, lambda: path.asked != number)
+    assert path.ping.alive and not path.ping.answers(net.clock.now)
+    for name in "ab":
+        net.wall(name, 0, False)
+    return end(net)
+
+
+def answers_take_longer_than_pings_are_known() -> Network:
+    """Of each that is answered it is forgotten when it was sent. All the same it is known that answers take long."""
+    net = armed()
+    a, _ = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS = 10_000 * MS
+    hole(net, "a", "SEND", 0)
+    post(a, "SEND")
+    connection = a.endpoint.connection
+    connection.watchdog.stuck_wr = connection.core.oldest_wr
+    for link in net.links.values():
+        link.delay_ns = 1000 * MS
+    wait(net, 6000)
+    ping = connection.paths[0].ping
+    assert len(ping._awaited) == MOST_AWAITED and ping.answers(net.clock.now)
+    for link in net.links.values():
+        link.delay_ns = MS // 100
+    no_hole(net, "a", 0)
+    wait(net, 10_000)
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
+def a_peer_pauses_again_and_again() -> Network:
+    """For most of the time b's process stands still, and answers all at once in between: it is slow, not dead."""
+    net = armed()
+    a, _ = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS = 10_000 * MS
+    hole(net, "a", "SEND", 0)
+    post(a, "SEND")
+    connection = a.endpoint.connection
+    connection.watchdog.stuck_wr = connection.core.oldest_wr
+    link, ping = net.links["b", 0], connection.paths[0].ping
+    for ms in range(4000):
+        link.delay_ns = max(MS // 100, (400 - ms % 500) * MS)
+        wait(net, 1)
+        assert ms < 500 or ping.alive is not False, f"dead after {ms} ms"
+    no_hole(net, "a", 0)
+    wait(net, 10_000)
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
 def a_nic_does_not_say_what_its_ports_are() -> Network:
     """a's NIC was asked for its GIDs, and has not answered, when its path fails: no fence waits for that."""
     net = armed()
@@ -124,6 +192,52 @@ def a_nic_does_not_say_what_its_ports_are() -> Network:
     return end(net)
 
 
+def _apart_ms(net: Network, app: Application, k: int, ms: float = 500) -> float:
+    """How much time two pings of pair k have between them at most, in so long."""
+    path = app.endpoint.connection.paths[k]
+    ends, most = net.clock.now + ms * MS, 0
+    while net.clock.now < ends:
+        number, before = path.asked, net.clock.now
+        until(net, lambda number=number: path.asked != number)
+        most = max(most, net.clock.now - before)
+    return most / MS
+
+
+def a_wr_is_stuck_among_very_many_qps() -> Network:
+    """More than are looked at at once: pings are dense all the time, not in some of the looks."""
+    net = armed(qps=66, capacity=8, receives=2, at_start=1)
+    a, _ = ends(net)
+    for qp in a.endpoint.qps:
+        qp.RETRY_NS = 400 * MS
+    hole(net, "a", "SEND", 0, 1)
+    post(a, "SEND")
+    watchdog = a.endpoint.connection.watchdog
+    until(net, lambda: watchdog.stuck_wr is not None)
+    wait(net, 50)
+    apart_ms = [_apart_ms(net, a, k, 150) for k in (0, 1)]
+    assert watchdog.stuck_wr is not None and max(apart_ms) <= 26, apart_ms
+    no_hole(net, "a", 0, 1)
+    wait(net, 3000)
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
+def a_wr_that_failed_completes_away_from_home() -> Network:
+    """Pings are as dense as they are for any QP that is away."""
+    net = armed()
+    a, _ = ends(net)
+    for name in "ab":
+        net.wall(name, 0, True)
+    post(a, "SEND")
+    until(net, lambda: on(a, 1) and sends(a) == ["SUCCESS"])
+    wait(net, 200)
+    assert _apart_ms(net, a, 1) >= 50
+    for name in "ab":
+        net.wall(name, 0, False)
+    until(net, lambda: at_home(net))
+    return end(net)
+
+
 STAGED: dict[Story, tuple[str, ...]] = {
     a_wr_gets_through_nowhere_and_answers_begin_to_take_long: (
         "measure_the_newest_answer_alone",
@@ -133,6 +247,11 @@ STAGED: dict[Story, tuple[str, ...]] = {
 }
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_peer_pauses_again_and_again: ("forget_a_pause_in_what_comes_behind_it",),
+    answers_take_longer_than_pings_are_known: ("learn_nothing_from_very_late_answers",),
+    a_peer_spoke_long_ago: ("take_what_was_said_before_for_news",),
+    a_wr_is_stuck_among_very_many_qps: ("forget_between_two_looks_who_is_stuck",),
+    a_wr_that_failed_completes_away_from_home: ("take_what_completed_away_for_stuck",),
     a_nic_does_not_say_what_its_ports_are: ("look_at_ports_among_the_commands",),
     rails_blink_where_answers_take_long: ("ping_as_seldom_as_answers_come",),
     a_port_fails_and_its_nic_says_nothing: ("believe_a_look_that_failed",),

@@ -26,6 +26,7 @@ from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.failover.qp.reports import Reports
+from shiftverbs.failover.qp.watchdog import Watchdog
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.failover.services import control_channel
 from shiftverbs.failover.services.control_channel import ControlChannel
@@ -194,7 +195,8 @@ def count_failures_on_silent_paths() -> Iterator[None]:
 
 @mutation("what an answer takes is learned from each, also where other pings went out meanwhile")
 def measure_the_newest_answer_alone() -> Iterator[None]:
-    with rewritten(PingState, "handle_pong", ("if answered == number:", "if number == self._number:")):
+    took = "took_ns = now_ns - sent_ns"
+    with rewritten(PingState, "handle_pong", (took, f"{took} if number == self._number else 0")):
         yield
 
 
@@ -209,6 +211,42 @@ def ping_as_seldom_as_answers_come() -> Iterator[None]:
     apart = "max(self.interval_ns, min(ANSWERS_APART * self._takes_ns, MOST_APART_NS))"
     edit = ("now_ns + self.interval_ns", f"now_ns + {apart}")
     with rewritten(PingState, "poll_ping", edit), rewritten(PingState, "hurry", edit):
+        yield
+
+
+@mutation("pings are as dense as they are wanted while the other QPs are looked at, too")
+def forget_between_two_looks_who_is_stuck() -> Iterator[None]:
+    edit = ("wanted.get(path, QUIET_PING_NS)", "URGENT_PING_NS if path in wanted else QUIET_PING_NS")
+    with rewritten(Driver, "_watch", edit):
+        yield
+
+
+@mutation("a WR that failed and has completed is not stuck, wherever traffic is")
+def take_what_completed_away_for_stuck() -> Iterator[None]:
+    away = 'c.send_state == "DEFAULT" and c.recv_state == "DEFAULT" and p.all_fit'
+    edit = ("self.stuck_wr is not None and c.core", f"self.stuck_wr is not None and {away} and c.core")
+    with rewritten(Watchdog, "wants_pings", edit):
+        yield
+
+
+@mutation("what a peer said is as fresh as it was when it was said")
+def take_what_was_said_before_for_news() -> Iterator[None]:
+    with rewritten(
+        ControlChannel, "ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
+    ):
+        yield
+
+
+@mutation("what an answer takes is learned from one to a ping that is not known any more, too")
+def learn_nothing_from_very_late_answers() -> Iterator[None]:
+    late = ("sent_ns = self._awaited[0][1]", "sent_ns = now_ns")
+    with rewritten(PingState, "handle_pong", late):
+        yield
+
+
+@mutation("what came all at once behind a pause does not say that answers are quick again")
+def forget_a_pause_in_what_comes_behind_it() -> Iterator[None]:
+    with rewritten(PingState, "handle_pong", ("elif sent_ns >= self._learned_ns:", "else:")):
         yield
 
 

@@ -92,10 +92,10 @@ class Watchdog:
         p = c.protocol
         if p is None or p.over or c.closed:
             return False
-        if c.send_state != "DEFAULT" or c.recv_state != "DEFAULT" or not p.all_fit:
-            return True
         if self.stuck_wr is not None and c.core.oldest_wr > self.stuck_wr:
             self.stuck_wr = None
+        if c.send_state != "DEFAULT" or c.recv_state != "DEFAULT" or not p.all_fit:
+            return True
         return self._aging or self.stuck_wr is not None
 
     def watch(self, now_ns: int) -> None:

@@ -76,7 +76,7 @@ class Path:
         self.outbox: list[Entry] = []
         self.told: bool | None = None
         self.asked = 0  # number of the last ping
-        self.heard = False  # whether anything else came since then
+        self.heard_ns: int | None = None  # when anything else came since then
         self.trusted_ns = 0  # until then another failure there says nothing new about it
         self.making = False
         self.retry_ns = 0
@@ -398,10 +398,10 @@ class ControlChannel:
             dead = path.ping.alive is False
             number = path.ping.poll_ping(now_ns)
             if number is not None:
-                if path.asked and path.heard and not dead:
+                if path.asked and path.heard_ns is not None and not dead:
                     # The peer has so much to say that its answer is late. One that counts as dead has to answer.
-                    path.ping.handle_sign_of_life(now_ns)
-                path.asked, path.heard = number, False
+                    path.ping.handle_sign_of_life(path.heard_ns)
+                path.asked, path.heard_ns = number, None
                 self.send(path, Entry(0, 0, Ping(number, False)))
                 self._tell(path)
             due = path.ping.next_timeout_ns
