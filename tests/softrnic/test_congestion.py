@@ -158,11 +158,13 @@ def incast(hosts: Callable[..., HostProcess], op: str) -> list[tuple[Proxy, Prox
     target = hosts("c").open("soft0")
     pairs = []
     for host in "ab":
-        sender, receiver = hosts(host).open("soft0").endpoint(size=1 << 20), target.endpoint(size=1 << 20)
+        sender, receiver = (
+            end.endpoint(size=1 << 20, send_wr=64) for end in (hosts(host).open("soft0"), target)
+        )
         connect(sender, receiver, timeout=19, mtu=4096)
         pairs.append((sender, receiver) if op == "RDMA_WRITE" else (receiver, sender))
     for poster, _ in pairs:
-        poster.send_many(16, op=op, length=1 << 20, wr_id=1)
+        poster.send_many(64, op=op, length=1 << 20, wr_id=1)
     return pairs
 
 
@@ -174,7 +176,7 @@ def cnps(name: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("op", ["RDMA_WRITE", "RDMA_READ"])
 def test_marks_lead_to_a_lower_rate(hosts: Callable[..., HostProcess], op: str) -> None:
-    """The queue, which windows alone leave at 64 packets at least, drains; all CNPs arrive, and none too many."""
+    """The queue, which without it is as long as the windows, drains; all CNPs arrive, and are fewer than marks."""
     for host in "abc":
         faults.register(host)
     fabric.limit("rail0", LINE, buffer=10_000_000, dcqcn="sigcomm15", dilation=500)
@@ -182,14 +184,14 @@ def test_marks_lead_to_a_lower_rate(hosts: Callable[..., HostProcess], op: str) 
     wait_until(lambda: link("c/soft0").queue_peak > 200_000, 20)
     wait_until(lambda: link("c/soft0").np_cnp_sent >= 2, 20)
     wait_until(lambda: link("c/soft0").queue < 50_000, 20)
-    assert [len(poster.poll(16, 0)) for poster, _ in pairs] < [16, 16], "they still have work"
-    end = pairs[0][0].poll(1, 20)[0]["at"]
     for poster, _ in pairs:
-        assert all(wc["status"] == "SUCCESS" for wc in poster.poll(2, 30))
+        found = poster.poll(64, 0)
+        assert len(found) < 64, "it still has work"
+        assert all(wc["status"] == "SUCCESS" for wc in [*found, *poster.poll(2, 30)])
     port = link("c/soft0")
     assert port.marked >= port.np_ecn_marked_roce_packets > port.np_cnp_sent >= 2 and port.dropped == 0
     wait_until(lambda: sum(cnps("a/soft0") + cnps("b/soft0")) == link("c/soft0").np_cnp_sent, 20)
-    assert cnps("a/soft0")[1] == cnps("b/soft0")[1] == 0 and end > 0
+    assert cnps("a/soft0")[1] == cnps("b/soft0")[1] == 0
 
 
 def test_data_is_right_under_control(hosts: Callable[..., HostProcess]) -> None:
