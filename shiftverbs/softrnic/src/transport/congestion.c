@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "faults/rails.h"
+#include "transport/net.h"
 #include "transport/transport.h"
 
 /* The QP that a packet is for, if it is connected with this address. Datagrams have no rate. */
@@ -16,7 +17,7 @@ static struct srn_qp *connected(struct srn_nic *nic, uint32_t qpn, uint32_t ip) 
     return ready && qp->type != IBV_QPT_UD && qp->peer.ip == ip ? qp : NULL;
 }
 
-void srn_handle_mark(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip) {
+static void handle_mark(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip) {
     struct srn_qp *qp = connected(nic, pkt->bth.dest_qpn, src_ip);
     struct wire_packet cnp = {.bth = {.opcode = WIRE_CNP, .pkey = WIRE_DEFAULT_PKEY, .becn = true}};
     struct fabric_params params;
@@ -31,6 +32,14 @@ void srn_handle_mark(struct srn_nic *nic, const struct wire_packet *pkt, uint32_
     memset(srn_tx_payload(nic), 0, WIRE_CNP_PAYLOAD);
     srn_tx_commit(nic, &cnp, WIRE_CNP_PAYLOAD, qp->qpn, qp->peer);
     rails_count(nic->port, NP_CNP_SENT);
+}
+
+void srn_handle_marks(struct srn_nic *nic, int n) {
+    const struct srn_net *net = nic->net;
+
+    for (int i = 0; i < n; i++)
+        if (net->rx[i].good && srn_rx_marked(net, i))
+            handle_mark(nic, &net->rx[i].pkt, net->rx[i].from.sin_addr.s_addr);
 }
 
 void srn_handle_cnp(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip) {

@@ -106,6 +106,14 @@ void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, 
     slot->to.sin_addr.s_addr = dst_ip;
 }
 
+static void clear_tos(struct srn_net *net) {
+    for (uint32_t i = 0; i < net->tx_count; i++) {
+        net->tx_msg[i].msg_hdr.msg_control = NULL;
+        net->tx_msg[i].msg_hdr.msg_controllen = 0;
+    }
+    net->tx_tos = false;
+}
+
 void srn_tx_flush(struct srn_nic *nic) {
     struct srn_net *net = nic->net;
     uint32_t done = 0;
@@ -124,11 +132,8 @@ void srn_tx_flush(struct srn_nic *nic) {
             done++;
         }
     }
-    for (uint32_t i = 0; net->tx_tos && i < net->tx_count; i++) {
-        net->tx_msg[i].msg_hdr.msg_control = NULL;
-        net->tx_msg[i].msg_hdr.msg_controllen = 0;
-    }
-    net->tx_tos = false;
+    if (net->tx_tos)
+        clear_tos(net);
     net->tx_count = 0;
 }
 
@@ -143,6 +148,11 @@ void srn_link_watch_ecn(struct srn_nic *nic) {
     net->ecn = on;
     for (int i = 0; i < BATCH; i++)
         net->rx_msg[i].msg_hdr.msg_control = on ? &net->rx[i].control : NULL;
+}
+
+void srn_rx_want_marks(struct srn_net *net) {
+    for (int i = 0; i < BATCH; i++)
+        net->rx_msg[i].msg_hdr.msg_controllen = sizeof(net->rx[i].control.space);
 }
 
 bool srn_rx_marked(const struct srn_net *net, int slot) {

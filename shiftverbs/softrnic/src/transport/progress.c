@@ -76,8 +76,8 @@ static int receive(struct srn_nic *nic) {
 
     for (int i = 0; i < BATCH; i++)
         net->rx_msg[i].msg_hdr.msg_namelen = sizeof(net->rx[i].from);
-    for (int i = 0; net->ecn && i < BATCH; i++)
-        net->rx_msg[i].msg_hdr.msg_controllen = sizeof(net->rx[i].control.space);
+    if (net->ecn)
+        srn_rx_want_marks(net);
     n = recvmmsg(net->sock, net->rx_msg, BATCH, MSG_DONTWAIT, NULL);
     if (n <= 0)
         return 0;
@@ -110,9 +110,8 @@ static int receive(struct srn_nic *nic) {
         for (int i = 0; i < n; i++)
             if (net->rx[i].good)
                 deliver(nic, &net->rx[i], net->rx_msg[i].msg_len);
-        for (int i = 0; net->ecn && i < n; i++)
-            if (net->rx[i].good && srn_rx_marked(net, i))
-                srn_handle_mark(nic, &net->rx[i].pkt, net->rx[i].from.sin_addr.s_addr);
+        if (net->ecn)
+            srn_handle_marks(nic, n);
         srn_resp_flush_acks(nic);
     }
     srn_nic_unlock(nic);

@@ -60,14 +60,16 @@ void srn_tx_flush(struct srn_nic *nic);
 void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len, uint8_t tos);
 /* Does the rail have limits now? Then the socket is to tell of ECN's marks. */
 void srn_link_watch_ecn(struct srn_nic *nic);
+/* Before a batch is received: its slots are to take them. */
+void srn_rx_want_marks(struct srn_net *net);
 /* Has what was received into this slot one? */
 bool srn_rx_marked(const struct srn_net *net, int slot);
 /* Let go of nic->lock, once what was queued is sent and overrun CQs are dealt with. */
 void srn_nic_unlock(struct srn_nic *nic);
 
 /* --- congestion.c --- */
-/* A good packet from this address has the mark: its sender is to know. */
-void srn_handle_mark(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip);
+/* The senders of those of the n packets of a batch that are good and have the mark are to know. */
+void srn_handle_marks(struct srn_nic *nic, int n);
 /* A CNP from this address. */
 void srn_handle_cnp(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip);
 
