@@ -18,6 +18,7 @@ from typing import TextIO
 
 from shiftverbs.process.console import print_whatever_comes
 from shiftverbs.softrnic import SoftrnicError, fabric, faults, library_path
+from shiftverbs.softrnic.faults import NIC_COUNTERS
 
 # What does it, its help, and what it says afterwards.
 _PORT_ACTIONS = {
@@ -83,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     clear.add_argument("target", nargs="*", metavar="HOST/DEVICE", help="only this device")
     clear.add_argument("--rules", action="store_true", help="only remove rules")
     limits = commands.add_parser(
-        "fabric", help="give rails a rate, a delay and a buffer; without arguments, show what ports have"
+        "fabric",
+        help="give rails a rate, a delay, a buffer, congestion control; without arguments, show what ports have",
     )
     limits.add_argument(
         "where", nargs="?", metavar="RAIL", help="rail0, * for all, HOST/rail0 or HOST/DEVICE for one port"
@@ -253,10 +255,20 @@ def _fabric(where: str | None, settings: Sequence[str]) -> None:
             rows.append(
                 (device.name, f"{link.rate / 1e6:g}Mb/s", f"{link.delay_ns / 1e3:g}us", *map(str, counts))
             )
-    if rows[1:]:
-        _print_table(rows)
-    else:
+    if not rows[1:]:
         print(f"no port has limits ({status.directory})")
+        return
+    _print_table(rows)
+    rows = [("PORT", "CONTROL", "KMIN", "KMAX", "PMAX", "DILATION", "MARKED", *NIC_COUNTERS)]
+    for device in status.devices:
+        if (link := device.link) and link.kmax:
+            control = "dcqcn" if link.dcqcn else "ecn"
+            counts = (link.marked, *(getattr(link, name) for name in NIC_COUNTERS))
+            marking = (str(link.kmin), str(link.kmax), f"{link.pmax * 100:g}%", str(link.dilation))
+            rows.append((device.name, control, *marking, *map(str, counts)))
+    if rows[1:]:
+        print()
+        _print_table(rows)
 
 
 def _which(rule: faults.Rule) -> str:

@@ -2,8 +2,9 @@
 """Rails with limits: each host's link has a rate and a delay, and the switch's queue towards the host a buffer.
 
 Without it packets take no time but the machine's own. With it a rail can be slow, busy, or congested by others, and a
-queue that is full drops. It holds for all processes that share `SOFTRNIC_DIR`, until it is changed; `faults.clear`
-leaves it alone. `SOFTRNIC_FABRIC` sets it when a program opens its first device.
+queue that is full drops. With DCQCN switches mark packets as their queues grow (ECN), and NICs lower the rates of queue
+pairs whose packets are marked. It holds for all processes that share `SOFTRNIC_DIR`, until it is changed;
+`faults.clear` leaves it alone. `SOFTRNIC_FABRIC` sets it when a program opens its first device.
 
 `faults.device("a/soft0").link` tells what a port is like and what it counted.
 """
@@ -16,7 +17,18 @@ from shiftverbs.softrnic.control import FaultError, call, text
 __all__ = ["apply", "limit", "port", "unlimit"]
 
 
-def limit(where: str, rate: float, *, delay_s: float = 1e-6, buffer: int = 1_000_000) -> None:
+def limit(
+    where: str,
+    rate: float,
+    *,
+    delay_s: float = 1e-6,
+    buffer: int = 1_000_000,
+    dcqcn: str | None = None,
+    kmin: int | None = None,
+    kmax: int | None = None,
+    pmax: float | None = None,
+    dilation: int = 1,
+) -> None:
     """Give ports limits, in force for the next packet; what is on its way goes on as before.
 
     :param where: `"rail0"`, `"*"` (all rails), `"b/rail0"` or `"b/soft0"` (one host's port). A rail's limits are
@@ -24,10 +36,27 @@ def limit(where: str, rate: float, *, delay_s: float = 1e-6, buffer: int = 1_000
     :param rate: bits per second of a host's link, 1e3 to 1e12.
     :param delay_s: propagation from another host to this one, in seconds; at most 10.
     :param buffer: bytes that may wait in the switch for the host; at least 8192.
+    :param dcqcn: congestion control with the parameters of this name: `"sigcomm15"` (Zhu et al., SIGCOMM 2015) or
+        `"connectx"` (the defaults of a ConnectX); None = there is none.
+    :param kmin: up to so many bytes in the queue the switch marks no packet; None = as dcqcn has it, else 0.
+    :param kmax: above so many it marks all; None = as dcqcn has it, else none is ever marked.
+    :param pmax: the share that is marked at kmax, 0 to 1, and in proportion between; None = as dcqcn has it, else 1.
+    :param dilation: divides the rate and all that dcqcn has, and multiplies times; 1 to 1,000,000.
     :raises FaultError: no such rail or host, or a value out of range.
     :raises SoftrnicError: the registry cannot be used.
     """
-    apply(f"{port(where)}:rate={round(rate)},delay={round(delay_s * 1e9)}ns,buffer={buffer}")
+    settings = {
+        "rate": round(rate),
+        "delay": f"{round(delay_s * 1e9)}ns",
+        "buffer": buffer,
+        "dcqcn": dcqcn,  # before what changes a part of it
+        "kmin": kmin,
+        "kmax": kmax,
+        "pmax": None if pmax is None else f"{pmax * 100:.3f}%",
+        "dilation": dilation,
+    }
+    given = ",".join(f"{key}={value}" for key, value in settings.items() if value is not None)
+    apply(f"{port(where)}:{given}")
 
 
 def unlimit(where: str = "*") -> None:

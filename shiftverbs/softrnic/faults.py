@@ -52,6 +52,10 @@ __all__ = [
 ]
 
 
+#: What a software NIC counts of congestion, as mlx5 names it: fields of `Link`.
+NIC_COUNTERS = ("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled", "rp_cnp_ignored")
+
+
 @dataclass(frozen=True)
 class Process:
     """A process that has a device open."""
@@ -71,6 +75,16 @@ class Link:
     """Propagation from any host to this one."""
     buffer: int
     """Bytes that may wait in the switch."""
+    kmin: int
+    """Up to so many bytes in the queue no packet gets ECN's mark."""
+    kmax: int
+    """Above so many every packet does; 0 = none is ever marked."""
+    pmax: float
+    """The share of packets that are marked at kmax, 0 to 1."""
+    dcqcn: bool
+    """Whether the NIC answers marked packets with CNPs, and lowers a queue pair's rate for those it gets."""
+    dilation: int
+    """What rates and times are slowed down by; those shown here are so already."""
     queue: int
     """Bytes that wait there now."""
     queue_peak: int
@@ -81,6 +95,16 @@ class Link:
     """Their size, with Ethernet, IP and UDP headers."""
     dropped: int
     """Packets that found the buffer full."""
+    marked: int
+    """Packets that got the mark."""
+    np_ecn_marked_roce_packets: int
+    """Marked packets that the NIC received; this and the following as mlx5 counts them."""
+    np_cnp_sent: int
+    """CNPs that it sent."""
+    rp_cnp_handled: int
+    """CNPs that lowered the rate of a queue pair."""
+    rp_cnp_ignored: int
+    """CNPs for no connected queue pair, or while its port has no congestion control."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from shiftverbs.telemetry import congestion
 from shiftverbs.telemetry.snapshot import connections_of, nic_state
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ class Collector:
         for nic in self._runtime.nics.all():
             nics.add_metric([nic.name], int(nic_state(driver, nic) == "ACTIVE"))
         yield nics
+        counted = congestion.read(nic.name for nic in self._runtime.nics.all())
+        for name, meaning in congestion.COUNTERS.items():
+            family = CounterMetricFamily(f"shiftverbs_nic_{name}", meaning, labels=["device"])
+            for device, counters in counted.items():
+                if name in counters:
+                    family.add_metric([device], counters[name])
+            yield family
         yield GaugeMetricFamily(
             "shiftverbs_etcd_up", "Whether etcd answers: where not, no QP becomes protected",
             value=int(driver.directory.away is None),

@@ -44,6 +44,7 @@ OPCODES: dict[int, tuple[str, tuple[str, ...], bool]] = {
     0x2A: ("UC_WRITE_ONLY", ("reth",), True),
     0x64: ("UD_SEND_ONLY", ("deth",), True),
     0x65: ("UD_SEND_ONLY_IMM", ("deth", "imm"), True),
+    0x81: ("CNP", (), True),
 }
 
 

@@ -77,8 +77,14 @@ def test_delay(two: Pair, hosts_known: None) -> None:
 
 
 def test_full_buffer_drops(hosts: Callable[..., HostProcess], hosts_known: None) -> None:
-    """Two who send to one: the queue overflows, go-back-N brings everything through."""
-    fabric.limit("rail0", 200e6, buffer=20 * FULL_PACKET)
+    """Two who send to one: the queue overflows, go-back-N brings everything through.
+
+    A full queue drops one packet of six. Were it every second one, the eight attempts of a packet would now and then
+    not be enough.
+    """
+    faults.register("c")
+    buffer = 20 * FULL_PACKET
+    fabric.apply(f"rail0:rate=120M,buffer={buffer};c/rail0:rate=200M,buffer={buffer}")
     target = hosts("c").open("soft0")
     pairs = []
     for host, seed in (("a", 1), ("b", 2)):

@@ -16,6 +16,7 @@ import pytest
 from harness import child_env
 
 from softrnic import (
+    test_congestion,
     test_cq,
     test_errors,
     test_extended,
@@ -36,6 +37,8 @@ from softrnic.cbuild import SANITIZERS, build, build_library, runtime_libraries
 
 # The same functions under the same names; only the fixture host_env is another here.
 REPEATED = {
+    test_congestion: "cnp_on_the_wire data_is_right_under_control marks_lead_to_a_lower_rate "
+    "unreliable_connections_are_paced_too what_a_sender_makes_of_cnps",
     test_cq: "overrun_is_an_error_of_the_queue resize_keeps_what_is_in_it",
     test_errors: "bad_local_key flush_order receive_with_bad_local_key reuse_many_times rnr_then_receive",
     test_faults: "death null_devices_complete_at_once random_loss",
@@ -63,7 +66,7 @@ globals().update(
     }
 )
 peer, ends, shared, index = test_raw_peer.peer, test_ud.ends, test_srq.shared, test_gids.index
-hosts_known = test_fabric.hosts_known
+hosts_known, marking = test_fabric.hosts_known, test_congestion.marking
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@
 #define MAX_DELAY_NS UINT64_C(10000000000)
 #define MIN_BUFFER 8192 /* one packet of the largest size must fit */
 #define MAX_BUFFER UINT64_C(1000000000000)
+#define MAX_DILATION 1000000
+#define KEYS "KEY=VALUE with rate, delay, buffer, dcqcn, kmin, kmax, pmax or dilation, or off alone"
 
 /* A piece of the text, without white space around it. */
 struct piece {
@@ -25,8 +27,26 @@ struct unit {
     uint64_t thousandths;
 };
 
+/* Congestion control by name: what the switch marks, and what the ends do. */
+static const struct parameter_set {
+    const char *name;
+    uint64_t kmin, kmax;
+    double pmax;
+    struct dcqcn_params dcqcn;
+} sets[] = {
+    /* Zhu et al. 2015, section 5.2 and figure 14: without a hyper increase of another size. A floor it does not name. */
+    {"sigcomm15", 5000, 200000, 0.01, {1.0 / 256, 50000, 55000, 55000, 10000000, 5, 40e6, 40e6, 10e6, true}},
+    /*
+     * What mlxconfig shows of a ConnectX: MIN_TIME_BETWEEN_CNPS 4, DCE_TCP_G 1019 (of 1024 what alpha keeps),
+     * DCE_TCP_RTT 1, RPG_TIME_RESET 300, RPG_BYTE_RESET 32767, RPG_THRESHOLD 1, RPG_AI_RATE 5, RPG_HAI_RATE 50,
+     * RPG_MIN_RATE 1, CLAMP_TGT_RATE 0. A NIC says nothing of the switch: it marks as in the authors' simulations.
+     */
+    {"connectx", 40000, 1000000, 1, {5.0 / 1024, 4000, 1000, 300000, 32767, 1, 5e6, 50e6, 1e6, false}},
+};
+
 static const struct unit amounts[] = {
     {"G", UINT64_C(1000000000000)}, {"M", 1000000000}, {"K", 1000000}, {"k", 1000000}, {"", 1000}, {NULL, 0}};
+static const struct unit percents[] = {{"", 1000000}, {"%", 1000000}, {NULL, 0}}; /* in thousandths */
 static const struct unit times[] = {
     {"ns", 1000}, {"us", 1000000}, {"ms", 1000000000}, {"s", UINT64_C(1000000000000)}, {NULL, 0}};
 
@@ -120,11 +140,39 @@ static int parse_scope(struct piece piece, struct fabric_scope *scope, char *err
     return 0;
 }
 
+static int parse_set(struct piece value, struct fabric_params *params) {
+    for (size_t i = 0; i < sizeof(sets) / sizeof(sets[0]); i++)
+        if (is(value, sets[i].name)) {
+            params->kmin = sets[i].kmin;
+            params->kmax = sets[i].kmax;
+            params->pmax = sets[i].pmax;
+            params->dcqcn = sets[i].dcqcn;
+            return 0;
+        }
+    return -1;
+}
+
+/* Rates divided by it, times multiplied, bytes as they are. */
+static void dilate(struct fabric_params *params) {
+    struct dcqcn_params *dcqcn = &params->dcqcn;
+    uint32_t by = params->dilation;
+
+    params->rate /= by;
+    params->delay_ns *= by;
+    dcqcn->cnp_ns *= by;
+    dcqcn->alpha_ns *= by;
+    dcqcn->timer_ns *= by;
+    dcqcn->ai /= by;
+    dcqcn->hai /= by;
+    dcqcn->min_rate /= by;
+}
+
 static int parse_setting(struct piece setting, struct fabric_params *params, char *err, size_t err_len) {
     struct piece value = setting, key;
+    uint64_t n;
 
     if (!memchr(setting.at, '=', setting.len))
-        return wrong(err, err_len, setting, "KEY=VALUE with rate, delay or buffer, or off alone");
+        return wrong(err, err_len, setting, KEYS);
     key = cut(&value, '=');
     value = trimmed(value.at, value.len);
     if (is(key, "rate")) {
@@ -137,8 +185,23 @@ static int parse_setting(struct piece setting, struct fabric_params *params, cha
         if (!number(value, amounts, &params->buffer) || params->buffer < MIN_BUFFER ||
             params->buffer > MAX_BUFFER)
             return wrong(err, err_len, setting, "8192 to 1000G bytes");
+    } else if (is(key, "dcqcn")) {
+        if (parse_set(value, params) != 0)
+            return wrong(err, err_len, setting, "sigcomm15 or connectx");
+    } else if (is(key, "kmin") || is(key, "kmax")) {
+        if (!number(value, amounts, is(key, "kmin") ? &params->kmin : &params->kmax) ||
+            params->kmin > MAX_BUFFER || params->kmax > MAX_BUFFER)
+            return wrong(err, err_len, setting, "0 to 1000G bytes");
+    } else if (is(key, "pmax")) {
+        if (!number(value, percents, &n) || n > 100000)
+            return wrong(err, err_len, setting, "0 to 100 percent");
+        params->pmax = (double)n / 100000;
+    } else if (is(key, "dilation")) {
+        if (!number(value, amounts, &n) || !n || n > MAX_DILATION)
+            return wrong(err, err_len, setting, "1 to 1000000");
+        params->dilation = (uint32_t)n;
     } else {
-        return wrong(err, err_len, setting, "KEY=VALUE with rate, delay or buffer, or off alone");
+        return wrong(err, err_len, setting, KEYS);
     }
     return 0;
 }
@@ -151,7 +214,8 @@ static int parse_entry(struct piece entry, struct fabric_scope *scope, struct fa
         return wrong(err, err_len, entry, "RAIL:SETTINGS, such as rail0:rate=10G,delay=5us,buffer=1M");
     if (parse_scope(cut(&rest, ':'), scope, err, err_len) != 0)
         return -1;
-    *params = (struct fabric_params){.delay_ns = FABRIC_DELAY_NS, .buffer = FABRIC_BUFFER};
+    *params = (struct fabric_params){
+        .delay_ns = FABRIC_DELAY_NS, .buffer = FABRIC_BUFFER, .pmax = 1, .dilation = 1};
     rest = trimmed(rest.at, rest.len);
     if (is(rest, "off")) {
         *params = (struct fabric_params){0};
@@ -163,6 +227,11 @@ static int parse_entry(struct piece entry, struct fabric_scope *scope, struct fa
     } while (rest.len);
     if (!params->rate)
         return wrong(err, err_len, entry, "a rate, or off");
+    if (params->kmin > params->kmax)
+        return wrong(err, err_len, entry, "a kmin that is not above kmax");
+    if (params->rate / params->dilation < MIN_RATE)
+        return wrong(err, err_len, entry, "a rate that dilation leaves 1K bits per second of");
+    dilate(params);
     return 0;
 }
 

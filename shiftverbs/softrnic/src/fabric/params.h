@@ -4,10 +4,11 @@
  *
  *   rail0:rate=10G,delay=5us,buffer=1M;rail1:rate=1G      a rail's ports
  *   *:rate=10G;b/rail0:rate=1G                            all rails; one host's port, from then on
+ *   rail0:rate=40G,dcqcn=sigcomm15,dilation=500           congestion control; 500 times slower
  *   rail1:off                                             without limits again
  *
  * Entries are separated by ';' or line ends, '#' begins a comment, later entries win. Rates are bits per second, buffers
- * bytes, times have a unit (s, ms, us, ns); K, M and G are powers of 1000.
+ * bytes, times have a unit (s, ms, us, ns); K, M and G are powers of 1000. pmax is in percent.
  */
 #ifndef SOFTRNIC_FABRIC_PARAMS_H
 #define SOFTRNIC_FABRIC_PARAMS_H
@@ -15,11 +16,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fabric/dcqcn.h"
+
 /* One port: the link between a host and its rail's switch, both ways, and the switch's queue towards the host. */
 struct fabric_params {
     uint64_t rate;     /* bits per second of the link; 0 = no limits: packets do not pass the model at all */
     uint64_t delay_ns; /* propagation from a host to this one */
     uint64_t buffer;   /* bytes that may wait in the switch for this host */
+    /* ECN: none is marked with up to kmin bytes in the queue, all of them above kmax, at kmax so many of 1; 0 = none */
+    uint64_t kmin, kmax;
+    double pmax;
+    struct dcqcn_params dcqcn; /* of this host's NIC */
+    uint32_t dilation;         /* what all of the above is slowed down by already */
 };
 
 /* Where an entry applies. */

@@ -29,8 +29,27 @@ uint64_t fabric_queue(const struct fabric_port *port, const struct fabric_params
     return bytes_until(params, port->queue_free_ns, now_ns);
 }
 
+/* 0 up to 1, the same numbers each time (splitmix64). */
+static double next_random(struct fabric_port *port) {
+    uint64_t z = port->random += 0x9e3779b97f4a7c15u;
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+/* RED, by the queue as it is (Zhu et al. 2015, figure 5). */
+static bool marks(struct fabric_port *port, const struct fabric_params *params, uint64_t queue) {
+    if (!params->kmax || queue <= params->kmin)
+        return false;
+    if (queue > params->kmax)
+        return true;
+    return next_random(port) <
+           params->pmax * (double)(queue - params->kmin) / (double)(params->kmax - params->kmin);
+}
+
 struct fabric_fate fabric_forward(struct fabric_port *port, const struct fabric_params *params,
-                                  uint64_t now_ns, uint32_t bytes) {
+                                  uint64_t now_ns, uint32_t bytes, bool ect) {
     struct fabric_fate fate = {0};
 
     if (now_ns < port->latest_ns)
@@ -46,6 +65,8 @@ struct fabric_fate fabric_forward(struct fabric_port *port, const struct fabric_
         port->queue_free_ns = now_ns;
     port->queue_free_ns += fabric_time_ns(params->rate, bytes);
     fate.out_ns = port->queue_free_ns;
+    fate.marked = ect && marks(port, params, fate.queue);
+    port->counters.marked += fate.marked;
     port->counters.packets++;
     port->counters.bytes += bytes;
     if (fate.queue + bytes > port->counters.queue_peak)

@@ -21,6 +21,7 @@
 struct fabric_counters {
     uint64_t packets, bytes; /* went through the switch's queue */
     uint64_t dropped;        /* found it full */
+    uint64_t marked;         /* got the CE mark of ECN */
     uint64_t queue_peak;     /* bytes that waited, at most, with the packet that came last */
 };
 
@@ -28,11 +29,13 @@ struct fabric_port {
     uint64_t link_free_ns;  /* the host's link has sent all it was given */
     uint64_t queue_free_ns; /* the switch's queue towards the host is empty */
     uint64_t latest_ns;     /* the last arrival at that queue */
+    uint64_t random;        /* for marking; any value */
     struct fabric_counters counters;
 };
 
 struct fabric_fate {
     bool dropped;
+    bool marked;
     uint64_t out_ns; /* when its last bit has left the switch */
     uint64_t queue;  /* bytes that waited before it */
 };
@@ -50,9 +53,9 @@ uint64_t fabric_queue(const struct fabric_port *port, const struct fabric_params
 
 /*
  * A packet for this host came to the switch. Callers that were late may give times that go back: it is never before
- * one that was here already.
+ * one that was here already. ect: ECN may mark it.
  */
 struct fabric_fate fabric_forward(struct fabric_port *port, const struct fabric_params *params,
-                                  uint64_t now_ns, uint32_t bytes);
+                                  uint64_t now_ns, uint32_t bytes, bool ect);
 
 #endif

@@ -455,10 +455,18 @@ static void append_link(struct text *text, struct registry *reg, unsigned host, 
     }
     append(text, "{\"rate\":%" PRIu64 ",\"delay_ns\":%" PRIu64 ",\"buffer\":%" PRIu64, link.params.rate,
            link.params.delay_ns, link.params.buffer);
+    append(text, ",\"kmin\":%" PRIu64 ",\"kmax\":%" PRIu64 ",\"pmax\":%.9g", link.params.kmin,
+           link.params.kmax, link.params.pmax);
+    append(text, ",\"dcqcn\":%s,\"dilation\":%u", link.params.dcqcn.g > 0 ? "true" : "false",
+           link.params.dilation);
     append(text, ",\"queue\":%" PRIu64, fabric_queue(&link.port, &link.params, registry_now_ns()));
     append(text, ",\"queue_peak\":%" PRIu64, link.port.counters.queue_peak);
-    append(text, ",\"packets\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"dropped\":%" PRIu64 "}",
-           link.port.counters.packets, link.port.counters.bytes, link.port.counters.dropped);
+    append(text, ",\"packets\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"dropped\":%" PRIu64 ",\"marked\":%" PRIu64,
+           link.port.counters.packets, link.port.counters.bytes, link.port.counters.dropped,
+           link.port.counters.marked);
+    for (unsigned i = 0; i < DCQCN_COUNTERS; i++)
+        append(text, ",\"%s\":%" PRIu64, dcqcn_counter_name(i), link.counters[i]);
+    append(text, "}");
 }
 
 static void append_hosts(struct text *text, struct registry *reg, const bool *alive) {

@@ -9,6 +9,21 @@ bool rails_limited(const struct fault_port *port) {
     return registry_limited(fault_registry(port), (unsigned)port->rail);
 }
 
+struct fabric_params rails_params(const struct fault_port *port) {
+    struct registry_link *link =
+        registry_link_lock(fault_registry(port), (unsigned)port->host_index, (unsigned)port->rail);
+    struct fabric_params params = link->params;
+
+    registry_link_unlock(link);
+    return params;
+}
+
+void rails_count(const struct fault_port *port, enum dcqcn_counter counter) {
+    struct registry_link *link = &fault_registry(port)->file->links[port->host_index][port->rail];
+
+    __atomic_add_fetch(&link->counters[counter], 1, __ATOMIC_RELAXED);
+}
+
 uint64_t rails_send(const struct fault_port *port, uint64_t now_ns, size_t len) {
     struct registry_link *link =
         registry_link_lock(fault_registry(port), (unsigned)port->host_index, (unsigned)port->rail);
@@ -19,8 +34,8 @@ uint64_t rails_send(const struct fault_port *port, uint64_t now_ns, size_t len) 
     return now_ns;
 }
 
-struct fabric_fate rails_forward(const struct fault_port *port, uint32_t peer_ip, uint64_t now_ns,
-                                 size_t len) {
+struct fabric_fate rails_forward(const struct fault_port *port, uint32_t peer_ip, uint64_t now_ns, size_t len,
+                                 bool ect) {
     struct fabric_fate fate = {.out_ns = now_ns};
     struct registry *reg = fault_registry(port);
     struct registry_link *link;
@@ -30,7 +45,7 @@ struct fabric_fate rails_forward(const struct fault_port *port, uint32_t peer_ip
         return fate; /* nobody of ours: what is behind a real interface has a network of its own */
     link = registry_link_lock(reg, (unsigned)host, (unsigned)port->rail);
     if (link->params.rate) {
-        fate = fabric_forward(&link->port, &link->params, now_ns, (uint32_t)len + FABRIC_HEADERS);
+        fate = fabric_forward(&link->port, &link->params, now_ns, (uint32_t)len + FABRIC_HEADERS, ect);
         fate.out_ns += link->params.delay_ns;
     }
     registry_link_unlock(link);

@@ -384,6 +384,8 @@ void registry_set_fabric(struct registry *reg, int host, int rail, const struct 
 
                 /* What waits goes on as it was promised. */
                 link->params = *params;
+                if (!link->port.random)
+                    link->port.random = h * FAULT_MAX_RAILS + r + 1; /* no two ports mark alike */
                 registry_link_unlock(link);
             }
             limited |= file->links[h][r].params.rate != 0;

@@ -13,7 +13,7 @@
 #include "faults/fault.h"
 
 #define REGISTRY_MAGIC 0x736f6674u
-#define REGISTRY_VERSION 4 /* part of the file's name: another layout is another file */
+#define REGISTRY_VERSION 5 /* part of the file's name: another layout is another file */
 #define REGISTRY_MAX_CLAIMS 1024
 #define REGISTRY_ALWAYS UINT32_MAX /* probability 1 */
 #define REGISTRY_RAIL_NET 32       /* rail N is 127.(32 + N).0.0/16, host H of it 127.(32 + N).(H + 1).0/24 */
@@ -77,6 +77,7 @@ struct registry_link {
     pthread_mutex_t lock;
     struct fabric_params params; /* changed with the registry's lock held, too */
     struct fabric_port port;
+    uint64_t counters[DCQCN_COUNTERS]; /* of the host's NIC, in all processes; atomic */
 };
 
 struct registry_file {

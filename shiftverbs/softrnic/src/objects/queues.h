@@ -10,6 +10,7 @@
 
 #include <infiniband/verbs.h>
 
+#include "fabric/dcqcn.h"
 #include "objects/event.h"
 #include "objects/keys.h"
 #include "objects/list.h"
@@ -156,6 +157,14 @@ struct srn_resource {
     uint32_t msn;
 };
 
+/* What CNPs leave a QP of its link, on a rail that has limits. */
+struct srn_pace {
+    struct dcqcn_rp rp;
+    uint64_t next_ns;             /* its rate has nothing for another packet before */
+    struct carried *last_waiting; /* of the packets that wait for it (transport/carry.c): none overtakes it */
+    size_t waiting_bytes;
+};
+
 enum srn_message { SRN_MSG_NONE, SRN_MSG_SEND, SRN_MSG_WRITE };
 
 /* Responder (IBA 9.7.4, 9.7.5). */
@@ -205,6 +214,8 @@ struct srn_qp {
     struct srn_builder *builder; /* extended QPs only */
     struct srn_requester req;
     struct srn_responder resp;
+    struct srn_pace pace;
+    struct dcqcn_np np;      /* CNPs to its peer */
     uint32_t async_reported; /* under the context's async.lock */
 };
 

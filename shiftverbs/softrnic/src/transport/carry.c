@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Packets on rails that have limits: they wait here, first for the host's link, then in the switch and on its wire. The
- * process that sends a packet keeps it until it arrives; what links and queues do with it is in shared memory (rails.h).
+ * Packets on rails that have limits: they wait here, first for their QP's rate, then for the host's link, then in the
+ * switch and on its wire. The process that sends a packet keeps it until it arrives; what links and queues do with it is
+ * in shared memory (rails.h).
  *
- * A QP that has enough waiting for the link pauses: a NIC takes the next packet of a send queue when it can send it.
+ * A QP that has enough waiting pauses: a NIC takes the next packet of a send queue when it can send it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -17,14 +18,21 @@
 /* What a NIC has memory for, of packets that cannot be paused (datagrams, answers). */
 #define MAX_WAITING ((size_t)32 << 20)
 
-enum stage { LINK, SWITCH, RESUME };
+/* The TOS byte: what ECN may mark and has marked (RFC 3168), and what CNPs go by, DSCP 48. */
+#define TOS_ECT0 0x02
+#define TOS_CE 0x03
+#define TOS_CNP 0xc0
+
+enum stage { RATE, LINK, SWITCH, RESUME };
 
 struct carried {
     uint64_t due_ns;
     uint64_t sequence; /* of two that are due at once, the first goes first */
     enum stage stage;
     uint32_t peer_ip;
-    uint32_t qpn; /* RESUME */
+    uint32_t qpn; /* RESUME, RATE */
+    uint8_t tos;
+    struct carried *behind; /* RATE: the QP's next one. Only its first is in the heap */
     size_t len;
     uint8_t data[];
 };
@@ -33,7 +41,7 @@ struct carried {
 struct srn_carry {
     struct carried **items;
     size_t count, capacity;
-    size_t waiting; /* bytes for the link */
+    size_t waiting; /* bytes for a rate or the link */
     uint64_t sequence;
 };
 
@@ -94,58 +102,132 @@ static struct srn_carry *get_carry(struct srn_nic *nic) {
     return nic->carry;
 }
 
-/* This QP's next packet waits until the link has time for it. */
-static void pause(struct srn_nic *nic, uint32_t qpn, uint64_t until_ns) {
-    struct srn_qp *qp = srn_qp_find(nic, qpn);
+/* This QP's next packet waits until the link has time for it, and its rate. */
+static void pause(struct srn_nic *nic, struct srn_qp *qp, uint64_t until_ns) {
     struct carried *item;
 
-    if (!qp || qp->type != IBV_QPT_RC || !qp->req.window)
+    if (qp->type != IBV_QPT_RC || !qp->req.window)
         return;
     item = new_item(nic->carry, RESUME, until_ns, 0);
     if (!item)
         return;
-    item->qpn = qpn;
+    item->qpn = qp->qpn;
     if (push(nic, item))
         qp->req.window = 0;
     else
         free(item);
 }
 
+/* It has another stage before it: false if it is lost. */
+static bool wait_for(struct srn_nic *nic, struct carried *item, enum stage stage, uint64_t due_ns) {
+    item->stage = stage;
+    item->due_ns = due_ns;
+    if (push(nic, item))
+        return true;
+    free(item);
+    return false;
+}
+
 /* All its bits are in the switch. */
 static void forward(struct srn_nic *nic, struct carried *item) {
-    struct fabric_fate fate = rails_forward(nic->port, item->peer_ip, item->due_ns, item->len);
+    struct fabric_fate fate =
+        rails_forward(nic->port, item->peer_ip, item->due_ns, item->len, item->tos == TOS_ECT0);
 
-    item->due_ns = fate.out_ns;
-    item->stage = SWITCH;
-    if (fate.dropped || !push(nic, item))
+    if (fate.marked)
+        item->tos = TOS_CE;
+    if (fate.dropped)
         free(item);
+    else
+        wait_for(nic, item, SWITCH, fate.out_ns);
+}
+
+/* The link gets it, at the time that it was due. Returns when it is in the switch. */
+static uint64_t give_link(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
+    uint64_t sent = rails_send(nic->port, item->due_ns, item->len);
+
+    item->due_ns = sent;
+    if (sent <= now_ns)
+        forward(nic, item);
+    else if (wait_for(nic, item, LINK, sent))
+        nic->carry->waiting += item->len;
+    else
+        nic->counters[SRN_CNT_TX_ERRORS]++;
+    return sent;
+}
+
+static bool has_data(const struct carried *item) {
+    return item->tos == TOS_ECT0;
+}
+
+/* It waits until its QP's rate has something for it, behind those that do. */
+static bool queue_up(struct srn_nic *nic, struct srn_qp *qp, struct carried *item) {
+    struct srn_pace *pace = &qp->pace;
+
+    item->qpn = qp->qpn;
+    if (pace->last_waiting)
+        pace->last_waiting->behind = item;
+    else if (!wait_for(nic, item, RATE, pace->next_ns))
+        return false;
+    pace->last_waiting = item;
+    pace->waiting_bytes += item->len;
+    nic->carry->waiting += item->len;
+    return true;
+}
+
+/* The first of a QP's packets that wait goes to the link. The QP may be gone, or have another connection. */
+static void release(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
+    struct srn_qp *qp = srn_qp_find(nic, item->qpn);
+    struct carried *next = item->behind;
+
+    item->behind = NULL;
+    nic->carry->waiting -= item->len;
+    if (qp) {
+        qp->pace.waiting_bytes -= item->len < qp->pace.waiting_bytes ? item->len : qp->pace.waiting_bytes;
+        if (qp->pace.last_waiting == item)
+            qp->pace.last_waiting = NULL;
+        if (has_data(item))
+            srn_pace_sent(qp, item->due_ns, now_ns, item->len);
+    }
+    if (next) {
+        next->due_ns = item->due_ns;
+        if (qp && has_data(next) && srn_pace_waits(qp, next->due_ns))
+            next->due_ns = qp->pace.next_ns;
+        push(nic, next); /* there is room: where the first one was */
+    }
+    give_link(nic, item, now_ns);
 }
 
 void srn_carry(struct srn_nic *nic, uint32_t qpn, uint32_t peer_ip, const uint8_t *data, size_t len) {
     struct srn_carry *carry = get_carry(nic);
-    uint64_t now = srn_now_ns(), sent;
+    struct srn_qp *qp = qpn ? srn_qp_find(nic, qpn) : NULL;
+    uint64_t now = srn_now_ns(), next = 0;
+    bool cnp = data[0] == WIRE_CNP;
     struct carried *item;
 
-    item = carry && carry->waiting + len <= MAX_WAITING ? new_item(carry, LINK, 0, len) : NULL;
+    item = carry && carry->waiting + len <= MAX_WAITING ? new_item(carry, RATE, now, len) : NULL;
     if (!item) {
         nic->counters[SRN_CNT_TX_ERRORS]++;
         return;
     }
     memcpy(item->data, data, len);
     item->peer_ip = peer_ip;
-    item->due_ns = sent = rails_send(nic->port, now, len);
-    if (sent <= now) {
-        forward(nic, item);
-        return;
+    item->tos = cnp ? TOS_CNP : wire_opcode_flags(data[0]) & WIRE_F_PAYLOAD ? TOS_ECT0 : 0;
+    if (qp && !cnp && (qp->pace.last_waiting || (has_data(item) && srn_pace_waits(qp, now)))) {
+        if (!queue_up(nic, qp, item)) {
+            nic->counters[SRN_CNT_TX_ERRORS]++;
+            return;
+        }
+    } else {
+        if (qp && has_data(item))
+            srn_pace_sent(qp, now, now, len);
+        next = give_link(nic, item, now);
     }
-    if (!push(nic, item)) {
-        free(item);
-        nic->counters[SRN_CNT_TX_ERRORS]++;
+    if (!qp)
         return;
-    }
-    carry->waiting += len;
-    if (sent > now + AHEAD_NS)
-        pause(nic, qpn, sent - AHEAD_NS);
+    if (srn_pace_next(qp) > next)
+        next = srn_pace_next(qp);
+    if (next > now + AHEAD_NS)
+        pause(nic, qp, next - AHEAD_NS);
 }
 
 uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
@@ -157,6 +239,9 @@ uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
         struct carried *item = pop(carry);
 
         switch (item->stage) {
+        case RATE:
+            release(nic, item, now_ns);
+            break;
         case LINK:
             carry->waiting -= item->len;
             /* What had not left the host is lost with its cable. */
@@ -168,7 +253,7 @@ uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
             }
             break;
         case SWITCH:
-            nic->net->transmit(nic, item->peer_ip, item->data, item->len);
+            nic->net->transmit(nic, item->peer_ip, item->data, item->len, item->tos);
             free(item);
             break;
         case RESUME:
@@ -185,7 +270,7 @@ static int in_order(const void *a, const void *b) {
     const struct carried *one = *(struct carried *const *)a, *two = *(struct carried *const *)b;
 
     if (one->stage != two->stage)
-        return one->stage == SWITCH ? -1 : two->stage == SWITCH ? 1 : one->stage < two->stage ? -1 : 1;
+        return one->stage > two->stage ? -1 : 1;
     return before(one, two) ? -1 : 1;
 }
 
@@ -197,11 +282,16 @@ void srn_carry_finish(struct srn_nic *nic, bool arrive) {
     if (carry->count)
         qsort(carry->items, carry->count, sizeof(struct carried *), in_order);
     for (size_t i = 0; i < carry->count; i++) {
-        struct carried *item = carry->items[i];
+        struct srn_qp *qp = carry->items[i]->stage == RATE ? srn_qp_find(nic, carry->items[i]->qpn) : NULL;
 
-        if (arrive && item->stage != RESUME)
-            nic->net->transmit(nic, item->peer_ip, item->data, item->len);
-        free(item);
+        if (qp)
+            qp->pace.last_waiting = NULL;
+        for (struct carried *item = carry->items[i], *next; item; item = next) {
+            next = item->behind;
+            if (arrive && item->stage != RESUME)
+                nic->net->transmit(nic, item->peer_ip, item->data, item->len, item->tos);
+            free(item);
+        }
     }
     free(carry->items);
     free(carry);

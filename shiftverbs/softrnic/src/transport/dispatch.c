@@ -45,7 +45,10 @@ void srn_receive(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t sr
 
     nic->counters[SRN_CNT_RX_PACKETS]++;
     if (!qp || transport != (qp->type == IBV_QPT_UD ? WIRE_UD : qp->type == IBV_QPT_UC ? WIRE_UC : WIRE_RC)) {
-        nic->counters[SRN_CNT_RX_NO_QP]++;
+        if (pkt->bth.opcode == WIRE_CNP)
+            srn_handle_cnp(nic, pkt, src_ip);
+        else
+            nic->counters[SRN_CNT_RX_NO_QP]++;
         return;
     }
     /* Our one P_Key is full membership of the default partition: any membership of it may talk to us. */

@@ -76,17 +76,42 @@ void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_
         srn_hold_passed(nic, FAULT_TX);
 }
 
-void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len) {
+static void set_tos(struct msghdr *msg, struct tx_slot *slot, int tos) {
+    struct cmsghdr *cmsg;
+
+    msg->msg_control = &slot->control;
+    msg->msg_controllen = sizeof(slot->control.space);
+    cmsg = CMSG_FIRSTHDR(msg);
+    cmsg->cmsg_level = IPPROTO_IP;
+    cmsg->cmsg_type = IP_TOS;
+    cmsg->cmsg_len = CMSG_LEN(sizeof(tos));
+    memcpy(CMSG_DATA(cmsg), &tos, sizeof(tos));
+}
+
+void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len, uint8_t tos) {
     struct srn_net *net = nic->net;
     struct tx_slot *slot;
 
     if (net->tx_count == BATCH)
         srn_tx_flush(nic);
-    slot = &net->tx[net->tx_count++];
+    slot = &net->tx[net->tx_count];
+    if (tos) {
+        set_tos(&net->tx_msg[net->tx_count].msg_hdr, slot, tos);
+        net->tx_tos = true;
+    }
+    net->tx_count++;
     memcpy(slot->data, data, len);
     slot->iov.iov_base = slot->data;
     slot->iov.iov_len = len;
     slot->to.sin_addr.s_addr = dst_ip;
+}
+
+static void clear_tos(struct srn_net *net) {
+    for (uint32_t i = 0; i < net->tx_count; i++) {
+        net->tx_msg[i].msg_hdr.msg_control = NULL;
+        net->tx_msg[i].msg_hdr.msg_controllen = 0;
+    }
+    net->tx_tos = false;
 }
 
 void srn_tx_flush(struct srn_nic *nic) {
@@ -107,7 +132,36 @@ void srn_tx_flush(struct srn_nic *nic) {
             done++;
         }
     }
+    if (net->tx_tos)
+        clear_tos(net);
     net->tx_count = 0;
+}
+
+/* --- ECN --- */
+
+void srn_link_watch_ecn(struct srn_nic *nic) {
+    struct srn_net *net = nic->net;
+    int on = !nic->null_mode && rails_limited(nic->port);
+
+    if (net->ecn == (on != 0) || setsockopt(net->sock, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)))
+        return;
+    net->ecn = on;
+    for (int i = 0; i < BATCH; i++)
+        net->rx_msg[i].msg_hdr.msg_control = on ? &net->rx[i].control : NULL;
+}
+
+void srn_rx_want_marks(struct srn_net *net) {
+    for (int i = 0; i < BATCH; i++)
+        net->rx_msg[i].msg_hdr.msg_controllen = sizeof(net->rx[i].control.space);
+}
+
+bool srn_rx_marked(const struct srn_net *net, int slot) {
+    struct msghdr *msg = (struct msghdr *)&net->rx_msg[slot].msg_hdr;
+
+    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg))
+        if (cmsg->cmsg_level == IPPROTO_IP && cmsg->cmsg_type == IP_TOS)
+            return (*CMSG_DATA(cmsg) & 3) == 3; /* CE */
+    return false;
 }
 
 void srn_nic_unlock(struct srn_nic *nic) {

@@ -37,6 +37,10 @@ struct tx_slot {
     struct sockaddr_in to;
     struct iovec iov;
     uint8_t *data; /* SLOT_LEN */
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control; /* IP_TOS, where it is not 0 */
 };
 
 struct rx_slot {
@@ -47,6 +51,10 @@ struct rx_slot {
     enum fault_verdict verdict;
     uint32_t delay_us;
     uint8_t *data; /* SLOT_LEN */
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control; /* IP_TOS, if net->ecn */
 };
 
 struct srn_net {
@@ -59,8 +67,10 @@ struct srn_net {
     void (*go_on)(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
                   size_t len);
     /* A packet that was carried arrives, unless the switch is gone; a QP that paused for its link goes on. */
-    void (*transmit)(struct srn_nic *nic, uint32_t peer_ip, const uint8_t *data, size_t len);
+    void (*transmit)(struct srn_nic *nic, uint32_t peer_ip, const uint8_t *data, size_t len, uint8_t tos);
     void (*resume)(struct srn_nic *nic, uint32_t qpn);
+    bool ecn;    /* the socket tells of the TOS byte */
+    bool tx_tos; /* a packet in tx has one */
     uint32_t tx_count;
     struct mmsghdr tx_msg[BATCH];
     struct tx_slot tx[BATCH];

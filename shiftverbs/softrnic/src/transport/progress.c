@@ -76,6 +76,8 @@ static int receive(struct srn_nic *nic) {
 
     for (int i = 0; i < BATCH; i++)
         net->rx_msg[i].msg_hdr.msg_namelen = sizeof(net->rx[i].from);
+    if (net->ecn)
+        srn_rx_want_marks(net);
     n = recvmmsg(net->sock, net->rx_msg, BATCH, MSG_DONTWAIT, NULL);
     if (n <= 0)
         return 0;
@@ -108,6 +110,8 @@ static int receive(struct srn_nic *nic) {
         for (int i = 0; i < n; i++)
             if (net->rx[i].good)
                 deliver(nic, &net->rx[i], net->rx_msg[i].msg_len);
+        if (net->ecn)
+            srn_handle_marks(nic, n);
         srn_resp_flush_acks(nic);
     }
     srn_nic_unlock(nic);
@@ -140,6 +144,7 @@ static void handle_faults(struct srn_nic *nic) {
     }
     if (!atomic_load(&nic->dead))
         srn_stall_over(nic);
+    srn_link_watch_ecn(nic);
     srn_nic_unlock(nic);
     srn_commands_wake(nic);
 }
@@ -219,7 +224,7 @@ static void go_on(struct srn_nic *nic, enum fault_direction direction, uint32_t 
     if (direction == FAULT_TX && rails_limited(nic->port))
         srn_carry(nic, 0, peer_ip, data, len);
     else if (direction == FAULT_TX)
-        srn_tx_datagram(nic, peer_ip, data, len);
+        srn_tx_datagram(nic, peer_ip, data, len, 0);
     else
         srn_rx_datagram(nic, peer_ip, data, len);
 }
@@ -252,6 +257,7 @@ int srn_net_open(struct srn_nic *nic, char *err, size_t err_len) {
     if (!rc && net->sock >= 0)
         rc = watch(net, net->sock);
     nic->net = net;
+    srn_link_watch_ecn(nic);
     if (!rc)
         rc = start_thread(net);
     if (rc)

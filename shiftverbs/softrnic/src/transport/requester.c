@@ -48,6 +48,7 @@ void srn_req_reset(struct srn_qp *qp, uint32_t psn) {
     r->send_idx = qp->sq.tail;
     r->gap_valid = false;
     r->window = qp->nic->window;
+    qp->pace = (struct srn_pace){0};
     r->rd_out = 0;
     r->retries = qp->attr.retry_cnt;
     r->rnr_retries = qp->attr.rnr_retry;

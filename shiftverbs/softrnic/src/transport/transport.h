@@ -12,6 +12,8 @@
 #include "objects/queues.h"
 #include "wire/wire.h"
 
+struct srn_net;
+
 /* --- timer.c --- */
 /* Look at all that waits for a time no later than then. */
 void srn_timer_at(struct srn_nic *nic, uint64_t at_ns);
@@ -26,6 +28,14 @@ void srn_hold_passed(struct srn_nic *nic, enum fault_direction direction);
 /* Release what is due; when the next will be, 0 = there is none. On the progress thread. */
 uint64_t srn_hold_run(struct srn_nic *nic, uint64_t now_ns);
 void srn_hold_clear(struct srn_nic *nic);
+
+/* --- pace.c --- */
+/* Does the QP's rate have nothing for a packet now? */
+bool srn_pace_waits(const struct srn_qp *qp, uint64_t now_ns);
+/* A packet of so many bytes of UDP payload goes to the link, that was due then. */
+void srn_pace_sent(struct srn_qp *qp, uint64_t due_ns, uint64_t now_ns, size_t len);
+/* When there will be something for another one behind all that wait, as it looks now. */
+uint64_t srn_pace_next(const struct srn_qp *qp);
 
 /* --- carry.c --- */
 /* Send a sealed packet through the rail's links and queues; qpn is the sender's, or 0. */
@@ -47,9 +57,21 @@ void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_
                    struct srn_peer to);
 void srn_tx_flush(struct srn_nic *nic);
 /* A packet that was sealed before goes out. */
-void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len);
+void srn_tx_datagram(struct srn_nic *nic, uint32_t dst_ip, const uint8_t *data, size_t len, uint8_t tos);
+/* Does the rail have limits now? Then the socket is to tell of ECN's marks. */
+void srn_link_watch_ecn(struct srn_nic *nic);
+/* Before a batch is received: its slots are to take them. */
+void srn_rx_want_marks(struct srn_net *net);
+/* Has what was received into this slot one? */
+bool srn_rx_marked(const struct srn_net *net, int slot);
 /* Let go of nic->lock, once what was queued is sent and overrun CQs are dealt with. */
 void srn_nic_unlock(struct srn_nic *nic);
+
+/* --- congestion.c --- */
+/* The senders of those of the n packets of a batch that are good and have the mark are to know. */
+void srn_handle_marks(struct srn_nic *nic, int n);
+/* A CNP from this address. */
+void srn_handle_cnp(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip);
 
 /* --- requester.c --- */
 void srn_req_reset(struct srn_qp *qp, uint32_t psn);

@@ -52,7 +52,8 @@ uint32_t wire_opcode_flags(uint8_t opcode) {
             return operation_flags[operation] | WIRE_F_DETH;
         return 0;
     default:
-        return 0;
+        /* Neither a request nor a response, and of no transport. */
+        return opcode == WIRE_CNP ? WIRE_F_VALID | WIRE_F_PAYLOAD | WIRE_F_FIRST | WIRE_F_LAST : 0;
     }
 }
 
@@ -90,6 +91,8 @@ const char *wire_opcode_name(uint8_t opcode) {
 
     if (!wire_opcode_flags(opcode))
         return "UNKNOWN";
+    if (opcode == WIRE_CNP)
+        return "CNP";
     return names[transport == WIRE_RC ? 0 : transport == WIRE_UC ? 1 : 2][WIRE_OPERATION(opcode)];
 }
 

@@ -62,6 +62,10 @@ enum wire_operation {
     WIRE_OP_SEND_ONLY_INV = 0x17,
 };
 
+/* A congestion notification packet of RoCEv2 (annex A17.9.3): BTH with BECN, and so many bytes that are 0. */
+#define WIRE_CNP 0x81
+#define WIRE_CNP_PAYLOAD 16
+
 #define WIRE_OPCODE(transport, operation) ((uint8_t)((transport) | (operation)))
 #define WIRE_TRANSPORT(opcode) ((opcode)&0xe0)
 #define WIRE_OPERATION(opcode) ((opcode)&0x1f)
