@@ -306,6 +306,7 @@ class ProcessGroupShift(dist.ProcessGroup):
                 raise ValueError(f"{len(tensors)} tensors for {self._own_size} ranks")
             for tensor in tensors:
                 check(tensor)
+        self._check_parts(output_tensors, input_tensors)
         sources, _ = _dense(input_tensors)
         targets, copies = _dense(output_tensors)
         everything = [*output_tensors, *input_tensors]
@@ -331,6 +332,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         (source,), _ = _dense([input_tensor])
         (target,), copies = _dense([output_tensor])
         sources, targets = self._rows(source, input_split_sizes), self._rows(target, output_split_sizes)
+        self._check_parts(targets, sources)
         return self._submit(
             lambda c, until: c.alltoall(targets, sources, until),
             [output_tensor, input_tensor],
@@ -428,6 +430,13 @@ class ProcessGroupShift(dist.ProcessGroup):
         if not 0 <= root < self._own_size:
             raise ValueError(f"there is no rank {root} in a group of {self._own_size}")
         return root
+
+    def _check_parts(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        if len({tensor.dtype for tensor in (*outputs, *inputs)}) > 1:
+            raise ValueError("what is sent and what comes must have the same dtype")
+        ours, theirs = inputs[self._own_rank].numel(), outputs[self._own_rank].numel()
+        if ours != theirs:
+            raise ValueError(f"rank {self._own_rank} sends itself {ours} elements, and expects {theirs}")
 
     def _check_each(self, tensors: Sequence[Any], like: Any) -> None:
         if len(tensors) != self._own_size:

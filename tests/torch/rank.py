@@ -409,6 +409,10 @@ def asynchronous() -> None:
 def refused() -> None:
     """Arguments that cannot be are refused at once, and nothing breaks by it."""
     group = world()
+
+    def mine(count: int) -> list[int]:
+        return [count if r == RANK else 0 for r in range(WORLD)]
+
     for call in (
         lambda: dist.all_reduce(torch.eye(3).to_sparse(), ops.MAX),
         lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
@@ -417,6 +421,8 @@ def refused() -> None:
         lambda: group.send([torch.ones(1)], RANK, 0),
         lambda: group.send([torch.ones(1)], 77, 0),
         lambda: group.alltoall([torch.ones(1)], [torch.ones(1)], c10d.AllToAllOptions()),
+        lambda: dist.all_to_all_single(torch.ones(WORLD), torch.ones(WORLD, dtype=torch.float64)),
+        lambda: dist.all_to_all_single(torch.ones(1), torch.ones(9), mine(1), mine(9)),
         lambda: group.allreduce([torch.ones(1), torch.ones(1)], c10d.AllreduceOptions()),
         lambda: group._allgather_base(torch.ones(3), torch.ones(2), c10d.AllgatherOptions()),
     ):
