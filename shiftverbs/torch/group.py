@@ -18,13 +18,15 @@ from shiftverbs.torch import sparse
 from shiftverbs.torch.point_to_point import Receive, Send
 from shiftverbs.torch.reduction import Reduction
 from shiftverbs.torch.runner import Action, Runner
-from shiftverbs.torch.tensors import check, check_device, is_dense, nbytes
+from shiftverbs.torch.tensors import check, check_device, is_dense, nbytes, overlaps
 from shiftverbs.torch.work import Keeper, ShiftWork
 from shiftverbs.transport import Transport
 
 BACKEND = "shift"
 #: Tensors of an allreduce_coalesced up to so many bytes are put together first.
 COALESCED_BYTES = 64 * 1024
+#: A tensor, and the contiguous one that stands for it.
+Copy = tuple[Any, Any]
 
 
 class StoreAdapter:
@@ -104,17 +106,21 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensors: list[Any],
         options: Any = None,
         outputs: Any = None,
-        copies: Sequence[Any] = (),
+        copies: Sequence[Copy] = (),
+        inputs: Sequence[Copy] = (),
     ) -> ShiftWork:
         """Submit a collective.
 
         :param tensors: what it works on; outputs: its result, where that is not the same
-        :param copies: (tensor, its dense copy) to be copied back
+        :param copies, inputs: what `_dense` gave for tensors that are written to, and that are not
+        :raises ValueError: one of copies has several elements in one place
         """
+        if any(map(overlaps, (tensor for tensor, _ in copies))):
+            raise ValueError("a tensor to write to must not have several elements in one place: clone it")
         work = ShiftWork(tensors if outputs is None else outputs)
         self._keeper.keep(work, sum(map(nbytes, tensors)))
-        if copies:
-            action = _with_copies(action, copies)
+        if copies or inputs:
+            action = _with_copies(action, copies, inputs)
         if self._runner is None:
             try:
                 action(_ALONE, 0.0)
@@ -209,10 +215,15 @@ class ProcessGroupShift(dist.ProcessGroup):
         """output_tensors: a list of one list, of a tensor for each rank; input_tensors: a list of one."""
         own, outputs = _only(input_tensors), _lists(output_tensors)
         self._check_each(outputs, own)
-        (source,), _ = _dense([own])
+        (source,), inputs = _dense([own])
         dense, copies = _dense(outputs)
         return self._submit(
-            lambda c, until: c.allgather(dense, source, until), [*outputs, own], opts, [outputs], copies
+            lambda c, until: c.allgather(dense, source, until),
+            [*outputs, own],
+            opts,
+            [outputs],
+            copies,
+            inputs,
         )
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> ShiftWork:  # noqa: A002
@@ -221,7 +232,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         check(input)
         if output.numel() != input.numel() * self._own_size or output.dtype != input.dtype:
             raise ValueError(f"the output must hold {self._own_size} times the input, in its dtype")
-        (source,), _ = _dense([input])
+        (source,), inputs = _dense([input])
         (whole,), copies = _dense([output])
         parts = list(whole.view(-1).chunk(self._own_size)) if whole.numel() else [whole] * self._own_size
         return self._submit(
@@ -230,6 +241,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             opts,
             [output],
             copies,
+            inputs,
         )
 
     all_gather_into_tensor = _allgather_base
@@ -245,7 +257,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         for outputs, own in zip(by_input, input_list, strict=True):
             check(own)
             self._check_each(outputs, own)
-        sources, _ = _dense(input_list)
+        sources, inputs = _dense(input_list)
         pairs = [_dense(outputs) for outputs in by_input]
         copies = [copy for _, some in pairs for copy in some]
 
@@ -254,7 +266,7 @@ class ProcessGroupShift(dist.ProcessGroup):
                 collectives.allgather(outputs, own, until)
 
         everything = [tensor for outputs in output_lists for tensor in outputs] + list(input_list)
-        return self._submit(act, everything, opts, output_lists, copies)
+        return self._submit(act, everything, opts, output_lists, copies, inputs)
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ShiftWork:
         """As _allgather_base, for several."""
@@ -267,16 +279,19 @@ class ProcessGroupShift(dist.ProcessGroup):
         self._check_each(inputs, output)
         return self._reduce_scatter(output, inputs, opts)
 
-    def _reduce_scatter(self, output: Any, inputs: list[Any], opts: Any) -> ShiftWork:
+    def _reduce_scatter(
+        self, output: Any, tensors: Sequence[Any], opts: Any, inputs: Sequence[Copy] = ()
+    ) -> ShiftWork:
         reduction = Reduction(_op(opts), output.dtype)
-        sources, _ = _dense(inputs)
+        sources, own = _dense(tensors)
         (target,), copies = _dense([output])
         return self._submit(
             lambda c, until: c.reduce_scatter(target, sources, reduction, until),
-            [output, *inputs],
+            [output, *tensors],
             opts,
             [output],
             copies,
+            [*inputs, *own],
         )
 
     def _reduce_scatter_base(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> ShiftWork:
@@ -288,9 +303,9 @@ class ProcessGroupShift(dist.ProcessGroup):
             or inputTensor.dtype != outputTensor.dtype
         ):
             raise ValueError(f"the input must hold {self._own_size} times the output, in its dtype")
-        (whole,), _ = _dense([inputTensor])
+        (whole,), inputs = _dense([inputTensor])
         parts = list(whole.view(-1).chunk(self._own_size)) if whole.numel() else [whole] * self._own_size
-        return self._reduce_scatter(outputTensor, parts, opts)
+        return self._reduce_scatter(outputTensor, parts, opts, inputs)
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ShiftWork:
         """As _reduce_scatter_base, for several."""
@@ -307,7 +322,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             for tensor in tensors:
                 check(tensor)
         self._check_parts(output_tensors, input_tensors)
-        sources, _ = _dense(input_tensors)
+        sources, inputs = _dense(input_tensors)
         targets, copies = _dense(output_tensors)
         everything = [*output_tensors, *input_tensors]
         return self._submit(
@@ -316,6 +331,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             opts,
             list(output_tensors),
             copies,
+            inputs,
         )
 
     def alltoall_base(
@@ -329,7 +345,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         """One tensor with what is for each rank in order, one with what comes; sizes: rows of each, none if equal."""
         check(output_tensor)
         check(input_tensor)
-        (source,), _ = _dense([input_tensor])
+        (source,), inputs = _dense([input_tensor])
         (target,), copies = _dense([output_tensor])
         sources, targets = self._rows(source, input_split_sizes), self._rows(target, output_split_sizes)
         self._check_parts(targets, sources)
@@ -339,6 +355,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             opts,
             [output_tensor],
             copies,
+            inputs,
         )
 
     def _rows(self, tensor: Any, sizes: Sequence[int]) -> list[Any]:
@@ -359,26 +376,32 @@ class ProcessGroupShift(dist.ProcessGroup):
         outputs = _lists(output_tensors) if self._own_rank == root else []
         if self._own_rank == root:
             self._check_each(outputs, own)
-        (source,), _ = _dense([own])
+        (source,), inputs = _dense([own])
         dense, copies = _dense(outputs)
         return self._submit(
-            lambda c, until: c.gather(dense, source, root, until), [*outputs, own], opts, [outputs], copies
+            lambda c, until: c.gather(dense, source, root, until),
+            [*outputs, own],
+            opts,
+            [outputs],
+            copies,
+            inputs,
         )
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> ShiftWork:
         """input_tensors: at root a list of one list, of a tensor for each rank."""
         output, root = _only(output_tensors), self._root(opts)
-        inputs = _lists(input_tensors) if self._own_rank == root else []
+        tensors = _lists(input_tensors) if self._own_rank == root else []
         if self._own_rank == root:
-            self._check_each(inputs, output)
-        sources, _ = _dense(inputs)
+            self._check_each(tensors, output)
+        sources, inputs = _dense(tensors)
         (target,), copies = _dense([output])
         return self._submit(
             lambda c, until: c.scatter(target, sources, root, until),
-            [output, *inputs],
+            [output, *tensors],
             opts,
             [output],
             copies,
+            inputs,
         )
 
     def barrier(self, opts: Any = None) -> ShiftWork:
@@ -391,7 +414,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         """To a rank; tensors: a list of one."""
         tensor = _only(tensors)
         self._check_peer(dstRank)
-        (dense,), _ = _dense([tensor])
+        (dense,), inputs = _dense([tensor])
+        _fill(inputs)
         work = ShiftWork([tensor], self._own_rank)
         return self._post(work, tensor, lambda until: Send(dense, dstRank, tag, work, until))
 
@@ -512,17 +536,28 @@ def _lists(tensors: Any) -> list[Any]:
     return list(tensors)
 
 
-def _dense(tensors: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Contiguous tensors in place of those that are not, and the pairs of (tensor, copy)."""
-    dense = [tensor.detach() if is_dense(tensor) else tensor.detach().contiguous() for tensor in tensors]
-    return dense, [(a, b) for a, b in zip(tensors, dense, strict=True) if not is_dense(a)]
+def _dense(tensors: Sequence[Any]) -> tuple[list[Any], list[Copy]]:
+    """Contiguous tensors in place of those that are not, still empty, and for each of these both.
+
+    They are filled in the group's thread: what was called before may still write to the tensors.
+    """
+    copies = [(t.detach(), torch.empty(t.shape, dtype=t.dtype)) for t in tensors if not is_dense(t)]
+    found = iter(copies)
+    return [t.detach() if is_dense(t) else next(found)[1] for t in tensors], copies
 
 
-def _with_copies(action: Action, copies: Sequence[tuple[Any, Any]]) -> Action:
+def _fill(copies: Sequence[Copy]) -> None:
+    for tensor, copy in copies:
+        copy.copy_(tensor)
+
+
+def _with_copies(action: Action, copies: Sequence[Copy], inputs: Sequence[Copy]) -> Action:
     def act(collectives: Any, until: float) -> None:
+        _fill(inputs)
+        _fill(copies)
         action(collectives, until)
         for tensor, copy in copies:
-            tensor.detach().copy_(copy)
+            tensor.copy_(copy)
 
     return act
 
