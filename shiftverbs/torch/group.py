@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shiftverbs.torch import sparse
+from shiftverbs.torch.futures import Futures
 from shiftverbs.torch.point_to_point import Receive, Send
 from shiftverbs.torch.reduction import Reduction
 from shiftverbs.torch.runner import Action, Runner
@@ -59,10 +60,11 @@ class ProcessGroupShift(dist.ProcessGroup):
         self._own_rank, self._own_size = rank, size
         self._timeout_s = timeout.total_seconds()
         self._keeper = Keeper()
+        self._futures = Futures(f"shift-{rank}")
         self._runner: Runner | None = None
         if size > 1:
             transport = Transport(StoreAdapter(store), rank, size, self._timeout_s)
-            self._runner = runner = Runner(transport, f"shift-{rank}")
+            self._runner = runner = Runner(transport, self._futures, f"shift-{rank}")
             # At exit too, and before the failover machinery, which began earlier, stops.
             atexit.register(runner.stop)
             weakref.finalize(self, _stop, runner)
@@ -117,7 +119,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         """
         if any(map(overlaps, (tensor for tensor, _ in copies))):
             raise ValueError("a tensor to write to must not have several elements in one place: clone it")
-        work = ShiftWork(tensors if outputs is None else outputs)
+        work = ShiftWork(tensors if outputs is None else outputs, self._futures)
         self._keeper.keep(work, sum(map(nbytes, tensors)))
         if copies or inputs:
             action = _with_copies(action, copies, inputs)
@@ -416,7 +418,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         self._check_peer(dstRank)
         (dense,), inputs = _dense([tensor])
         _fill(inputs)
-        work = ShiftWork([tensor], self._own_rank)
+        work = ShiftWork([tensor], self._futures, self._own_rank)
         return self._post(work, tensor, lambda until: Send(dense, dstRank, tag, work, until))
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> ShiftWork:
@@ -432,7 +434,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensor = _only(tensors)
         if not is_dense(tensor):
             raise ValueError("a tensor to receive into must be contiguous")
-        work = ShiftWork([tensor], -1 if rank is None else rank)
+        work = ShiftWork([tensor], self._futures, -1 if rank is None else rank)
         return self._post(work, tensor, lambda until: Receive(tensor, rank, tag, work, until))
 
     def _post(self, work: ShiftWork, tensor: Any, make: Callable[[float], Send | Receive]) -> ShiftWork:

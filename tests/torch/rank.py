@@ -409,6 +409,21 @@ def asynchronous() -> None:
     handle.wait()
 
 
+def chained() -> None:
+    """A future's callback that calls a collective and waits for it, as hooks of DDP do; and again in one of its own."""
+
+    def further(depth: int, future: Any) -> Any:
+        if not depth:
+            return future.value()[0]
+        more = dist.all_reduce(future.value()[0].clone(), async_op=True).get_future()
+        return more.then(lambda done: further(depth - 1, done)).wait()
+
+    for depth in range(4):
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        got = future.then(lambda done, depth=depth: further(depth, done)).wait()
+        assert same(got, torch.full((3,), float(WORLD) ** (depth + 1))), (depth, got)
+
+
 def overlapping() -> None:
     """Collectives on views of the same memory, one after the other: each sees what the one before did."""
     for count in (12, 60_000):
