@@ -129,6 +129,9 @@ class Runner:
             jobs, new = list(self._jobs), list(self._new)
             self._jobs.clear()
             self._new.clear()
+        # First of all: when an operation has failed, its memory is the application's, and peers may be writing still.
+        self._transport.on_message = self._transport.background = None
+        self._transport.close()
         if current is not None:
             current.finish(error)
         self._messages.fail(error)
@@ -136,5 +139,3 @@ class Runner:
             work.finish(error)
         for one in new:
             one.work.finish(error)
-        self._transport.on_message = self._transport.background = None
-        self._transport.close()

@@ -56,6 +56,32 @@ def disagree(what: str, timeout_s: float) -> str:
     return ""
 
 
+def closed_before_it_fails() -> list[bool]:
+    """A collective that a peer is late for: whether it had failed already when the group's QPs were closed."""
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.3))
+    if base.RANK == 1:
+        return []
+    found = []
+    # Not only the C++ half of it.
+    transport = group.transport
+    work = group.allreduce([torch.ones(100_000)], torch._C._distributed_c10d.AllreduceOptions())
+    message = group.recv([torch.ones(100_000)], 1, 0)
+    close = transport.close
+
+    def closing() -> None:
+        found.extend([work.is_completed(), message.is_completed()])
+        close()
+
+    transport.close = closing
+    for one in (work, message):
+        try:
+            one.wait()
+        except RuntimeError:
+            continue
+        raise AssertionError("no error")
+    return found
+
+
 def beyond(count_0: int, count_1: int) -> list[Any]:
     """allreduce of parts of larger tensors, of different sizes: the error, and how much of the rest has changed."""
     count = (count_0, count_1)[base.RANK]

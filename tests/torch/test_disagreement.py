@@ -20,6 +20,11 @@ def test_ranks_that_do_not_agree_are_named(ranks):
         both("dist.barrier()")
 
 
+def test_what_has_failed_is_written_to_no_longer(ranks):
+    both = ranks(2, "disagreeing", **PLAIN)
+    assert both("closed_before_it_fails()") == [[False, False], []]
+
+
 @pytest.mark.parametrize("counts", [(100_000, 200_000), (200_000, 100_000)])
 def test_nothing_is_written_beyond_a_tensor(ranks, counts):
     both = ranks(2, "disagreeing", **PLAIN)
