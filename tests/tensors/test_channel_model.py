@@ -299,6 +299,47 @@ def test_more_pulls_than_requests_wait_for_their_turn(pair):
     assert [content(pull) for pull in pulls] == [b"%d" % step for step in range(10)]
 
 
+def test_what_was_published_anew_meanwhile_displaces_what_comes_back(pair):
+    """Who published the first one is not kept waiting for ever, and its memory is let go of."""
+    a, b = pair.a, pair.b
+    old = a.publish(1, BIG * 8)
+    gone = b.pull(1, bytearray(len(BIG) * 8))
+    pair.to_publisher()
+    new = a.publish(1, BIG)
+    assert not old.is_taken
+    a.credits = 0
+    gone.cancel()
+    pair.settle()
+    a.credits = 100
+    with pytest.raises(PullCancelled):
+        gone.result()
+    assert old.is_taken and not new.is_taken
+    pull = b.pull(1)
+    pair.settle()
+    assert content(pull) == BIG
+
+
+def test_memory_that_comes_free_while_it_is_asked_for(pair):
+    """The garbage collector of another thread may let go of a tensor between the look and the wait."""
+    pair = Pair(pool_bytes=len(BIG), limit_bytes=len(BIG))
+    a, b = pair.a, pair.b
+    held = [b.pool.allocate(len(BIG))]
+    allocate = b.pool.allocate
+
+    def allocate_and_free(nbytes: int, apart: bool = True) -> Any:
+        block = allocate(nbytes, apart)
+        held.clear()
+        return block
+
+    b.pool.allocate = allocate_and_free
+    a.publish(1, BIG)
+    pull = b.pull(1)
+    while pair.to_publisher() or pair.to_puller() or a.publisher.pump(a):
+        b.puller.handle_time()  # all that a channel does while nothing comes
+    assert pull.done()
+    assert content(pull) == BIG
+
+
 # ---- cancelling ------------------------------------------------------------------------------------------------------
 
 
