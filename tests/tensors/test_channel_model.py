@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import itertools
@@ -377,6 +378,32 @@ def test_cancelled_in_the_middle_of_the_content(pair):
     again = b.pull(1, out)
     pair.settle()
     assert again.result() is out and out == tensor and publication.is_taken
+
+
+def test_a_task_that_is_cancelled_again(pair):
+    """As a loop does with what is left when it ends: its memory is still not the application's."""
+
+    async def cancel_twice() -> None:
+        pull = pair.b.pull(1, bytearray(len(BIG)))
+        pair.to_publisher()
+
+        async def wait() -> None:
+            await pull
+
+        task = asyncio.create_task(wait())
+        for _ in range(2):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done(), "the publisher may be writing"
+        pair.settle()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pull.done()
+
+    asyncio.run(cancel_twice())
 
 
 def test_cancelled_too_late(pair):
