@@ -257,7 +257,7 @@ class Puller:
             if pull._lease is None:
                 pull._lease = self._regions.lease()
             try:
-                mr = pull._lease.get(pull._out.address, nbytes, pull._out.owner)
+                mr = pull._lease.get(pull._out.address, nbytes, pull._out.owner, pull._out.where)
             except PyverbsError as error:
                 raise PoolError(f"its memory cannot be registered: {error}") from error
             target = Target(pull._out.address, int(mr.rkey))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shiftverbs.tensors import dlpack
 from shiftverbs.tensors.errors import (
     ChannelError,
     MessageError,
@@ -231,6 +232,38 @@ def test_an_out_that_does_not_fit_loses_nothing(pair):
     pair.settle()
     assert right.result() is out and out == BIG
     assert a.pool.in_use == 0 and len(a.published._table) == 0
+
+
+class Movable:
+    """A tensor with `__dlpack__`, whose library can give it other memory, as torch's resize_ does."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (dlpack.CPU, 0)
+
+    def __dlpack__(self) -> Any:
+        metadata = Metadata("uint8", (len(self.memory),))
+        return dlpack.give(ctypes.addressof(self.memory), metadata, self.memory)
+
+
+def test_an_out_that_moved_is_registered_anew(pair):
+    """Other memory may be where it was, and what was registered there are other pages."""
+    a, b = pair.a, pair.b
+    memory = (ctypes.c_ubyte * len(BIG))()
+    first, second = Movable(memory), Movable(memory)
+    registered = []
+    register = b.puller._regions._register
+    b.puller._regions._register = lambda *where: (registered.append(where), register(*where))[1]
+    for step, out in enumerate((first, first, second)):
+        if out is second:
+            first.memory = (ctypes.c_ubyte * len(BIG))()
+        a.publish(step, BIG)
+        pull = b.pull(step, out)
+        pair.settle()
+        assert pull.result() is out and bytes(memory) == BIG
+    assert registered == [(ctypes.addressof(memory), len(BIG))] * 2
 
 
 def test_many_pulls_of_one_tensor_until_it_is_withdrawn(pair):
