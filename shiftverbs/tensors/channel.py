@@ -196,7 +196,7 @@ class Channel:
         if self._puller.is_starved:
             self._puller.handle_memory()
         some = self._publisher.pump(link) or some
-        if link.left:
+        if link.left and not some:  # nothing is left to hear of what it has got
             raise ChannelError("it has left")
         return some
 
@@ -284,12 +284,16 @@ class Channel:
     def _finish(self, error: TensorsError | None) -> None:
         """The engine serves it no longer: let the peer have what was sent, release all, and tell who waits."""
         assert error is not None
-        self._transport.close()
-        with self._owner.engine.lock:
-            self._puller.fail(error)
-            self._publisher.end(str(error))
-        self._owner.forget(self)
-        self._ended.set()
+        try:
+            self._transport.close()
+        finally:
+            with self._owner.engine.lock:
+                self._puller.fail(error)
+                # Of what the peer has got, some may have been heard of and not looked at.
+                self._publisher.retire(self._link.completed)
+                self._publisher.end(str(error))
+            self._owner.forget(self)
+            self._ended.set()
 
 
 def withdraw(owner: Owner, scope: Channel | None, key: str, step: int) -> bool:
