@@ -29,7 +29,7 @@ from shiftverbs.transport.link import (
 )
 from shiftverbs.transport.memory import Buffer, Lease
 from shiftverbs.transport.nic import Nic
-from shiftverbs.transport.store import Store, exchange
+from shiftverbs.transport.store import Store, ends_of, exchange
 from shiftverbs.transport.verbs import e
 
 log = logging.getLogger("shiftverbs.transport")
@@ -146,15 +146,10 @@ class Transport:
 
     def _connect(self, link: Link, ours: dict[str, Any], theirs: Any) -> None:
         try:
-            peer = theirs["links"][str(self.rank)]
-            size, slots, stage = theirs["size"], tuple(peer["slots"]), tuple(peer["stage"])
-            to = {name: theirs[name] for name in ("gid", "lid", "mtu")} | {
-                "qpn": peer["qpn"],
-                "psn": peer["psn"],
-            }
-        except (KeyError, TypeError) as error:
+            size, to, slots, stage = ends_of(theirs, str(self.rank), self.nic.is_global)
+        except (KeyError, TypeError, ValueError) as error:
             raise TransportError(
-                f"the address of rank {link.rank} is incomplete: {error}", [link.rank]
+                f"the address of rank {link.rank} makes no sense: {error}", [link.rank]
             ) from error
         if size != self.size:
             raise TransportError(f"rank {link.rank} is of a group of {size}, not {self.size}", [link.rank])
@@ -467,7 +462,8 @@ class Transport:
                 self._linger()
         except (PyverbsError, OSError):
             log.debug("closing", exc_info=True)
-        self._release()
+        finally:
+            self._release()
 
     def _linger(self) -> None:
         for link in self._links:

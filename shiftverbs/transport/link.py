@@ -105,7 +105,7 @@ class Link:
         for _ in range(RECEIVES):
             qp.post_recv(self._receive)
 
-    def connected(self, slots: tuple[int, int], stage: tuple[int, int, int, int], own_stages: int) -> None:
+    def connected(self, slots: tuple[int, ...], stage: tuple[int, ...], own_stages: int) -> None:
         """The peer is known.
 
         :param slots: address and rkey of its slots for us
