@@ -108,7 +108,8 @@ class Channel:
         :param step: which of the tensors of that name, an integer of 64 bits
         :param tensor: anything with the buffer protocol or `__dlpack__` in the CPU's memory; None: a dead tensor. Up to
             64 KiB are copied; longer ones are written from where they are
-        :param pulls: by how many pulls it may be taken; None: by any number, until `withdraw`
+        :param pulls: by how many pulls it may be taken; None: by any number, until `withdraw`. Where a channel fails, a
+            pull whose tensor was not acknowledged does not count, though its peer may have it
         :return: what tells when the tensor's memory may change
         :raises TensorError: it cannot be published
         :raises PoolError: its memory cannot be registered

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from shiftverbs.torch import sparse
+from shiftverbs.torch.alone import Alone
+from shiftverbs.torch.dense import Copy, dense_of, fill, with_copies
 from shiftverbs.torch.futures import Futures
 from shiftverbs.torch.point_to_point import Receive, Send
 from shiftverbs.torch.reduction import Reduction
@@ -24,10 +26,9 @@ from shiftverbs.torch.work import Keeper, ShiftWork
 from shiftverbs.transport import Transport
 
 BACKEND = "shift"
+_ALONE: Any = Alone()
 #: Tensors of an allreduce_coalesced up to so many bytes are put together first.
 COALESCED_BYTES = 64 * 1024
-#: A tensor, and the contiguous one that stands for it.
-Copy = tuple[Any, Any]
 
 
 class StoreAdapter:
@@ -114,7 +115,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         """Submit a collective.
 
         :param tensors: what it works on; outputs: its result, where that is not the same
-        :param copies, inputs: what `_dense` gave for tensors that are written to, and that are not
+        :param copies, inputs: what `dense_of` gave for tensors that are written to, and that are not
         :raises ValueError: one of copies has several elements in one place
         """
         if any(map(overlaps, (tensor for tensor, _ in copies))):
@@ -122,7 +123,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         work = ShiftWork(tensors if outputs is None else outputs, self._futures)
         self._keeper.keep(work, sum(map(nbytes, tensors)))
         if copies or inputs:
-            action = _with_copies(action, copies, inputs)
+            action = with_copies(action, copies, inputs)
         if self._runner is None:
             try:
                 action(_ALONE, 0.0)
@@ -147,7 +148,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             return self._allreduce_sparse(tensors[0], opts)
         tensor = _only(tensors)
         reduction = Reduction(_op(opts), tensor.dtype)
-        dense, copies = _dense([tensor])
+        dense, copies = dense_of([tensor])
         return self._submit(
             lambda c, until: c.allreduce(dense[0], reduction, until), [tensor], opts, copies=copies
         )
@@ -173,7 +174,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         op = _op(opts)
         for tensor in tensors:
             check(tensor)
-        dense, copies = _dense(tensors)
+        dense, copies = dense_of(tensors)
         small: dict[Any, list[Any]] = {}
         large = []
         for tensor in dense:
@@ -198,7 +199,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         """tensors: a list of one."""
         tensor = _only(tensors)
         root = self._root(opts)
-        dense, copies = _dense([tensor])
+        dense, copies = dense_of([tensor])
         return self._submit(
             lambda c, until: c.broadcast(dense[0], root, until), [tensor], opts, copies=copies
         )
@@ -208,7 +209,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensor = _only(tensors)
         root = self._root(opts)
         reduction = Reduction(_op(opts), tensor.dtype)
-        dense, copies = _dense([tensor])
+        dense, copies = dense_of([tensor])
         return self._submit(
             lambda c, until: c.reduce(dense[0], root, reduction, until), [tensor], opts, copies=copies
         )
@@ -217,8 +218,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         """output_tensors: a list of one list, of a tensor for each rank; input_tensors: a list of one."""
         own, outputs = _only(input_tensors), _lists(output_tensors)
         self._check_each(outputs, own)
-        (source,), inputs = _dense([own])
-        dense, copies = _dense(outputs)
+        (source,), inputs = dense_of([own])
+        dense, copies = dense_of(outputs)
         return self._submit(
             lambda c, until: c.allgather(dense, source, until),
             [*outputs, own],
@@ -234,8 +235,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         check(input)
         if output.numel() != input.numel() * self._own_size or output.dtype != input.dtype:
             raise ValueError(f"the output must hold {self._own_size} times the input, in its dtype")
-        (source,), inputs = _dense([input])
-        (whole,), copies = _dense([output])
+        (source,), inputs = dense_of([input])
+        (whole,), copies = dense_of([output])
         parts = list(whole.view(-1).chunk(self._own_size)) if whole.numel() else [whole] * self._own_size
         return self._submit(
             lambda c, until: c.allgather(parts, source.view(-1), until),
@@ -259,8 +260,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         for outputs, own in zip(by_input, input_list, strict=True):
             check(own)
             self._check_each(outputs, own)
-        sources, inputs = _dense(input_list)
-        pairs = [_dense(outputs) for outputs in by_input]
+        sources, inputs = dense_of(input_list)
+        pairs = [dense_of(outputs) for outputs in by_input]
         copies = [copy for _, some in pairs for copy in some]
 
         def act(collectives: Any, until: float) -> None:
@@ -285,8 +286,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         self, output: Any, tensors: Sequence[Any], opts: Any, inputs: Sequence[Copy] = ()
     ) -> ShiftWork:
         reduction = Reduction(_op(opts), output.dtype)
-        sources, own = _dense(tensors)
-        (target,), copies = _dense([output])
+        sources, own = dense_of(tensors)
+        (target,), copies = dense_of([output])
         return self._submit(
             lambda c, until: c.reduce_scatter(target, sources, reduction, until),
             [output, *tensors],
@@ -305,7 +306,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             or inputTensor.dtype != outputTensor.dtype
         ):
             raise ValueError(f"the input must hold {self._own_size} times the output, in its dtype")
-        (whole,), inputs = _dense([inputTensor])
+        (whole,), inputs = dense_of([inputTensor])
         parts = list(whole.view(-1).chunk(self._own_size)) if whole.numel() else [whole] * self._own_size
         return self._reduce_scatter(outputTensor, parts, opts, inputs)
 
@@ -324,8 +325,8 @@ class ProcessGroupShift(dist.ProcessGroup):
             for tensor in tensors:
                 check(tensor)
         self._check_parts(output_tensors, input_tensors)
-        sources, inputs = _dense(input_tensors)
-        targets, copies = _dense(output_tensors)
+        sources, inputs = dense_of(input_tensors)
+        targets, copies = dense_of(output_tensors)
         everything = [*output_tensors, *input_tensors]
         return self._submit(
             lambda c, until: c.alltoall(targets, sources, until),
@@ -347,8 +348,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         """One tensor with what is for each rank in order, one with what comes; sizes: rows of each, none if equal."""
         check(output_tensor)
         check(input_tensor)
-        (source,), inputs = _dense([input_tensor])
-        (target,), copies = _dense([output_tensor])
+        (source,), inputs = dense_of([input_tensor])
+        (target,), copies = dense_of([output_tensor])
         sources, targets = self._rows(source, input_split_sizes), self._rows(target, output_split_sizes)
         self._check_parts(targets, sources)
         return self._submit(
@@ -378,8 +379,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         outputs = _lists(output_tensors) if self._own_rank == root else []
         if self._own_rank == root:
             self._check_each(outputs, own)
-        (source,), inputs = _dense([own])
-        dense, copies = _dense(outputs)
+        (source,), inputs = dense_of([own])
+        dense, copies = dense_of(outputs)
         return self._submit(
             lambda c, until: c.gather(dense, source, root, until),
             [*outputs, own],
@@ -395,8 +396,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensors = _lists(input_tensors) if self._own_rank == root else []
         if self._own_rank == root:
             self._check_each(tensors, output)
-        sources, inputs = _dense(tensors)
-        (target,), copies = _dense([output])
+        sources, inputs = dense_of(tensors)
+        (target,), copies = dense_of([output])
         return self._submit(
             lambda c, until: c.scatter(target, sources, root, until),
             [output, *tensors],
@@ -416,8 +417,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         """To a rank; tensors: a list of one."""
         tensor = _only(tensors)
         self._check_peer(dstRank)
-        (dense,), inputs = _dense([tensor])
-        _fill(inputs)
+        (dense,), inputs = dense_of([tensor])
+        fill(inputs)
         work = ShiftWork([tensor], self._futures, self._own_rank)
         return self._post(work, tensor, lambda until: Send(dense, dstRank, tag, work, until))
 
@@ -473,45 +474,6 @@ class ProcessGroupShift(dist.ProcessGroup):
                 raise ValueError("all tensors must have the same size and dtype")
 
 
-class _Alone:
-    """The collectives of a group of one."""
-
-    def allreduce(self, tensor: Any, reduction: Any, until: float) -> None:
-        """Nothing to do."""
-
-    def broadcast(self, tensor: Any, root: int, until: float) -> None:
-        """Nothing to do."""
-
-    def reduce(self, tensor: Any, root: int, reduction: Any, until: float) -> None:
-        """Nothing to do."""
-
-    def barrier(self, until: float) -> None:
-        """Nothing to do."""
-
-    def allgather(self, outputs: Sequence[Any], own: Any, until: float) -> None:
-        """Copy."""
-        outputs[0].copy_(own)
-
-    def reduce_scatter(self, output: Any, inputs: Sequence[Any], reduction: Any, until: float) -> None:
-        """Copy."""
-        output.view(-1).copy_(inputs[0].view(-1))
-
-    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], until: float) -> None:
-        """Copy."""
-        outputs[0].copy_(inputs[0])
-
-    def gather(self, outputs: Sequence[Any], own: Any, root: int, until: float) -> None:
-        """Copy."""
-        outputs[0].copy_(own)
-
-    def scatter(self, output: Any, inputs: Sequence[Any], root: int, until: float) -> None:
-        """Copy."""
-        output.copy_(inputs[0])
-
-
-_ALONE: Any = _Alone()
-
-
 def _stop(runner: Runner) -> None:
     atexit.unregister(runner.stop)
     runner.stop()
@@ -536,32 +498,6 @@ def _lists(tensors: Any) -> list[Any]:
     if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
         return list(tensors[0])
     return list(tensors)
-
-
-def _dense(tensors: Sequence[Any]) -> tuple[list[Any], list[Copy]]:
-    """Contiguous tensors in place of those that are not, still empty, and for each of these both.
-
-    They are filled in the group's thread: what was called before may still write to the tensors.
-    """
-    copies = [(t.detach(), torch.empty(t.shape, dtype=t.dtype)) for t in tensors if not is_dense(t)]
-    found = iter(copies)
-    return [t.detach() if is_dense(t) else next(found)[1] for t in tensors], copies
-
-
-def _fill(copies: Sequence[Copy]) -> None:
-    for tensor, copy in copies:
-        copy.copy_(tensor)
-
-
-def _with_copies(action: Action, copies: Sequence[Copy], inputs: Sequence[Copy]) -> Action:
-    def act(collectives: Any, until: float) -> None:
-        _fill(inputs)
-        _fill(copies)
-        action(collectives, until)
-        for tensor, copy in copies:
-            tensor.copy_(copy)
-
-    return act
 
 
 def _last(works: list[ShiftWork], outputs: list[Any]) -> ShiftWork:

@@ -30,7 +30,7 @@ from shiftverbs.transport.link import (
 from shiftverbs.transport.memory import Buffer, Lease
 from shiftverbs.transport.nic import Nic
 from shiftverbs.transport.store import Store, ends_of, exchange
-from shiftverbs.transport.verbs import e
+from shiftverbs.transport.verbs import e, status_name
 
 log = logging.getLogger("shiftverbs.transport")
 
@@ -493,11 +493,3 @@ class Transport:
             os.close(self._wake_fd)
             self._wake_fd = -1
         self.nic.release()
-
-
-def status_name(status: int) -> str:
-    """ "RETRY_EXC_ERR" for IBV_WC_RETRY_EXC_ERR, else the number."""
-    for name in dir(e):
-        if name.startswith("IBV_WC_") and name.endswith("_ERR") and getattr(e, name) == status:
-            return name.removeprefix("IBV_WC_")
-    return f"status {status}"

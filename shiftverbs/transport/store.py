@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
+import socket
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -47,7 +47,10 @@ def ends_of(
     }
     to["gid"] = address["gid"]
     if is_global:
-        ipaddress.IPv6Address(to["gid"] if isinstance(to["gid"], str) else "")
+        try:
+            socket.inet_pton(socket.AF_INET6, to["gid"])
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"gid is {str(to['gid'])[:60]!r}") from error
     stage = _integers(link["stage"], _STAGE, "stage")
     return _integer(address["size"], 32, "size"), to, _integers(link["slots"], _SLOTS, "slots"), stage
 

@@ -23,7 +23,10 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "roots": (lambda: _broadcast(0), lambda: _broadcast(1)),
     "collectives": (lambda: _broadcast(0), lambda: _reduce(50_000)),
     "small collectives": (lambda: dist.barrier(GROUP), lambda: _reduce(5)),
-    "one more": (lambda: (_reduce(5), _reduce(5), dist.barrier(GROUP)), lambda: (_reduce(5), dist.barrier(GROUP))),
+    "one more": (
+        lambda: (_reduce(5), _reduce(5), dist.barrier(GROUP)),
+        lambda: (_reduce(5), dist.barrier(GROUP)),
+    ),
     "parts": (lambda: _exchange(50_000, 70_000), lambda: _exchange(50_000, 60_000)),
 }
 
