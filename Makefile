@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench train test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench torch train test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -25,7 +25,8 @@ help:
 	@echo "train   a GPT through five failures: table, build/train/training.png and .svg   (TRAIN_ARGS='--ranks 4')"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
-	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI; torch must be there)"
+	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI)"
+	@echo "torch   Debian's torch (650 MB): without it the tests of shiftverbs.torch are skipped"
 	@echo "compat  core, mirror, failover and rdma-core's tests with pyverbs 59, built from PyPI's sources (not in CI)"
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
@@ -60,7 +61,10 @@ demo: build
 bench: build
 	$(PYTHON) -m benchmarks $(BENCH_ARGS)
 
-# Fig. 8 of the SHIFT paper, small enough for two cores: docs/training.md. torch is needed for this alone.
+# Debian's torch, for the tests and programs that need it: not part of the set-up, it is 650 MB.
+torch: $(VENV)/stamp-torch
+
+# Fig. 8 of the SHIFT paper, small enough for two cores: docs/training.md.
 train: build $(VENV)/stamp-torch
 	$(PYTHON) -m benchmarks.train $(TRAIN_ARGS)
 
@@ -77,7 +81,7 @@ conformance: build
 	$(PYTHON) tests/conformance/compare.py
 
 # Some ten minutes. torch's test cases need expecttest, which Debian does not have.
-yardstick: build
+yardstick: build $(VENV)/stamp-torch
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target build/yardstick/packages expecttest
 	PYTHONPATH="$(CURDIR)/build/yardstick/packages" $(PYTHON) tests/torch/yardstick.py
 

@@ -41,7 +41,7 @@ class Job:
     model: str = "small"
     ranks: int = 2
     epochs: int = 4
-    epoch_steps: int = 80
+    epoch_steps: int = 40
     seed: int = 1
     flap_s: float = FLAP_S
     fabric: str = ""

