@@ -67,9 +67,11 @@ class Collectives:
 
     # Reductions
 
-    def allreduce(self, tensor: Any, reduction: Reduction, deadline: float) -> None:
+    def allreduce(
+        self, tensor: Any, reduction: Reduction, deadline: float, name: str = "allreduce"
+    ) -> None:
         """In place."""
-        self.transport.begin(f"allreduce ({reduction.name}) of {_what(tensor)}")
+        self.transport.begin(f"{name} ({reduction.name}) of {_what(tensor)}")
         flat = tensor.view(-1)
         if not flat.numel():
             return
@@ -233,7 +235,8 @@ class Collectives:
 
     def reduce(self, tensor: Any, root: int, reduction: Reduction, deadline: float) -> None:
         """The result is root's; the others' tensors stay as they are."""
-        self.allreduce(tensor if self.rank == root else tensor.clone(), reduction, deadline)
+        mine = tensor if self.rank == root else tensor.clone()
+        self.allreduce(mine, reduction, deadline, f"reduce to rank {root}")
 
     # Moving
 

@@ -20,6 +20,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "dtypes": (lambda: _reduce(50_000, torch.int32), lambda: _reduce(50_000)),
     "small dtypes": (lambda: _reduce(5, torch.int32), lambda: _reduce(5)),
     "operations": (lambda: _reduce(50_000, op=ops.MAX), lambda: _reduce(50_000)),
+    "roots of a reduce": (lambda: _reduce_to(0), lambda: _reduce_to(1)),
     "roots": (lambda: _broadcast(0), lambda: _broadcast(1)),
     "collectives": (lambda: _broadcast(0), lambda: _reduce(50_000)),
     "small collectives": (lambda: dist.barrier(GROUP), lambda: _reduce(5)),
@@ -33,6 +34,10 @@ CALLS: dict[str, tuple[Any, Any]] = {
 
 def _reduce(count: int, dtype: Any = torch.float32, op: Any = ops.SUM) -> None:
     dist.all_reduce(torch.ones(count, dtype=dtype), op, group=GROUP)
+
+
+def _reduce_to(root: int) -> None:
+    dist.reduce(torch.ones(5), root, group=GROUP)
 
 
 def _broadcast(root: int) -> None:
