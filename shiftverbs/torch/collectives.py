@@ -67,9 +67,7 @@ class Collectives:
 
     # Reductions
 
-    def allreduce(
-        self, tensor: Any, reduction: Reduction, deadline: float, name: str = "allreduce"
-    ) -> None:
+    def allreduce(self, tensor: Any, reduction: Reduction, deadline: float, name: str = "allreduce") -> None:
         """In place."""
         self.transport.begin(f"{name} ({reduction.name}) of {_what(tensor)}")
         flat = tensor.view(-1)

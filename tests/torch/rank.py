@@ -478,7 +478,7 @@ def refused() -> None:
         lambda: dist.all_reduce(torch.ones(3, dtype=torch.complex64), ops.MAX),
         lambda: dist.all_reduce(torch.ones(3), ops.BAND),
         lambda: dist.all_reduce(torch.ones(1).expand(5)),
-        lambda: RANK == 0 and GROUPS[1][0].recv_anysource([torch.ones(1)], 0) or group.send([], RANK, 0),
+        lambda: (RANK == 0 and GROUPS[1][0].recv_anysource([torch.ones(1)], 0)) or group.send([], RANK, 0),
         lambda: group.send([torch.ones(1)], RANK, 0),
         lambda: group.send([torch.ones(1)], 77, 0),
         lambda: group.alltoall([torch.ones(1)], [torch.ones(1)], c10d.AllToAllOptions()),
