@@ -66,6 +66,9 @@ class Round:
         # From the rank
         self.is_waiting = False
         self.paused_ns = 0  # when it stopped at the boundary
+        self.is_taken = (
+            False  # a call of step() takes part: another one, in save or of another thread, does not
+        )
         self.gave_up = False  # it has waited too long: nobody is to save any more
         self.result = 0
         self.left = False  # it goes on, whatever comes
@@ -136,9 +139,15 @@ class Conductor:
             self._finish(state)
         return state.outcome >= RESUME or state.end > 0 or state.left
 
-    def abandon(self) -> None:
-        """Our rank stops no more: nobody is to wait for it."""
-        self._decide(RESUME + self._rank)
+    def abandon(self, state: Round) -> None:
+        """Our rank takes no more part in it: nobody is to wait for it."""
+        if not state.outcome:
+            self._decide(RESUME + self._rank)
+            self._take(state, "outcome")
+        if state.outcome == SAVE and not state.end:
+            self._tell("saved", state.result or FAILED)
+            if self._rank == 0:
+                self._tell_all("end", FAILED)  # who else would say it
 
     def leave(self) -> None:
         """Our rank takes part in no more rounds."""
@@ -156,6 +165,8 @@ class Conductor:
                 return
             self._add("boundary", max(self._gathered["ready"]))
         self._take(state, "boundary")
+        if not state.boundary and not state.outcome:
+            self._resume_if_gone(0)
 
     def _finish(self, state: Round) -> None:
         if self._save_until is None:

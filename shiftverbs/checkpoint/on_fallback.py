@@ -26,6 +26,8 @@ from shiftverbs.checkpoint.agreement import (
 
 #: How much longer than the others' time a rank waits for what they decided.
 GRACE_S = 1.0
+#: Threads cannot wait much longer.
+MOST_S = 10**9
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class CheckpointOnFallback:
         for name, value in (("timeout_s", timeout_s), ("save_timeout_s", save_timeout_s)):
             if not value > 0:
                 raise ValueError(f"{name} must be more than 0, not {value}")
+            if value > MOST_S:
+                raise ValueError(f"{name} must be {MOST_S} at most, not {value}")
         if not min_interval_s >= 0:
             raise ValueError(f"min_interval_s must not be less than 0, not {min_interval_s}")
         self._savers = tuple(range(size)) if savers is None else tuple(dict.fromkeys(savers))
@@ -106,14 +110,16 @@ class CheckpointOnFallback:
         without_signals(self._thread.start)
 
     def step(self) -> Outcome | None:
-        """Say that a step has ended. Where a pause was agreed on, take part in it.
+        """Say that a step has ended. Where a pause was agreed on, take part in it. In `save` it says nothing.
 
         :return: what became of it; None where there was none
         :raises BaseException: what save raises that is no Exception; an Exception is logged
         """
         with self._changed:
-            self._passed += 1
             state = self._round
+            if state is not None and state.is_taken and not state.left:
+                return None
+            self._passed += 1
             if state is None or state.left or self._passed < state.ready:
                 return None
             began = time.monotonic()
@@ -121,6 +127,9 @@ class CheckpointOnFallback:
                 return None
             if not self._agreed(state, began + self._timeout_s):
                 return self._resume(state, began)
+            if state.is_taken:
+                return None
+            state.is_taken = True
         if self._rank in self._savers:
             self._call_save(state)
         return self._await_end(state, began)
@@ -242,7 +251,7 @@ class CheckpointOnFallback:
                 number += 1
                 if not conductor.is_over():
                     self._conduct(conductor)
-                    self._not_before = time.monotonic() + self._min_interval_s
+                self._not_before = time.monotonic() + self._min_interval_s
             conductor.leave()
         except Exception as error:
             with self._changed:
@@ -281,8 +290,8 @@ class CheckpointOnFallback:
                     break
                 # It may have changed while we looked, but then it is waiting, and we look again soon.
                 self._changed.wait(interval_s(self._size, state.is_waiting))
-        if self._closed and not state.outcome:
-            conductor.abandon()
+        if self._closed:
+            conductor.abandon(state)
         with self._changed:
             self._round = None
             if state.end == DONE:

@@ -108,7 +108,8 @@ class Channel:
         :param step: which of the tensors of that name, an integer of 64 bits
         :param tensor: anything with the buffer protocol or `__dlpack__` in the CPU's memory; None: a dead tensor. Up to
             64 KiB are copied; longer ones are written from where they are
-        :param pulls: by how many pulls it may be taken; None: by any number, until `withdraw`
+        :param pulls: by how many pulls it may be taken; None: by any number, until `withdraw`. Where a channel fails, a
+            pull whose tensor was not acknowledged does not count, though its peer may have it
         :return: what tells when the tensor's memory may change
         :raises TensorError: it cannot be published
         :raises PoolError: its memory cannot be registered
@@ -196,7 +197,7 @@ class Channel:
         if self._puller.is_starved:
             self._puller.handle_memory()
         some = self._publisher.pump(link) or some
-        if link.left:
+        if link.left and not some:  # nothing is left to hear of what it has got
             raise ChannelError("it has left")
         return some
 
@@ -284,12 +285,16 @@ class Channel:
     def _finish(self, error: TensorsError | None) -> None:
         """The engine serves it no longer: let the peer have what was sent, release all, and tell who waits."""
         assert error is not None
-        self._transport.close()
-        with self._owner.engine.lock:
-            self._puller.fail(error)
-            self._publisher.end(str(error))
-        self._owner.forget(self)
-        self._ended.set()
+        try:
+            self._transport.close()
+        finally:
+            with self._owner.engine.lock:
+                self._puller.fail(error)
+                # Of what the peer has got, some may have been heard of and not looked at.
+                self._publisher.retire(self._link.completed)
+                self._publisher.end(str(error))
+            self._owner.forget(self)
+            self._ended.set()
 
 
 def withdraw(owner: Owner, scope: Channel | None, key: str, step: int) -> bool:

@@ -13,6 +13,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -56,6 +57,8 @@ class Engine:
         self._channels: dict[Served, tuple[int, ...]] = {}
         self._active: dict[Served, None] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Closed with this object, not by `stop`: a thread that has just seen that it is not stopped may write to it.
+        weakref.finalize(self, os.close, self._wake_fd)
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         self._tick_at = math.inf
@@ -145,7 +148,6 @@ class Engine:
             self._stopped = True
         if self._started and threading.current_thread() is not self._thread:
             self._thread.join()
-        os.close(self._wake_fd)
 
     def _run_calls(self) -> None:
         while self._calls:

@@ -91,14 +91,15 @@ class Meeting:
             raise MeetingError(f"the other side says: {str(what['error'])[:1000]}")
         return what
 
-    def greet(self, name: str, expected: str | None) -> str:
+    def greet(self, name: str, expected: str | None, until: float | None = None) -> str:
         """Tell our name and hear the other's.
 
         :param expected: who it is to be; None: anybody
+        :param until: when it must have been heard, in time.monotonic()'s seconds; None: at the deadline
         :raises MeetingError: it is somebody else, or no node of this version
         """
         self._send({"shiftverbs.tensors": VERSION, "name": name})
-        hello = self._receive(self._deadline)
+        hello = self._receive(self._deadline if until is None else until)
         version, peer = hello.get("shiftverbs.tensors"), hello.get("name")
         if version != VERSION:
             raise self.refused(f"the protocol's version is {VERSION} here, and {version!r} there")

@@ -31,6 +31,10 @@ MAX_REGIONS, MAX_REGION_BYTES = 64, 256 << 20
 #: Peers that connect at the same time; more wait.
 MAX_MEETINGS = 16
 MEETING_S = 20.0
+#: Within it who connects has to say who it is.
+GREETING_S = 3.0
+#: Until a listener that cannot accept anybody tries again.
+PAUSE_S = 0.5
 #: For a transport's wire format: who listens, and who connects.
 LISTENS, CONNECTS = 0, 1
 
@@ -227,8 +231,14 @@ class Node:
             self._meetings.acquire()
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closed:
+                    return
+                # No descriptor is free, for example: that may pass.
+                log.warning("%s: who connects cannot be accepted: %s", self._name, error)
+                self._meetings.release()
+                time.sleep(PAUSE_S)
+                continue
             threading.Thread(
                 target=self._welcome, args=(connection,), name="tensors-meet", daemon=True
             ).start()
@@ -245,7 +255,8 @@ class Node:
             self._meetings.release()
 
     def _meet(self, meeting: Meeting, role: int, expected: str | None, deadline: float) -> Channel:
-        peer = meeting.greet(self._name, expected)
+        greeted_by = min(deadline, time.monotonic() + GREETING_S) if role == LISTENS else deadline
+        peer = meeting.greet(self._name, expected, greeted_by)
         left = max(0.01, deadline - time.monotonic())
         try:
             transport = Transport(meeting, role, 2, left, nic=Nic.of(self._device), stages=0)

@@ -59,6 +59,11 @@ class Pool:
             raise PoolError(f"no memory for {nbytes} bytes: {error}") from error
 
     @property
+    def has_gained(self) -> bool:
+        """Whether memory was let go of since the last `allocate`."""
+        return bool(self._gone)
+
+    @property
     def in_use(self) -> int:
         """Bytes that somebody holds."""
         with self._lock:

@@ -73,7 +73,11 @@ class Publication:
 
     @property
     def is_taken(self) -> bool:
-        """Whether its memory may change: every pull that it is for has it or a copy, or it was withdrawn."""
+        """Whether its memory may change.
+
+        So it is when every pull that it is for has it or a copy, or it was withdrawn; or when its last pull was broken
+        off while another tensor was published by its key and step.
+        """
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -240,9 +244,12 @@ class Published:
             return self._table.cancel(request)
 
     def give_back(self, publication: Publication) -> list[Any]:
-        """As TagTable.give_back."""
+        """As TagTable.give_back; one whose place another one has counts as withdrawn."""
         with self._lock:
-            return self._table.give_back(publication.scope, publication.tag, publication)
+            requests = self._table.give_back(publication.scope, publication.tag, publication)
+        if requests is None:
+            publication.withdrawn()
+        return requests or []
 
     def withdraw(self, scope: Hashable, key: str, step: int) -> Publication | None:
         """As TagTable.withdraw."""

@@ -85,7 +85,11 @@ class Pull:
             return await asyncio.wrap_future(self._future)
         except asyncio.CancelledError:
             self.cancel()
-            await asyncio.wait([asyncio.ensure_future(_ended(self._future))])
+            while not self._future.done():
+                try:
+                    await asyncio.wrap_future(self._future)
+                except (Exception, asyncio.CancelledError):
+                    pass  # how it ends is said to who asks the pull, and who is cancelled again waits all the same
             raise
 
     def _settle(self, value: Any, error: BaseException | None = None) -> None:
@@ -102,10 +106,3 @@ class Pull:
 
     def __repr__(self) -> str:
         return f"<Pull {self.key!r} step {self.step} {self._state.value}>"
-
-
-async def _ended(future: concurrent.futures.Future[Any]) -> None:
-    try:
-        await asyncio.wrap_future(future)
-    except Exception:
-        pass  # it is said to who has awaited the pull

@@ -163,7 +163,7 @@ class Puller:
             before = pull._state
             self._starved.popleft()
             self._ask(pull, again=before is State.STARVED_AGAIN, first=True)
-            if pull._state in (State.STARVED, State.STARVED_AGAIN):
+            if pull._state in (State.STARVED, State.STARVED_AGAIN) and not self._pool.has_gained:
                 return
 
     def handle_time(self) -> float:
@@ -239,6 +239,9 @@ class Puller:
         if target is None:
             pull._state = State.STARVED_AGAIN if again else State.STARVED
             (self._starved.appendleft if first else self._starved.append)(pull)
+            # What another thread let go of before it could see that somebody waits.
+            if self._pool.has_gained and not first:
+                self.handle_memory()
         elif again:
             pull._state = State.RE_REQUESTED
             self._send(ReRequest(pull._index, target))
@@ -254,7 +257,7 @@ class Puller:
             if pull._lease is None:
                 pull._lease = self._regions.lease()
             try:
-                mr = pull._lease.get(pull._out.address, nbytes, pull._out.owner)
+                mr = pull._lease.get(pull._out.address, nbytes, pull._out.owner, pull._out.where)
             except PyverbsError as error:
                 raise PoolError(f"its memory cannot be registered: {error}") from error
             target = Target(pull._out.address, int(mr.rkey))

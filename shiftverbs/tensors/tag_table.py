@@ -83,12 +83,17 @@ class TagTable(Generic[T, W]):
         self._by_tag.setdefault(tag, {})[request] = None
         return None
 
-    def give_back(self, scope: Hashable, tag: Tag, item: T) -> list[W]:
-        """A tensor that was matched was not needed after all. Arguments and result as of `publish`."""
+    def give_back(self, scope: Hashable, tag: Tag, item: T) -> list[W] | None:
+        """A tensor that was matched was not needed after all. Arguments and result as of `publish`.
+
+        :return: None: another one has its place
+        """
         entry = self._entries.get((scope, tag))
         if entry is None:
             return self.publish(scope, tag, item, 1)
-        if entry.item is item and entry.left is not None:
+        if entry.item is not item:
+            return None
+        if entry.left is not None:
             entry.left += 1
         return []
 

@@ -75,17 +75,29 @@ class View(NamedTuple):
     :param address: of its first element
     :param owner: while it is held, the memory stays
     :param tensor: what it is of
+    :param can_move: its library may give it other memory while the owner is held, as torch's resize_ does
     """
 
     address: int
     metadata: Metadata
     owner: object
     tensor: Any
+    can_move: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return self.metadata.nbytes
+
+    def where(self) -> tuple[int, int]:
+        """Address and bytes of its memory now; (0, 0) where it is none any longer."""
+        if not self.can_move:
+            return self.address, self.nbytes
+        try:
+            address, metadata, _ = dlpack.take(self.tensor)
+        except Exception:
+            return 0, 0
+        return address, metadata.nbytes
 
 
 def view_of(tensor: Any, writable: bool = False) -> View:
@@ -109,7 +121,7 @@ def view_of(tensor: Any, writable: bool = False) -> View:
             if isinstance(refused, TensorError):
                 raise
             raise TensorError(f"a {type(tensor).__name__} gives no DLPack capsule: {refused}") from refused
-        return View(address, metadata, borrowed, tensor)
+        return View(address, metadata, borrowed, tensor, can_move=True)
     metadata = metadata_of(dtype_of_format(view.format, view.itemsize), view.shape or ())
     if not view.c_contiguous:
         raise TensorError(f"a tensor {metadata} whose elements are not one after the other in memory")

@@ -17,6 +17,7 @@ import torch
 from shiftverbs.torch.reduction import Reduction
 from shiftverbs.torch.tensors import from_bytes, nbytes, region, to_bytes
 from shiftverbs.transport import SLOT_BYTES, In, Lease, Out, Transport, run
+from shiftverbs.transport import SMALL_BYTES as MESSAGE_BYTES
 from shiftverbs.transport.flow import Chunk, offer
 from shiftverbs.transport.group import STAGE_BYTES, STAGES
 
@@ -39,11 +40,11 @@ class Collectives:
     # Small messages
 
     def _send(self, rank: int, data: bytes) -> None:
-        for at in range(0, max(1, len(data)), SLOT_BYTES):
-            self.transport.send_small(rank, data[at : at + SLOT_BYTES])
+        for at in range(0, max(1, len(data)), MESSAGE_BYTES):
+            self.transport.send_small(rank, data[at : at + MESSAGE_BYTES])
 
     def _receive(self, rank: int, length: int, deadline: float) -> bytes:
-        pieces = [self.transport.recv_small(rank, deadline) for _ in range(0, max(1, length), SLOT_BYTES)]
+        pieces = [self.transport.recv_small(rank, deadline) for _ in range(0, max(1, length), MESSAGE_BYTES)]
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if len(data) != length:
             raise ValueError(
@@ -57,6 +58,7 @@ class Collectives:
 
     def barrier(self, deadline: float) -> None:
         """Until all ranks are here: dissemination."""
+        self.transport.begin("barrier")
         step = 1
         while step < self.size:
             self._send((self.rank + step) % self.size, b"")
@@ -65,8 +67,9 @@ class Collectives:
 
     # Reductions
 
-    def allreduce(self, tensor: Any, reduction: Reduction, deadline: float) -> None:
+    def allreduce(self, tensor: Any, reduction: Reduction, deadline: float, name: str = "allreduce") -> None:
         """In place."""
+        self.transport.begin(f"{name} ({reduction.name}) of {_what(tensor)}")
         flat = tensor.view(-1)
         if not flat.numel():
             return
@@ -144,7 +147,7 @@ class Collectives:
                     target = flat[start:stop] if reducing else None
                     incoming.append(reduce_into(target, step == size - 2) if reducing else None)
             before, behind = self.transport.link(self._before), self.transport.link(self._behind)
-            offer(before, [(address, rkey)])
+            offer(self.transport, before, [(address, rkey, nbytes(flat))])
             came = In(before, incoming)
             run(self.transport, [came], [Out(behind, outgoing, came)], deadline)
         finally:
@@ -154,6 +157,7 @@ class Collectives:
         self, output: Any, inputs: Sequence[Any], reduction: Reduction, deadline: float
     ) -> None:
         """inputs: one tensor for each rank, of output's size; they stay as they are."""
+        self.transport.begin(f"reduce_scatter ({reduction.name}) of {_what(output)}")
         if not output.numel():
             return
         if nbytes(output) <= SLOT_BYTES:
@@ -229,7 +233,8 @@ class Collectives:
 
     def reduce(self, tensor: Any, root: int, reduction: Reduction, deadline: float) -> None:
         """The result is root's; the others' tensors stay as they are."""
-        self.allreduce(tensor if self.rank == root else tensor.clone(), reduction, deadline)
+        mine = tensor if self.rank == root else tensor.clone()
+        self.allreduce(mine, reduction, deadline, f"reduce to rank {root}")
 
     # Moving
 
@@ -239,6 +244,7 @@ class Collectives:
 
     def broadcast(self, tensor: Any, root: int, deadline: float) -> None:
         """From root to all."""
+        self.transport.begin(f"broadcast from rank {root} of {_what(tensor)}")
         length, place = nbytes(tensor), (self.rank - root) % self.size
         if not length:
             return
@@ -252,7 +258,7 @@ class Collectives:
             ins, outs = [], []
             if place:
                 before = self.transport.link(self._before)
-                offer(before, [(address, rkey)])
+                offer(self.transport, before, [(address, rkey, length)])
                 ins.append(In(before, [None] * len(pieces)))
             if place < self.size - 1:
                 outgoing = [
@@ -280,6 +286,7 @@ class Collectives:
 
     def allgather(self, outputs: Sequence[Any], own: Any, deadline: float) -> None:
         """outputs: one tensor for each rank, of own's size."""
+        self.transport.begin(f"allgather of {_what(own)}")
         outputs[self.rank].copy_(own)
         length = nbytes(own)
         if not length:
@@ -304,7 +311,7 @@ class Collectives:
                     need = (step - 1) * len(pieces) + number + 1 if step else 0
                     outgoing.append(Chunk((address + start, stop - start, lkey), segment, start, need))
             before = self.transport.link(self._before)
-            offer(before, [(address, rkey) for address, _, rkey in regions])
+            offer(self.transport, before, [(address, rkey, length) for address, _, rkey in regions])
             came = In(before, [None] * len(outgoing))
             run(self.transport, [came], [Out(self.transport.link(self._behind), outgoing, came)], deadline)
         finally:
@@ -320,7 +327,7 @@ class Collectives:
                 if length > SLOT_BYTES:
                     address, _, rkey = region(lease, tensor)
                     link = self.transport.link(peer)
-                    offer(link, [(address, rkey)])
+                    offer(self.transport, link, [(address, rkey, length)])
                     ins.append(In(link, [None] * len(_pieces(length, STAGE_BYTES))))
             for peer, tensor in sends.items():
                 length = nbytes(tensor)
@@ -343,6 +350,7 @@ class Collectives:
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], deadline: float) -> None:
         """One tensor for and from each rank; their sizes may differ from peer to peer."""
+        self.transport.begin(f"alltoall of {outputs[0].dtype}")
         outputs[self.rank].view(-1).copy_(inputs[self.rank].view(-1))
         self.exchange(
             {peer: inputs[peer] for peer in self._peers()},
@@ -352,6 +360,7 @@ class Collectives:
 
     def gather(self, outputs: Sequence[Any], own: Any, root: int, deadline: float) -> None:
         """outputs: at root, one tensor for each rank."""
+        self.transport.begin(f"gather to rank {root} of {_what(own)}")
         if self.rank != root:
             self.exchange({root: own}, {}, deadline)
             return
@@ -360,11 +369,16 @@ class Collectives:
 
     def scatter(self, output: Any, inputs: Sequence[Any], root: int, deadline: float) -> None:
         """inputs: at root, one tensor for each rank."""
+        self.transport.begin(f"scatter from rank {root} of {_what(output)}")
         if self.rank != root:
             self.exchange({}, {root: output}, deadline)
             return
         output.copy_(inputs[root])
         self.exchange({peer: inputs[peer] for peer in self._peers()}, {}, deadline)
+
+
+def _what(tensor: Any) -> str:
+    return f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _pieces(length: int, most: int) -> list[tuple[int, int]]:

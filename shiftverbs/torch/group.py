@@ -15,14 +15,18 @@ import torch
 import torch.distributed as dist
 
 from shiftverbs.torch import sparse
+from shiftverbs.torch.alone import Alone
+from shiftverbs.torch.dense import Copy, dense_of, fill, with_copies
+from shiftverbs.torch.futures import Futures
 from shiftverbs.torch.point_to_point import Receive, Send
 from shiftverbs.torch.reduction import Reduction
 from shiftverbs.torch.runner import Action, Runner
-from shiftverbs.torch.tensors import check, check_device, is_dense, nbytes
+from shiftverbs.torch.tensors import check, check_device, is_dense, nbytes, overlaps
 from shiftverbs.torch.work import Keeper, ShiftWork
 from shiftverbs.transport import Transport
 
 BACKEND = "shift"
+_ALONE: Any = Alone()
 #: Tensors of an allreduce_coalesced up to so many bytes are put together first.
 COALESCED_BYTES = 64 * 1024
 
@@ -57,10 +61,11 @@ class ProcessGroupShift(dist.ProcessGroup):
         self._own_rank, self._own_size = rank, size
         self._timeout_s = timeout.total_seconds()
         self._keeper = Keeper()
+        self._futures = Futures(f"shift-{rank}")
         self._runner: Runner | None = None
         if size > 1:
             transport = Transport(StoreAdapter(store), rank, size, self._timeout_s)
-            self._runner = runner = Runner(transport, f"shift-{rank}")
+            self._runner = runner = Runner(transport, self._futures, f"shift-{rank}")
             # At exit too, and before the failover machinery, which began earlier, stops.
             atexit.register(runner.stop)
             weakref.finalize(self, _stop, runner)
@@ -104,17 +109,21 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensors: list[Any],
         options: Any = None,
         outputs: Any = None,
-        copies: Sequence[Any] = (),
+        copies: Sequence[Copy] = (),
+        inputs: Sequence[Copy] = (),
     ) -> ShiftWork:
         """Submit a collective.
 
         :param tensors: what it works on; outputs: its result, where that is not the same
-        :param copies: (tensor, its dense copy) to be copied back
+        :param copies, inputs: what `dense_of` gave for tensors that are written to, and that are not
+        :raises ValueError: one of copies has several elements in one place
         """
-        work = ShiftWork(tensors if outputs is None else outputs)
+        if any(map(overlaps, (tensor for tensor, _ in copies))):
+            raise ValueError("a tensor to write to must not have several elements in one place: clone it")
+        work = ShiftWork(tensors if outputs is None else outputs, self._futures)
         self._keeper.keep(work, sum(map(nbytes, tensors)))
-        if copies:
-            action = _with_copies(action, copies)
+        if copies or inputs:
+            action = with_copies(action, copies, inputs)
         if self._runner is None:
             try:
                 action(_ALONE, 0.0)
@@ -139,7 +148,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             return self._allreduce_sparse(tensors[0], opts)
         tensor = _only(tensors)
         reduction = Reduction(_op(opts), tensor.dtype)
-        dense, copies = _dense([tensor])
+        dense, copies = dense_of([tensor])
         return self._submit(
             lambda c, until: c.allreduce(dense[0], reduction, until), [tensor], opts, copies=copies
         )
@@ -165,7 +174,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         op = _op(opts)
         for tensor in tensors:
             check(tensor)
-        dense, copies = _dense(tensors)
+        dense, copies = dense_of(tensors)
         small: dict[Any, list[Any]] = {}
         large = []
         for tensor in dense:
@@ -190,7 +199,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         """tensors: a list of one."""
         tensor = _only(tensors)
         root = self._root(opts)
-        dense, copies = _dense([tensor])
+        dense, copies = dense_of([tensor])
         return self._submit(
             lambda c, until: c.broadcast(dense[0], root, until), [tensor], opts, copies=copies
         )
@@ -200,7 +209,7 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensor = _only(tensors)
         root = self._root(opts)
         reduction = Reduction(_op(opts), tensor.dtype)
-        dense, copies = _dense([tensor])
+        dense, copies = dense_of([tensor])
         return self._submit(
             lambda c, until: c.reduce(dense[0], root, reduction, until), [tensor], opts, copies=copies
         )
@@ -209,10 +218,15 @@ class ProcessGroupShift(dist.ProcessGroup):
         """output_tensors: a list of one list, of a tensor for each rank; input_tensors: a list of one."""
         own, outputs = _only(input_tensors), _lists(output_tensors)
         self._check_each(outputs, own)
-        (source,), _ = _dense([own])
-        dense, copies = _dense(outputs)
+        (source,), inputs = dense_of([own])
+        dense, copies = dense_of(outputs)
         return self._submit(
-            lambda c, until: c.allgather(dense, source, until), [*outputs, own], opts, [outputs], copies
+            lambda c, until: c.allgather(dense, source, until),
+            [*outputs, own],
+            opts,
+            [outputs],
+            copies,
+            inputs,
         )
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> ShiftWork:  # noqa: A002
@@ -221,8 +235,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         check(input)
         if output.numel() != input.numel() * self._own_size or output.dtype != input.dtype:
             raise ValueError(f"the output must hold {self._own_size} times the input, in its dtype")
-        (source,), _ = _dense([input])
-        (whole,), copies = _dense([output])
+        (source,), inputs = dense_of([input])
+        (whole,), copies = dense_of([output])
         parts = list(whole.view(-1).chunk(self._own_size)) if whole.numel() else [whole] * self._own_size
         return self._submit(
             lambda c, until: c.allgather(parts, source.view(-1), until),
@@ -230,6 +244,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             opts,
             [output],
             copies,
+            inputs,
         )
 
     all_gather_into_tensor = _allgather_base
@@ -245,8 +260,8 @@ class ProcessGroupShift(dist.ProcessGroup):
         for outputs, own in zip(by_input, input_list, strict=True):
             check(own)
             self._check_each(outputs, own)
-        sources, _ = _dense(input_list)
-        pairs = [_dense(outputs) for outputs in by_input]
+        sources, inputs = dense_of(input_list)
+        pairs = [dense_of(outputs) for outputs in by_input]
         copies = [copy for _, some in pairs for copy in some]
 
         def act(collectives: Any, until: float) -> None:
@@ -254,7 +269,7 @@ class ProcessGroupShift(dist.ProcessGroup):
                 collectives.allgather(outputs, own, until)
 
         everything = [tensor for outputs in output_lists for tensor in outputs] + list(input_list)
-        return self._submit(act, everything, opts, output_lists, copies)
+        return self._submit(act, everything, opts, output_lists, copies, inputs)
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ShiftWork:
         """As _allgather_base, for several."""
@@ -267,16 +282,19 @@ class ProcessGroupShift(dist.ProcessGroup):
         self._check_each(inputs, output)
         return self._reduce_scatter(output, inputs, opts)
 
-    def _reduce_scatter(self, output: Any, inputs: list[Any], opts: Any) -> ShiftWork:
+    def _reduce_scatter(
+        self, output: Any, tensors: Sequence[Any], opts: Any, inputs: Sequence[Copy] = ()
+    ) -> ShiftWork:
         reduction = Reduction(_op(opts), output.dtype)
-        sources, _ = _dense(inputs)
-        (target,), copies = _dense([output])
+        sources, own = dense_of(tensors)
+        (target,), copies = dense_of([output])
         return self._submit(
             lambda c, until: c.reduce_scatter(target, sources, reduction, until),
-            [output, *inputs],
+            [output, *tensors],
             opts,
             [output],
             copies,
+            [*inputs, *own],
         )
 
     def _reduce_scatter_base(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> ShiftWork:
@@ -288,9 +306,9 @@ class ProcessGroupShift(dist.ProcessGroup):
             or inputTensor.dtype != outputTensor.dtype
         ):
             raise ValueError(f"the input must hold {self._own_size} times the output, in its dtype")
-        (whole,), _ = _dense([inputTensor])
+        (whole,), inputs = dense_of([inputTensor])
         parts = list(whole.view(-1).chunk(self._own_size)) if whole.numel() else [whole] * self._own_size
-        return self._reduce_scatter(outputTensor, parts, opts)
+        return self._reduce_scatter(outputTensor, parts, opts, inputs)
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ShiftWork:
         """As _reduce_scatter_base, for several."""
@@ -306,8 +324,9 @@ class ProcessGroupShift(dist.ProcessGroup):
                 raise ValueError(f"{len(tensors)} tensors for {self._own_size} ranks")
             for tensor in tensors:
                 check(tensor)
-        sources, _ = _dense(input_tensors)
-        targets, copies = _dense(output_tensors)
+        self._check_parts(output_tensors, input_tensors)
+        sources, inputs = dense_of(input_tensors)
+        targets, copies = dense_of(output_tensors)
         everything = [*output_tensors, *input_tensors]
         return self._submit(
             lambda c, until: c.alltoall(targets, sources, until),
@@ -315,6 +334,7 @@ class ProcessGroupShift(dist.ProcessGroup):
             opts,
             list(output_tensors),
             copies,
+            inputs,
         )
 
     def alltoall_base(
@@ -328,15 +348,17 @@ class ProcessGroupShift(dist.ProcessGroup):
         """One tensor with what is for each rank in order, one with what comes; sizes: rows of each, none if equal."""
         check(output_tensor)
         check(input_tensor)
-        (source,), _ = _dense([input_tensor])
-        (target,), copies = _dense([output_tensor])
+        (source,), inputs = dense_of([input_tensor])
+        (target,), copies = dense_of([output_tensor])
         sources, targets = self._rows(source, input_split_sizes), self._rows(target, output_split_sizes)
+        self._check_parts(targets, sources)
         return self._submit(
             lambda c, until: c.alltoall(targets, sources, until),
             [output_tensor, input_tensor],
             opts,
             [output_tensor],
             copies,
+            inputs,
         )
 
     def _rows(self, tensor: Any, sizes: Sequence[int]) -> list[Any]:
@@ -357,26 +379,32 @@ class ProcessGroupShift(dist.ProcessGroup):
         outputs = _lists(output_tensors) if self._own_rank == root else []
         if self._own_rank == root:
             self._check_each(outputs, own)
-        (source,), _ = _dense([own])
-        dense, copies = _dense(outputs)
+        (source,), inputs = dense_of([own])
+        dense, copies = dense_of(outputs)
         return self._submit(
-            lambda c, until: c.gather(dense, source, root, until), [*outputs, own], opts, [outputs], copies
+            lambda c, until: c.gather(dense, source, root, until),
+            [*outputs, own],
+            opts,
+            [outputs],
+            copies,
+            inputs,
         )
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> ShiftWork:
         """input_tensors: at root a list of one list, of a tensor for each rank."""
         output, root = _only(output_tensors), self._root(opts)
-        inputs = _lists(input_tensors) if self._own_rank == root else []
+        tensors = _lists(input_tensors) if self._own_rank == root else []
         if self._own_rank == root:
-            self._check_each(inputs, output)
-        sources, _ = _dense(inputs)
-        (target,), copies = _dense([output])
+            self._check_each(tensors, output)
+        sources, inputs = dense_of(tensors)
+        (target,), copies = dense_of([output])
         return self._submit(
             lambda c, until: c.scatter(target, sources, root, until),
-            [output, *inputs],
+            [output, *tensors],
             opts,
             [output],
             copies,
+            inputs,
         )
 
     def barrier(self, opts: Any = None) -> ShiftWork:
@@ -389,8 +417,9 @@ class ProcessGroupShift(dist.ProcessGroup):
         """To a rank; tensors: a list of one."""
         tensor = _only(tensors)
         self._check_peer(dstRank)
-        (dense,), _ = _dense([tensor])
-        work = ShiftWork([tensor], self._own_rank)
+        (dense,), inputs = dense_of([tensor])
+        fill(inputs)
+        work = ShiftWork([tensor], self._futures, self._own_rank)
         return self._post(work, tensor, lambda until: Send(dense, dstRank, tag, work, until))
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> ShiftWork:
@@ -406,11 +435,12 @@ class ProcessGroupShift(dist.ProcessGroup):
         tensor = _only(tensors)
         if not is_dense(tensor):
             raise ValueError("a tensor to receive into must be contiguous")
-        work = ShiftWork([tensor], -1 if rank is None else rank)
+        work = ShiftWork([tensor], self._futures, -1 if rank is None else rank)
         return self._post(work, tensor, lambda until: Receive(tensor, rank, tag, work, until))
 
     def _post(self, work: ShiftWork, tensor: Any, make: Callable[[float], Send | Receive]) -> ShiftWork:
-        assert self._runner is not None
+        if self._runner is None:
+            raise ValueError("there is nobody else in a group of one")
         self._keeper.keep(work, nbytes(tensor))
         self._runner.post(make(time.monotonic() + self._timeout_s))
         return work
@@ -429,6 +459,13 @@ class ProcessGroupShift(dist.ProcessGroup):
             raise ValueError(f"there is no rank {root} in a group of {self._own_size}")
         return root
 
+    def _check_parts(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        if len({tensor.dtype for tensor in (*outputs, *inputs)}) > 1:
+            raise ValueError("what is sent and what comes must have the same dtype")
+        ours, theirs = inputs[self._own_rank].numel(), outputs[self._own_rank].numel()
+        if ours != theirs:
+            raise ValueError(f"rank {self._own_rank} sends itself {ours} elements, and expects {theirs}")
+
     def _check_each(self, tensors: Sequence[Any], like: Any) -> None:
         if len(tensors) != self._own_size:
             raise ValueError(f"{len(tensors)} tensors for {self._own_size} ranks")
@@ -436,45 +473,6 @@ class ProcessGroupShift(dist.ProcessGroup):
             check(tensor)
             if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
                 raise ValueError("all tensors must have the same size and dtype")
-
-
-class _Alone:
-    """The collectives of a group of one."""
-
-    def allreduce(self, tensor: Any, reduction: Any, until: float) -> None:
-        """Nothing to do."""
-
-    def broadcast(self, tensor: Any, root: int, until: float) -> None:
-        """Nothing to do."""
-
-    def reduce(self, tensor: Any, root: int, reduction: Any, until: float) -> None:
-        """Nothing to do."""
-
-    def barrier(self, until: float) -> None:
-        """Nothing to do."""
-
-    def allgather(self, outputs: Sequence[Any], own: Any, until: float) -> None:
-        """Copy."""
-        outputs[0].copy_(own)
-
-    def reduce_scatter(self, output: Any, inputs: Sequence[Any], reduction: Any, until: float) -> None:
-        """Copy."""
-        output.view(-1).copy_(inputs[0].view(-1))
-
-    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], until: float) -> None:
-        """Copy."""
-        outputs[0].copy_(inputs[0])
-
-    def gather(self, outputs: Sequence[Any], own: Any, root: int, until: float) -> None:
-        """Copy."""
-        outputs[0].copy_(own)
-
-    def scatter(self, output: Any, inputs: Sequence[Any], root: int, until: float) -> None:
-        """Copy."""
-        output.copy_(inputs[0])
-
-
-_ALONE: Any = _Alone()
 
 
 def _stop(runner: Runner) -> None:
@@ -501,21 +499,6 @@ def _lists(tensors: Any) -> list[Any]:
     if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
         return list(tensors[0])
     return list(tensors)
-
-
-def _dense(tensors: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Contiguous tensors in place of those that are not, and the pairs of (tensor, copy)."""
-    dense = [tensor.detach() if is_dense(tensor) else tensor.detach().contiguous() for tensor in tensors]
-    return dense, [(a, b) for a, b in zip(tensors, dense, strict=True) if not is_dense(a)]
-
-
-def _with_copies(action: Action, copies: Sequence[tuple[Any, Any]]) -> Action:
-    def act(collectives: Any, until: float) -> None:
-        action(collectives, until)
-        for tensor, copy in copies:
-            tensor.detach().copy_(copy)
-
-    return act
 
 
 def _last(works: list[ShiftWork], outputs: list[Any]) -> ShiftWork:

@@ -44,7 +44,7 @@ _NAMES = [(getattr(ReduceOp, name), name) for name in _ARITHMETIC if hasattr(Red
 class Reduction:
     """One op for one dtype.
 
-    adds: whether it is a sum, or an average.
+    name: of the op; adds: whether it is a sum, or an average.
 
     :param op: ReduceOp
     :raises ValueError: there is none of the kind
@@ -61,6 +61,7 @@ class Reduction:
         if dtype == torch.bool and name == "AVG":
             raise ValueError(f"AVG is not defined for {dtype}")
         self.into = (_LOGICAL if dtype == torch.bool else _ARITHMETIC)[name]
+        self.name = name
         self.adds = name in ("SUM", "AVG")
         self._divides = name == "AVG"
         self._whole = not (dtype.is_floating_point or dtype.is_complex)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shiftverbs.torch.collectives import Collectives
+from shiftverbs.torch.futures import Futures
 from shiftverbs.torch.point_to_point import PointToPoint, Receive, Send
 from shiftverbs.torch.work import ShiftWork
 from shiftverbs.transport import Transport, TransportError
@@ -24,8 +25,8 @@ Action = Callable[[Collectives, float], None]
 class Runner:
     """Runs what is submitted; begin with `start`, end with `stop`."""
 
-    def __init__(self, transport: Transport, name: str) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, futures: Futures, name: str) -> None:
+        self._transport, self._futures = transport, futures
         self._collectives = Collectives(transport)
         self._messages = PointToPoint(transport, self._ended)
         self._jobs: deque[tuple[Action, ShiftWork, float]] = deque()
@@ -69,6 +70,7 @@ class Runner:
                 self._transport.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._futures.stop()
 
     def _ended(self, work: ShiftWork, error: BaseException | None, source: int | None) -> None:
         work.finish(error, source)
@@ -127,6 +129,9 @@ class Runner:
             jobs, new = list(self._jobs), list(self._new)
             self._jobs.clear()
             self._new.clear()
+        # First of all: when an operation has failed, its memory is the application's, and peers may be writing still.
+        self._transport.on_message = self._transport.background = None
+        self._transport.close()
         if current is not None:
             current.finish(error)
         self._messages.fail(error)
@@ -134,5 +139,3 @@ class Runner:
             work.finish(error)
         for one in new:
             one.work.finish(error)
-        self._transport.on_message = self._transport.background = None
-        self._transport.close()

@@ -45,7 +45,8 @@ def allreduce(
     ]
     total = functools.reduce(torch.add, parts).coalesce()
     reduction.finish(total.values(), size)
-    tensor.copy_(total)
+    with torch.no_grad():
+        tensor.copy_(total)
 
 
 def _gather(collectives: Collectives, size: int, own: Any, most: int, deadline: float) -> list[Any]:

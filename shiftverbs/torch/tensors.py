@@ -56,8 +56,13 @@ def from_bytes(tensor: Any, data: bytes) -> None:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether its memory is its elements, in order."""
-    return bool(tensor.is_contiguous())
+    """Whether its memory is its elements, in order, and not what has to be negated or conjugated first."""
+    return bool(tensor.is_contiguous()) and not (tensor.is_neg() or tensor.is_conj())
+
+
+def overlaps(tensor: Any) -> bool:
+    """Whether several of its elements are known to be in one place, as those of an expanded one."""
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)
 
 
 def check(tensor: Any) -> None:

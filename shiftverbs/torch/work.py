@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from shiftverbs.torch.futures import Futures
+
 #: torch 1.13 keeps only the C++ half of a returned Work, and whoever waits for that waits for ever. So the last ones
 #: stay alive here: at least KEEP, up to MOST while their tensors have no more than KEPT_BYTES.
 KEEP, MOST, KEPT_BYTES = 16, 256, 64 << 20
@@ -19,12 +21,14 @@ class ShiftWork(Work):
     """One operation.
 
     :param tensors: its outputs, as the future gives them
+    :param futures: of the group
     :param source: the rank that a receive came from, where that is known
     """
 
-    def __init__(self, tensors: list[Any], source: int = -1) -> None:
+    def __init__(self, tensors: list[Any], futures: Futures, source: int = -1) -> None:
         super().__init__()
         self._tensors = tensors
+        self._futures = futures
         self._source = source
         self._error: BaseException | None = None
         self._done = False
@@ -32,10 +36,11 @@ class ShiftWork(Work):
         self._gate.acquire()
         self._lock = threading.Lock()
         self._base: Any = None
+        self._level: Any = None
         self._future: Any = None
 
     def finish(self, error: BaseException | None = None, source: int | None = None) -> None:
-        """It has ended. Those who wait go on, and the future's callbacks run, in this thread."""
+        """It has ended. Those who wait go on, and the future's callbacks run, in a thread of the group's futures."""
         if source is not None:
             self._source = source
         self._error = error
@@ -44,7 +49,7 @@ class ShiftWork(Work):
             base = self._base
         self._gate.release()
         if base is not None:
-            base.set_result(None)
+            self._level.complete(base)
 
     def wait(self, timeout: Any = None) -> bool:
         """Until it has ended.
@@ -98,7 +103,7 @@ class ShiftWork(Work):
                 base: Any = torch.futures.Future()
                 self._future = base.then(self._outcome)
                 if not self._done:
-                    self._base = base
+                    self._base, self._level = base, self._futures.level()
                     return self._future
             else:
                 return self._future

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from shiftverbs.transport.errors import PeerFailed, PeerLeft, PeerTimeout, TransportError
 from shiftverbs.transport.flow import In, Out, run
-from shiftverbs.transport.group import Transport
+from shiftverbs.transport.group import SMALL_BYTES, Transport
 from shiftverbs.transport.link import SLOT_BYTES, Link, Message
 from shiftverbs.transport.memory import Buffer, Lease, MrCache
 from shiftverbs.transport.nic import Nic
@@ -21,6 +21,7 @@ from shiftverbs.transport.store import Store
 
 __all__ = [
     "SLOT_BYTES",
+    "SMALL_BYTES",
     "Buffer",
     "In",
     "Lease",

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from shiftverbs.transport.group import Transport
-from shiftverbs.transport.link import Kind, Link
+from shiftverbs.transport.group import MARK, Transport
+from shiftverbs.transport.link import CHUNK_MARK, Kind, Link
 
-#: Address and rkey of memory that chunks may be written to.
-PLACE = struct.Struct("<QI")
+#: Address, rkey and bytes of memory that chunks may be written to.
+PLACE = struct.Struct("<QIQ")
 #: Called when a chunk has come; place: which staging place it is in. Returns whether the place is free again.
 Arrived = Callable[[int], bool]
 
@@ -69,11 +69,12 @@ class In:
         self._places: deque[_Place] = deque()
         self._held: deque[_Place] = deque()
 
-    def take(self) -> bool:
-        """Take in what has come. Returns whether there was something."""
+    def take(self, transport: Transport) -> bool:
+        """Take in what has come. Returns whether there was something. Raises ValueError for another collective's."""
         link, items, before = self.link, self.items, self.done
         while link.chunks and self.done < len(items):
-            link.chunks -= 1
+            if link.chunks.popleft() != transport.mark & CHUNK_MARK:
+                raise transport.disagrees(link.rank)
             act = items[self.done]
             self.done += 1
             if act is not None:
@@ -118,10 +119,13 @@ class Out:
     def __init__(self, link: Link, items: Sequence[Chunk], after: In | None = None) -> None:
         self.link, self.items, self.after = link, items, after
         self.next = self.last = 0
-        self.places: list[tuple[int, int]] | None = None
+        self.places: list[tuple[int, int, int]] | None = None
 
-    def post(self) -> bool:
-        """Post what can be posted. Returns whether it was something."""
+    def post(self, transport: Transport) -> bool:
+        """Post what can be posted. Returns whether it was something.
+
+        :raises ValueError: the peer is in another collective, or has not the memory for it
+        """
         link, items, after, before = self.link, self.items, self.after, self.next
         while self.next < len(items) and link.room():
             source, place, offset, need, frees = items[self.next]
@@ -135,10 +139,13 @@ class Out:
                 if self.places is None:
                     if not link.ready:
                         break
-                    self.places = list(PLACE.iter_unpack(link.ready.popleft()))
-                address, rkey = self.places[place]
+                    ready = transport.unmarked(link.rank, link.ready.popleft())
+                    self.places = list(PLACE.iter_unpack(ready))
+                address, rkey, length = self.places[place]
+                if offset + source[1] > length:
+                    raise transport.disagrees(link.rank)
                 target = (address + offset, rkey)
-            self.last = link.write(Kind.CHUNK, 0, source, target)
+            self.last = link.write(Kind.CHUNK, transport.mark & CHUNK_MARK, source, target)
             self.next += 1
             if frees:
                 assert after is not None
@@ -151,9 +158,9 @@ class Out:
         return self.next == len(self.items) and self.link.completed >= self.last
 
 
-def offer(link: Link, places: Iterable[tuple[int, int]]) -> None:
-    """Tell a peer where the chunks of its next `Out` go: address and rkey of each place."""
-    link.send(Kind.READY, b"".join(PLACE.pack(*place) for place in places))
+def offer(transport: Transport, link: Link, places: Iterable[tuple[int, int, int]]) -> None:
+    """Tell a peer where the chunks of its next `Out` go: address, rkey and bytes of each place."""
+    link.send(Kind.READY, MARK.pack(transport.mark) + b"".join(PLACE.pack(*place) for place in places))
 
 
 def run(transport: Transport, ins: Sequence[In], outs: Sequence[Out], deadline: float) -> None:
@@ -162,6 +169,7 @@ def run(transport: Transport, ins: Sequence[In], outs: Sequence[Out], deadline: 
     :param deadline: in time.monotonic()'s seconds
     :raises PeerTimeout: it passed
     :raises PeerFailed, PeerLeft: a peer is gone
+    :raises ValueError: a peer is in another collective
     """
 
     everything: list[In | Out] = [*ins, *outs]
@@ -170,9 +178,9 @@ def run(transport: Transport, ins: Sequence[In], outs: Sequence[Out], deadline: 
     def moved() -> bool:
         some = False
         for incoming in ins:
-            some = incoming.take() or some
+            some = incoming.take(transport) or some
         for outgoing in outs:
-            some = outgoing.post() or some
+            some = outgoing.post(transport) or some
         return some
 
     def over() -> bool:

@@ -7,7 +7,9 @@ import logging
 import os
 import random
 import select
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +21,7 @@ from shiftverbs.transport.link import (
     RECEIVES,
     REGION_BYTES,
     SENDS,
+    SLOT_BYTES,
     Kind,
     Link,
     Message,
@@ -26,8 +29,8 @@ from shiftverbs.transport.link import (
 )
 from shiftverbs.transport.memory import Buffer, Lease
 from shiftverbs.transport.nic import Nic
-from shiftverbs.transport.store import Store, exchange
-from shiftverbs.transport.verbs import e
+from shiftverbs.transport.store import Store, ends_of, exchange
+from shiftverbs.transport.verbs import e, status_name
 
 log = logging.getLogger("shiftverbs.transport")
 
@@ -41,6 +44,10 @@ STAGES = 8
 STAGE_BYTES = 256 * 1024
 #: How long `close` waits for the acknowledgements of what was sent last, and for the peers to leave, too.
 LINGER_S = 1.0
+#: In front of what a collective sends: which one it is.
+MARK = struct.Struct("<I")
+#: What a small message has room for.
+SMALL_BYTES = SLOT_BYTES - MARK.size
 
 
 class Transport:
@@ -74,6 +81,7 @@ class Transport:
         #: called again and again while something is waited for
         self.background: Callable[[], None] | None = None
         self._closed = False
+        self._collective, self._collectives, self.mark = "nothing", 0, 0
         self._links: list[Link] = []
         self._resources: list[Any] = []
         self._wake_fd = -1
@@ -138,15 +146,10 @@ class Transport:
 
     def _connect(self, link: Link, ours: dict[str, Any], theirs: Any) -> None:
         try:
-            peer = theirs["links"][str(self.rank)]
-            size, slots, stage = theirs["size"], tuple(peer["slots"]), tuple(peer["stage"])
-            to = {name: theirs[name] for name in ("gid", "lid", "mtu")} | {
-                "qpn": peer["qpn"],
-                "psn": peer["psn"],
-            }
-        except (KeyError, TypeError) as error:
+            size, to, slots, stage = ends_of(theirs, str(self.rank), self.nic.is_global)
+        except (KeyError, TypeError, ValueError) as error:
             raise TransportError(
-                f"the address of rank {link.rank} is incomplete: {error}", [link.rank]
+                f"the address of rank {link.rank} makes no sense: {error}", [link.rank]
             ) from error
         if size != self.size:
             raise TransportError(f"rank {link.rank} is of a group of {size}, not {self.size}", [link.rank])
@@ -174,12 +177,34 @@ class Transport:
             link.qp.shift.wait_protected(max(0.0, deadline - time.monotonic())) for link in self._links
         )
 
-    # Small messages of collectives
+    # Collectives
+
+    def begin(self, what: str) -> None:
+        """A collective begins. Whatever belongs to it carries a mark, and what comes with another one is an error.
+
+        :param what: its name, and what must be the same on all ranks
+        """
+        self._collective = what
+        self._collectives += 1
+        self.mark = zlib.crc32(f"{self._collectives} {what}".encode())
+
+    def disagrees(self, rank: int) -> ValueError:
+        """What to raise where a peer is in another collective than we are."""
+        return ValueError(
+            f"rank {rank} does not take part in the {self._collective} of rank {self.rank}: do all ranks make the "
+            "same calls in the same order, with the same sizes, dtypes, operations and roots?"
+        )
+
+    def unmarked(self, rank: int, data: bytes) -> bytes:
+        """What a peer sent, without its mark. Raises ValueError for the mark of another collective."""
+        if data[: MARK.size] != MARK.pack(self.mark):
+            raise self.disagrees(rank)
+        return data[MARK.size :]
 
     def send_small(self, rank: int, data: bytes) -> None:
-        """Send at most SLOT_BYTES to a peer. Returns at once; what can not be sent yet is sent later."""
+        """Send at most SMALL_BYTES to a peer. Returns at once; what can not be sent yet is sent later."""
         self.check()
-        self._by_rank[rank].send(Kind.SMALL, data)
+        self._by_rank[rank].send(Kind.SMALL, MARK.pack(self.mark) + data)
 
     def recv_small(self, rank: int, deadline: float) -> bytes:
         """The next small message of a peer.
@@ -187,12 +212,13 @@ class Transport:
         :param deadline: in time.monotonic()'s seconds
         :raises PeerTimeout: none came
         :raises PeerFailed: the peer, or another one
+        :raises ValueError: it is in another collective
         """
         link = self._by_rank[rank]
         small = link.small
         if not small:
             self.wait(lambda: bool(small), deadline, lambda: [rank])
-        return small.popleft()
+        return self.unmarked(rank, small.popleft())
 
     def settle(self, deadline: float) -> None:
         """Until no message waits for a credit of its receiver. Raises as `recv_small`."""
@@ -436,7 +462,8 @@ class Transport:
                 self._linger()
         except (PyverbsError, OSError):
             log.debug("closing", exc_info=True)
-        self._release()
+        finally:
+            self._release()
 
     def _linger(self) -> None:
         for link in self._links:
@@ -466,11 +493,3 @@ class Transport:
             os.close(self._wake_fd)
             self._wake_fd = -1
         self.nic.release()
-
-
-def status_name(status: int) -> str:
-    """ "RETRY_EXC_ERR" for IBV_WC_RETRY_EXC_ERR, else the number."""
-    for name in dir(e):
-        if name.startswith("IBV_WC_") and name.endswith("_ERR") and getattr(e, name) == status:
-            return name.removeprefix("IBV_WC_")
-    return f"status {status}"

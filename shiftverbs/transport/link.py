@@ -26,6 +26,8 @@ from shiftverbs.transport.verbs import SGE, RecvWR, SendWR, e
 
 SLOTS = 32
 SLOT_BYTES = 16 * 1024
+#: What a CHUNK can tell of its collective's mark: the bits of its number.
+CHUNK_MARK = 0x7FFF
 #: What may come without a credit: each end sends a CREDIT for half of either kind of credit at the earliest.
 SPARE_RECEIVES = 16
 RECEIVES = SLOTS + SPARE_RECEIVES
@@ -95,14 +97,15 @@ class Link:
         self._signaled = 0
         self.small: deque[bytes] = deque()
         self.ready: deque[bytes] = deque()
-        self.chunks = 0
+        #: the marks of the chunks that came
+        self.chunks: deque[int] = deque()
         self.places = 0  # staging places that its chunks used so far
         self.left = False
         self._receive = RecvWR(number, 1, [SGE(incoming[0].address + incoming[1] + NOTHING, 8, mrs[0].lkey)])
         for _ in range(RECEIVES):
             qp.post_recv(self._receive)
 
-    def connected(self, slots: tuple[int, int], stage: tuple[int, int, int, int], own_stages: int) -> None:
+    def connected(self, slots: tuple[int, ...], stage: tuple[int, ...], own_stages: int) -> None:
         """The peer is known.
 
         :param slots: address and rkey of its slots for us
@@ -276,7 +279,7 @@ class Link:
         self._received += 1
         self._owed += 1
         if kind == Kind.CHUNK:
-            self.chunks += 1
+            self.chunks.append(number)
         elif kind == Kind.DATA:
             return Message(self.rank, None, number)
         else:

@@ -25,3 +25,11 @@ _qp: Any = importlib.import_module("shiftverbs.qp")
 GID, AHAttr, GlobalRoute = _addr.GID, _addr.AHAttr, _addr.GlobalRoute
 get_device_list = _device.get_device_list
 QPAttr, QPCap, QPInitAttr = _qp.QPAttr, _qp.QPCap, _qp.QPInitAttr
+
+
+def status_name(status: int) -> str:
+    """ "RETRY_EXC_ERR" for IBV_WC_RETRY_EXC_ERR, else the number."""
+    for name in dir(e):
+        if name.startswith("IBV_WC_") and name.endswith("_ERR") and getattr(e, name) == status:
+            return name.removeprefix("IBV_WC_")
+    return f"status {status}"

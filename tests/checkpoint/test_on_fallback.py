@@ -276,6 +276,128 @@ def test_a_rank_that_ended_before_anybody_asked_is_not_waited_for(jobs, caplog):
     assert goes_on(job, [0]) and time.monotonic() - began < 5
 
 
+def test_rank_0_that_ended_before_anybody_asked_is_not_waited_for(jobs, caplog):
+    """Nor is it in any later round."""
+    job = jobs(3, timeout_s=20.0).start()
+    assert goes_on(job, [0, 1, 2])
+    job.ranks[0].held.set()
+    job.leave(0)
+    job.ranks[0].checkpoint.close()
+    for count in (1, 2):
+        began = time.monotonic()
+        job.ranks[1].checkpoint.request()
+        wait_until(lambda: caplog.text.count("rank 0 did not pause in time") >= count)
+        assert goes_on(job, [1, 2]) and time.monotonic() - began < 5
+    assert not any(rank.saved for rank in job.ranks)
+
+
+@pytest.mark.parametrize("closes", [0, 1])
+@pytest.mark.parametrize("savers", [None, (0,), (1,)])
+def test_a_rank_that_ends_while_it_saves_frees_the_others(jobs, savers, closes):
+    """As where an exception leaves its block: there is no time to tell how saving went."""
+    job = jobs(3, savers=savers, save_timeout_s=20.0)
+    saving, gate = threading.Event(), threading.Event()
+
+    def save() -> None:
+        saving.set()
+        gate.wait(20)
+
+    saver = job.ranks[closes if savers is None else savers[0]]
+    saver.save = save
+    job.start()
+    job.ranks[2].checkpoint.request()
+    assert saving.wait(20)
+    began = time.monotonic()
+    job.leave(closes)
+    job.ranks[closes].checkpoint.close()
+    if saver is not job.ranks[closes]:
+        gate.set()
+    others = [rank for rank in range(3) if rank != closes]
+    found = outcomes(job, 1, others)
+    assert time.monotonic() - began < 5
+    assert len({(one.saved, one.why) for one in found}) == 1
+    if closes == 0 or saver is job.ranks[closes]:
+        assert found[0].why == f"saving failed at rank {closes}"
+    gate.set()
+
+
+def test_save_may_step_and_request(jobs):
+    """A step in it does not count, as the other ranks make none; what it asks for is another pause."""
+    job = jobs(2, min_interval_s=0.05)
+    first = job.ranks[0]
+
+    def save() -> None:
+        assert first.checkpoint.step() is None
+        if len(first.saved) == 1:
+            first.checkpoint.request()
+
+    first.save = save
+    job.start()
+    job.ranks[1].checkpoint.request()
+    assert all(one.saved for one in outcomes(job, 2))
+    assert len(first.saved) == len(set(first.saved)) >= 2
+
+
+def test_steps_of_many_threads_save_once(jobs):
+    saved, at_once = [], threading.Barrier(4)
+    with CheckpointOnFallback(lambda: saved.append(1), min_interval_s=1000.0) as checkpoint:
+        checkpoint.request()
+        found = []
+
+        def steps() -> None:
+            at_once.wait()
+            while not found:
+                outcome = checkpoint.step()
+                if outcome is not None:
+                    found.append(outcome)
+
+        threads = [threading.Thread(target=steps) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+    assert saved == [1] and len(found) == 1 and found[0].saved
+
+
+def test_a_slow_store_is_no_late_rank(jobs, monkeypatch):
+    """Each look takes its time, and all pause and save all the same."""
+    job = jobs(2, timeout_s=20.0)
+    add = job.store.add
+
+    def slow(key: str, amount: int) -> int:
+        time.sleep(0.1)
+        return add(key, amount)
+
+    monkeypatch.setattr(job.store, "add", slow)
+    job.start()
+    job.ranks[1].checkpoint.request()
+    assert all(one.saved for one in outcomes(job, 1))
+
+
+def test_who_was_not_in_time_keeps_the_interval_too(jobs):
+    """A rank whose thread was late for a pause asks for none before the others would."""
+    job = jobs(2, timeout_s=0.2, min_interval_s=1000.0)
+    gate = threading.Event()
+    late = job.ranks[1].checkpoint
+    add = job.store.add
+
+    def held(key: str, amount: int) -> int:
+        if threading.current_thread() is late._thread:
+            gate.wait(20)
+        return add(key, amount)
+
+    job.store.add = held
+    job.start()
+    observe.publish(fallback())
+    (one,) = outcomes(job, 1, [0])
+    assert one.why == "rank 1 did not pause in time"
+    gate.set()
+    wait_until(lambda: late._not_before > 0, 5, "the interval of rank 1")
+    assert goes_on(job, [0, 1])
+    assert [len(rank.outcomes) for rank in job.ranks] == [1, 0]
+
+
 @pytest.mark.parametrize("saver", [0, 1])
 def test_saving_that_fails_is_told_to_all(jobs, caplog, saver):
     def fail() -> None:
@@ -396,6 +518,7 @@ def test_a_fallback_that_is_told_late_is_covered(jobs):
         ({"rank": 2, "size": 2, "store": SharedStore()}, ValueError, "no rank 2 in a job of 2"),
         ({"size": 2}, ValueError, "2 ranks need a store"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be more than 0, not 0"),
+        ({"timeout_s": float("inf")}, ValueError, "timeout_s must be 1000000000 at most, not inf"),
         ({"save_timeout_s": float("nan")}, ValueError, "save_timeout_s must be more than 0"),
         ({"min_interval_s": -1}, ValueError, "min_interval_s must not be less than 0"),
         ({"savers": (1,)}, ValueError, "savers must be ranks of a job of 1"),

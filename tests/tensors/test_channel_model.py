@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import itertools
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shiftverbs.tensors import dlpack
 from shiftverbs.tensors.errors import (
     ChannelError,
     MessageError,
@@ -232,6 +234,38 @@ def test_an_out_that_does_not_fit_loses_nothing(pair):
     assert a.pool.in_use == 0 and len(a.published._table) == 0
 
 
+class Movable:
+    """A tensor with `__dlpack__`, whose library can give it other memory, as torch's resize_ does."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (dlpack.CPU, 0)
+
+    def __dlpack__(self) -> Any:
+        metadata = Metadata("uint8", (len(self.memory),))
+        return dlpack.give(ctypes.addressof(self.memory), metadata, self.memory)
+
+
+def test_an_out_that_moved_is_registered_anew(pair):
+    """Other memory may be where it was, and what was registered there are other pages."""
+    a, b = pair.a, pair.b
+    memory = (ctypes.c_ubyte * len(BIG))()
+    first, second = Movable(memory), Movable(memory)
+    registered = []
+    register = b.puller._regions._register
+    b.puller._regions._register = lambda *where: (registered.append(where), register(*where))[1]
+    for step, out in enumerate((first, first, second)):
+        if out is second:
+            first.memory = (ctypes.c_ubyte * len(BIG))()
+        a.publish(step, BIG)
+        pull = b.pull(step, out)
+        pair.settle()
+        assert pull.result() is out and bytes(memory) == BIG
+    assert registered == [(ctypes.addressof(memory), len(BIG))] * 2
+
+
 def test_many_pulls_of_one_tensor_until_it_is_withdrawn(pair):
     a, b = pair.a, pair.b
     publication = a.publish(1, BIG, pulls=None)
@@ -299,6 +333,47 @@ def test_more_pulls_than_requests_wait_for_their_turn(pair):
     assert [content(pull) for pull in pulls] == [b"%d" % step for step in range(10)]
 
 
+def test_what_was_published_anew_meanwhile_displaces_what_comes_back(pair):
+    """Who published the first one is not kept waiting for ever, and its memory is let go of."""
+    a, b = pair.a, pair.b
+    old = a.publish(1, BIG * 8)
+    gone = b.pull(1, bytearray(len(BIG) * 8))
+    pair.to_publisher()
+    new = a.publish(1, BIG)
+    assert not old.is_taken
+    a.credits = 0
+    gone.cancel()
+    pair.settle()
+    a.credits = 100
+    with pytest.raises(PullCancelled):
+        gone.result()
+    assert old.is_taken and not new.is_taken
+    pull = b.pull(1)
+    pair.settle()
+    assert content(pull) == BIG
+
+
+def test_memory_that_comes_free_while_it_is_asked_for(pair):
+    """The garbage collector of another thread may let go of a tensor between the look and the wait."""
+    pair = Pair(pool_bytes=len(BIG), limit_bytes=len(BIG))
+    a, b = pair.a, pair.b
+    held = [b.pool.allocate(len(BIG))]
+    allocate = b.pool.allocate
+
+    def allocate_and_free(nbytes: int, apart: bool = True) -> Any:
+        block = allocate(nbytes, apart)
+        held.clear()
+        return block
+
+    b.pool.allocate = allocate_and_free
+    a.publish(1, BIG)
+    pull = b.pull(1)
+    while pair.to_publisher() or pair.to_puller() or a.publisher.pump(a):
+        b.puller.handle_time()  # all that a channel does while nothing comes
+    assert pull.done()
+    assert content(pull) == BIG
+
+
 # ---- cancelling ------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +411,32 @@ def test_cancelled_in_the_middle_of_the_content(pair):
     again = b.pull(1, out)
     pair.settle()
     assert again.result() is out and out == tensor and publication.is_taken
+
+
+def test_a_task_that_is_cancelled_again(pair):
+    """As a loop does with what is left when it ends: its memory is still not the application's."""
+
+    async def cancel_twice() -> None:
+        pull = pair.b.pull(1, bytearray(len(BIG)))
+        pair.to_publisher()
+
+        async def wait() -> None:
+            await pull
+
+        task = asyncio.create_task(wait())
+        for _ in range(2):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done(), "the publisher may be writing"
+        pair.settle()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pull.done()
+
+    asyncio.run(cancel_twice())
 
 
 def test_cancelled_too_late(pair):

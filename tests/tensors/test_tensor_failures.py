@@ -168,6 +168,20 @@ def test_a_peer_that_leaves(joined):
         a("node.publish('k', 3, b'x')")
 
 
+def test_a_puller_that_leaves_with_all_it_wanted(joined):
+    """What it has got is not there for another pull, however late its acknowledgements are seen."""
+    a, b = joined(**PLAIN)
+    count = 40
+    # Completions are looked at when the peer has left.
+    a("t = channel()._transport; look = t.retire; t.retire = lambda: t.links[0].left and look()")
+    b(f"for i in range({count}): pull(i, 3, into=True)")
+    a(f"for i in range({count}): publish(i, 3)")
+    b(f"for i in range({count}): check(i, 3)")
+    b("node.close()")
+    a("until(lambda: not node.channels)")
+    assert a("len(node.published._table)") == 0
+
+
 # ---- nonsense --------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +250,65 @@ def test_memory_that_is_not_there(end):
     a("until(lambda: not node.channels)")
     b(f"join({address!r})")
     b("get(1, 70_000)")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "{}",
+        "[]",
+        "dict(gid=gid, lid=0, mtu=3, size=2, links={'0': 5})",
+        "dict(gid=7, lid=0, mtu=3, size=2, links={'0': link})",
+        "dict(gid=gid, lid=0, mtu='x', size=2, links={'0': link})",
+        "dict(gid=gid, lid=0, mtu=3, size=2, links={'0': link | dict(qpn=1 << 40)})",
+        "dict(gid=gid, lid=0, mtu=3, size=2, links={'0': link | dict(psn=-1)})",
+        "dict(gid=gid, lid=0, mtu=3, size=2, links={'0': link | dict(slots=[-1, 1 << 70])})",
+        "dict(gid=gid, lid=0, mtu=3, size=2, links={'0': link | dict(slots=[None, []])})",
+        "dict(gid=gid, lid=0, mtu=3, size=2, links={'0': link | dict(stage=[])})",
+    ],
+)
+def test_who_listens_and_has_no_address(end, address):
+    """`connect` raises one of our errors, or the channel ends; the process lives."""
+    b, c = end("b", **PLAIN), end("c", **PLAIN)
+    where = c("rogue_listen()")
+    c("import json; gid = Nic.of().gid; link = dict(qpn=5, psn=5, slots=[4096, 5], stage=[4096, 5, 0, 4096])")
+    address = address.replace("'0'", "'1'")
+    c.begin(
+        "connection, _ = rogue.accept(); m = Meeting(connection, time.monotonic() + 20); m.greet('rogue', None); "
+        f"m.set('address/0', json.dumps({address}).encode()); m.set('ready/0', b'1')"
+    )
+    kind, text, took = b(f"node = Node('get'); fails(lambda: node.connect({where!r}).pull('k', 1).result())")
+    print(kind, text)
+    assert kind in ("ChannelError", "MeetingError", "MessageError") and took < 20
+    c.end()
+
+
+def test_a_listener_without_descriptors_for_a_while(end):
+    a, b = end("a", **PLAIN), end("b", **PLAIN)
+    address = a("serve()")
+    host, port = address.split(":")
+    a(
+        "import os, resource, logging; said = []; heard = logging.Handler(); heard.emit = said.append; "
+        "logging.getLogger('shiftverbs.tensors').addHandler(heard); limits = resource.getrlimit(resource.RLIMIT_NOFILE)"
+    )
+    a("free = os.dup(0); os.close(free); resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))")
+    with socket.create_connection((host, int(port))):
+        a("until(lambda: said)")
+    assert "cannot be accepted" in a("said[0].getMessage()")
+    a("resource.setrlimit(resource.RLIMIT_NOFILE, limits)")
+    assert b(f"join({address!r})") == "pub"
+
+
+def test_who_connects_and_says_nothing_holds_its_place_not_long(end):
+    a, b = end("a", **PLAIN), end("b", **PLAIN)
+    address = a("from shiftverbs.tensors.node import MAX_MEETINGS; serve()")
+    host, port = address.split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(a("MAX_MEETINGS"))]
+    try:
+        assert b(f"join({address!r}, timeout_s=15)") == "pub"
+    finally:
+        for connection in silent:
+            connection.close()
 
 
 def test_who_connects_and_is_no_node(end):

@@ -222,6 +222,9 @@ def sparse(size: int) -> str:
         got = mine.to_dense()
         assert torch.allclose(got, want) if dtype.is_floating_point else torch.equal(got, want), (dtype, rows)
         seen.append(got)
+    leaf = sparse_data(RANK, 3, torch.float32).requires_grad_()
+    dist.all_reduce(leaf, group=ours)
+    seen.append(leaf.detach().to_dense())
     return digest(*seen)
 
 
@@ -406,17 +409,81 @@ def asynchronous() -> None:
     handle.wait()
 
 
+def chained() -> None:
+    """A future's callback that calls a collective and waits for it, as hooks of DDP do; and again in one of its own."""
+
+    def further(depth: int, future: Any) -> Any:
+        if not depth:
+            return future.value()[0]
+        more = dist.all_reduce(future.value()[0].clone(), async_op=True).get_future()
+        return more.then(lambda done: further(depth - 1, done)).wait()
+
+    for depth in range(4):
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        got = future.then(lambda done, depth=depth: further(depth, done)).wait()
+        assert same(got, torch.full((3,), float(WORLD) ** (depth + 1))), (depth, got)
+
+
+def overlapping() -> None:
+    """Collectives on views of the same memory, one after the other: each sees what the one before did."""
+    for count in (12, 60_000):
+        table = torch.arange(float(count)).view(3, -1)
+        for work in [dist.all_reduce(table.t(), async_op=True) for _ in range(3)]:
+            work.wait()
+        assert same(table, torch.arange(float(count)).view(3, -1) * WORLD**3), count
+        row = torch.ones(count)
+        works = [dist.all_reduce(view, async_op=True) for view in (row, row[::2], row[:4], row[1::2], row)]
+        for work in works:
+            work.wait()
+        want = torch.full((count,), float(WORLD**3))
+        want[:4] *= WORLD
+        assert same(row, want), count
+        row, got = torch.ones(count), [torch.zeros(count // 2) for _ in range(WORLD)]
+        works = [dist.all_reduce(row, async_op=True), dist.all_gather(got, row[::2], async_op=True)]
+        for work in works:
+            work.wait()
+        assert all(same(one, torch.full((count // 2,), float(WORLD))) for one in got), count
+
+
+def negated() -> None:
+    """Tensors whose memory is not their elements, but minus these."""
+    for count in (5, 60_000):
+        for view in (
+            torch._neg_view(torch.full((count,), 1.0 + RANK)),
+            torch.complex(torch.zeros(count), torch.full((count,), 1.0 + RANK)).conj().imag,
+        ):
+            assert view.is_neg()
+            dist.all_reduce(view)
+            assert same(view.clone(), torch.full((count,), -float(sum(range(1, WORLD + 1))))), count
+            dist.broadcast(view.mul_(1 + RANK), 1)
+            assert same(view.clone(), torch.full((count,), -2.0 * sum(range(1, WORLD + 1)))), count
+    peer = RANK ^ 1
+    got = torch.zeros(4)
+    work = dist.isend(torch._neg_view(torch.full((4,), 1.0 + RANK)), peer)
+    dist.recv(got, peer)
+    work.wait()
+    assert same(got, torch.full((4,), -1.0 - peer))
+
+
 def refused() -> None:
     """Arguments that cannot be are refused at once, and nothing breaks by it."""
     group = world()
+
+    def mine(count: int) -> list[int]:
+        return [count if r == RANK else 0 for r in range(WORLD)]
+
     for call in (
         lambda: dist.all_reduce(torch.eye(3).to_sparse(), ops.MAX),
         lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
         lambda: dist.all_reduce(torch.ones(3, dtype=torch.complex64), ops.MAX),
         lambda: dist.all_reduce(torch.ones(3), ops.BAND),
+        lambda: dist.all_reduce(torch.ones(1).expand(5)),
+        lambda: (RANK == 0 and GROUPS[1][0].recv_anysource([torch.ones(1)], 0)) or group.send([], RANK, 0),
         lambda: group.send([torch.ones(1)], RANK, 0),
         lambda: group.send([torch.ones(1)], 77, 0),
         lambda: group.alltoall([torch.ones(1)], [torch.ones(1)], c10d.AllToAllOptions()),
+        lambda: dist.all_to_all_single(torch.ones(WORLD), torch.ones(WORLD, dtype=torch.float64)),
+        lambda: dist.all_to_all_single(torch.ones(1), torch.ones(9), mine(1), mine(9)),
         lambda: group.allreduce([torch.ones(1), torch.ones(1)], c10d.AllreduceOptions()),
         lambda: group._allgather_base(torch.ones(3), torch.ones(2), c10d.AllgatherOptions()),
     ):

@@ -23,7 +23,9 @@ def test_results(four_ranks, what, size):
     four_ranks(f"{what}({size})")
 
 
-@pytest.mark.parametrize("what", ["messages", "asynchronous", "refused", "subgroups"])
+@pytest.mark.parametrize(
+    "what", ["messages", "asynchronous", "chained", "overlapping", "negated", "refused", "subgroups"]
+)
 def test_beside_the_collectives(four_ranks, what):
     four_ranks(f"{what}()")
 

@@ -11,7 +11,8 @@ import pytest
 from conftest import ENV
 from hosts import HostError
 
-from shiftverbs.transport.link import SLOT_BYTES, SLOTS
+from shiftverbs.transport import SMALL_BYTES
+from shiftverbs.transport.link import SLOTS
 from shiftverbs.transport.memory import Buffer, MrCache
 
 CARRIERS = {"shiftverbs": {}, "pyverbs": {"SHIFTVERBS_DISABLE": "1"}}
@@ -23,7 +24,7 @@ def test_messages_and_chunks(ranks, carrier):
     both = ranks(3, "transport_end", **CARRIERS[carrier])
     assert both("t.wait_protected(20)") == [carrier == "shiftverbs"] * 3
     both(f"small({4 * SLOTS}, 100)")
-    both(f"small(3, {SLOT_BYTES})")
+    both(f"small(3, {SMALL_BYTES})")
     both("small(1, 0)")
     both("ring(20, 4096)")
     both("ring(20, STAGE_BYTES)")

@@ -90,7 +90,7 @@ def ring(chunks: int, length: int) -> None:
     pieces = [(source.address + i * length, length, where[0].lkey) for i in range(chunks)]
     out = [Chunk(piece, -1, 0, 0) for piece in pieces]
     out += [Chunk(piece, 0, i * length, chunks // 2) for i, piece in enumerate(pieces)]
-    offer(before, [(target.address, where[1].rkey)])
+    offer(t, before, [(target.address, where[1].rkey, target.length)])
     came = In(before, [look] * chunks + [None] * chunks)
     run(t, [came], [Out(after, out, came)], soon(30))
     lease.end()
