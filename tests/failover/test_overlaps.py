@@ -23,7 +23,7 @@ def test_a_failure_while_arm_asks_for_the_route(network: Network, faults: Any) -
     b("ep.qp.shift.restore()")
     for h in (a, b):
         h(f"ep.wait({HOME!r})")
-    wait_until(lambda: a("ep.qp._shadow.connection.nic(1).worker.busy_since_ns") > 0, what="soft1 is asked")
+    wait_until(lambda: a("ep.qp._shadow.connection.nic(1)._looker.busy_since_ns") > 0, what="soft1 is asked")
     faults.down("a/soft0")
     a("ep.post('SEND', length=5, wr_id=2)")
     wait_until(lambda: a("ep.shift()['counters']['switches']") == 1, what="a SWITCH has begun")
