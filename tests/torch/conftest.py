@@ -14,16 +14,13 @@ from typing import Any
 
 import pytest
 from harness import Child, EtcdServer, child_env, python_args
+from ranks_env import ENV
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "failover"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "failover"))
 
-from hosts import PUPPET, Host, HostError, Network, faults_of, network_of  # noqa: E402
+from hosts import PUPPET, Host, HostError, Network, faults_of, network_of
 
 __all__ = ["faults_of", "network_of"]
-
-#: No numpy for torch, whose absence or age it tells in many lines; and no threads that fight for two cores.
-ENV = {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def has_torch() -> bool:

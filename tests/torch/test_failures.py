@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ENV
 from harness import ROOT, free_port
+from ranks_env import ENV
 
 pytestmark = pytest.mark.usefixtures("needs_torch")
 

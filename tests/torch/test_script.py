@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENV, HERE
 from harness import Child, free_port, wait_until
+from ranks_env import ENV, HERE
 
 from shiftverbs.telemetry import reader
 

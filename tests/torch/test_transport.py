@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
-from conftest import ENV
 from hosts import HostError
+from ranks_env import ENV
 
 from shiftverbs.transport import SMALL_BYTES
 from shiftverbs.transport.link import SLOTS
