@@ -129,8 +129,8 @@ def a_peer_spoke_long_ago() -> Network:
     return end(net)
 
 
-def answers_take_longer_than_pings_are_known() -> Network:
-    """Of each that is answered it is forgotten when it was sent. All the same it is known that answers take long."""
+def _a_send_is_stuck() -> Network:
+    """Rail 0 loses a's SEND, its NIC is patient, and pings are as dense as for a WR that has failed."""
     net = armed()
     a, _ = ends(net)
     for qp in net.qps:
@@ -139,6 +139,14 @@ def answers_take_longer_than_pings_are_known() -> Network:
     post(a, "SEND")
     connection = a.endpoint.connection
     connection.watchdog.stuck_wr = connection.core.oldest_wr
+    return net
+
+
+def answers_take_longer_than_pings_are_known() -> Network:
+    """Of each that is answered it is forgotten when it was sent. All the same it is known that answers take long."""
+    net = _a_send_is_stuck()
+    a, _ = ends(net)
+    connection = a.endpoint.connection
     for link in net.links.values():
         link.delay_ns = 1000 * MS
     wait(net, 6000)
@@ -154,14 +162,9 @@ def answers_take_longer_than_pings_are_known() -> Network:
 
 def a_peer_pauses_again_and_again() -> Network:
     """For most of the time b's process stands still, and answers all at once in between: it is slow, not dead."""
-    net = armed()
+    net = _a_send_is_stuck()
     a, _ = ends(net)
-    for qp in net.qps:
-        qp.RETRY_NS = 10_000 * MS
-    hole(net, "a", "SEND", 0)
-    post(a, "SEND")
     connection = a.endpoint.connection
-    connection.watchdog.stuck_wr = connection.core.oldest_wr
     link, ping = net.links["b", 0], connection.paths[0].ping
     for ms in range(4000):
         link.delay_ns = max(MS // 100, (400 - ms % 500) * MS)
