@@ -38,6 +38,7 @@ class PingState:
         self._next_ns = 0
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
+        self._knows_us = False  # what the peer lost before its first answer says nothing of the path
         # Those that may still be answered: number, and when it was sent.
         self._awaited: collections.deque[tuple[int, int]] = collections.deque(maxlen=MOST_AWAITED)
         self._unanswered = 0
@@ -73,8 +74,9 @@ class PingState:
         """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
         if not self._answered < number <= self._number:
             return
-        if number > self._answered + 1:
+        if number > self._answered + 1 and self._knows_us:
             self._lost_ns = now_ns  # those between
+        self._knows_us = True
         sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
         while self._awaited and self._awaited[0][0] <= number:
             _, sent_ns = self._awaited.popleft()

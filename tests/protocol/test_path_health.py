@@ -171,6 +171,19 @@ def test_answers_up_to_now() -> None:
     assert not ping.answers(262 * ms)
 
 
+def test_what_was_lost_before_the_first_answer_says_nothing() -> None:
+    """The peer may not have known of us yet; later on it does."""
+    ping = PingState(25 * MS)
+    assert [ping.poll_ping(t * MS) for t in (0, 25, 50)] == [1, 2, 3]
+    assert not ping.answers(50 * MS)
+    ping.handle_sign_of_life(50 * MS)
+    ping.handle_pong(3, 51 * MS)
+    assert ping.answers(51 * MS)
+    assert [ping.poll_ping(t * MS) for t in (75, 100)] == [4, 5]
+    ping.handle_pong(5, 101 * MS)
+    assert not ping.answers(101 * MS)
+
+
 def _where_answers_take(takes_ms: int, until_ms: int) -> PingState:
     """Pinged every 25 ms, each ping answered after so long, until then."""
     ping = PingState(25 * MS, dead_after=4)
