@@ -75,7 +75,8 @@ class ArmProcedure:
         if requester:
             p.remote = None
         s.timers.stop(arm_row(k, ArmTimer.BEGIN))
-        s.timers.set(arm_row(k, ArmTimer.DEADLINE), s.now_ns + s.config.arm_timeout_ns)
+        # Longer from one failure to the next: a machine that is slow for this once is slow the next time too.
+        s.timers.set(arm_row(k, ArmTimer.DEADLINE), s.now_ns + s.config.arm_timeout_ns + p.backoff_ns)
         s.timers.stop(arm_row(k, ArmTimer.RESEND))
         self._step(k, ArmInput.BEGUN if requester else ArmInput.REQUESTED)
 

@@ -13,6 +13,7 @@ from simulator import protocol_mutations
 from simulator.patching import Patch, replaced, rewritten
 from simulator.protocol_mutations import mutation
 
+from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.move import MoveProcedure
 from shiftverbs.protocol.switch import SwitchProcedure
@@ -61,6 +62,12 @@ def end_an_attempt_by_one_lost_message() -> Iterator[None]:
         "_attempt_deadline_ns",
         ("min(max(patience // usable, 2 * resend), patience)", "patience // usable"),
     ):
+        yield
+
+
+@mutation("machines too slow for one ARM are in time for a later one")
+def give_each_arm_the_same_time() -> Iterator[None]:
+    with rewritten(ArmProcedure, "_begin", ("s.config.arm_timeout_ns + p.backoff_ns", "s.config.arm_timeout_ns")):
         yield
 
 
