@@ -10,11 +10,13 @@ import argparse
 import os
 import time
 
+import shiftverbs.torch
+
+# isort: split
+# Some builds of torch put libibverbs in front of what comes later, software NICs too: so ours is first.
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-import shiftverbs.torch
 
 
 def model():

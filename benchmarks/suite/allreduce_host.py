@@ -20,16 +20,16 @@ PROTECTED_S = 60.0
 def main() -> int:
     """Serve commands until standard input ends; the exit status."""
     backend, rank, ranks, file = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    if backend == "shift":
+    if backend == "shift":  # first: torch may put libibverbs before software NICs
         import os
 
         import shiftverbs.torch  # noqa: F401  (the backend)
 
         protected = bool(os.environ.get("SHIFTVERBS_ETCD"))
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=ranks)
     group = dist.distributed_c10d._get_default_group()
     if backend == "shift" and protected and not group.wait_protected(PROTECTED_S):

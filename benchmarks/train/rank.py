@@ -22,12 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from shiftverbs.torch import CheckpointOnFallback, paths
+
+# isort: split
+# Some builds of torch put libibverbs in front of what comes later, software NICs too: so ours is first.
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.train.checkpoints import Checkpoints
 from benchmarks.train.model import SHAPES, batch, build, read_text
+from shiftverbs.config import Config
 
 #: How long a rank waits for the others: to come, and in a collective.
 TIMEOUT_S = 60.0
@@ -145,8 +150,6 @@ class Training:
         return True
 
     def _hook(self) -> Any:
-        from shiftverbs.torch import CheckpointOnFallback
-
         options = self._options
         if not (options.on_fallback or options.stop):
             return None
@@ -157,8 +160,6 @@ class Training:
         self._checkpoints.save(self._step, self._model, self._optimizer)
 
     def _train_step(self) -> None:
-        from shiftverbs.torch import paths
-
         began = time.monotonic()
         inputs, targets = batch(self._text, self._shape, self._options.seed, self._step, self._options.rank)
         scores = self._net(inputs)
@@ -177,9 +178,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device:
         os.environ["SHIFTVERBS_DEVICE"] = options.device
     tell = tell_json if options.json else tell_people
-    import shiftverbs.torch  # noqa: F401  (the backend)
-    from shiftverbs.config import Config
-
     torch.set_num_threads(1)
     server = options.server or "127.0.0.1"
     try:

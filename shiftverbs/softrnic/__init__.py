@@ -128,8 +128,9 @@ def enable(config: str | None = None) -> None:
     library = ctypes.CDLL(str(library_path()), mode=ctypes.RTLD_GLOBAL)
     if _address(ctypes.CDLL(None), _VERBS_SYMBOL) != _address(library, _VERBS_SYMBOL):
         raise SoftrnicError(
-            "another library in this process defines the verbs already (libibverbs opened with RTLD_GLOBAL?), "
-            f"so softrnic has no effect; start the program with LD_PRELOAD={library_path()}"
+            "another library in this process defines the verbs already (libibverbs opened with RTLD_GLOBAL?, some "
+            "builds of torch do that), so softrnic has no effect; import shiftverbs before anything that loads "
+            f"libibverbs, or start the program with LD_PRELOAD={library_path()}"
         )
 
 

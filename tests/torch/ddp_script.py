@@ -9,9 +9,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
+import train_ddp
+
+# isort: split
 import torch
 import torch.distributed as dist
-import train_ddp
 
 import shiftverbs.torch
 
