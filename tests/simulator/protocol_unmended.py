@@ -13,9 +13,11 @@ from simulator import protocol_mutations
 from simulator.patching import Patch, replaced, rewritten
 from simulator.protocol_mutations import mutation
 
+from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.move import MoveProcedure
+from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.switch import SwitchProcedure
 
 _OTHERS = frozenset(protocol_mutations.MUTATIONS)
@@ -77,6 +79,18 @@ def give_each_arm_the_same_time() -> Iterator[None]:
 @mutation("of the pairs that answer, those that have failed the work are tried last")
 def go_back_to_what_failed_the_work() -> Iterator[None]:
     with replaced(SwitchProcedure, "_failed_last", lambda p, k: 0):
+        yield
+
+
+@mutation("a ping that a peer which knows us lost speaks against its path, before the first answer too")
+def let_first_answers_hide_what_was_lost_before() -> Iterator[None]:
+    with replaced(PingState, "peer_knows_us", lambda p: None):
+        yield
+
+
+@mutation("a peer that knew us before its address changed knows us still")
+def let_paths_made_anew_hide_what_was_lost_there() -> Iterator[None]:
+    with rewritten(Pairing, "_peer_moved", ("if c.was_protected:", "if False:")):
         yield
 
 
