@@ -69,7 +69,21 @@ def end_an_attempt_by_one_lost_message() -> Iterator[None]:
 
 @mutation("machines too slow for one ARM are in time for a later one")
 def give_each_arm_the_same_time() -> Iterator[None]:
-    with rewritten(ArmProcedure, "_begin", ("s.config.arm_timeout_ns + p.backoff_ns", "s.config.arm_timeout_ns")):
+    with rewritten(
+        ArmProcedure, "_begin", ("s.config.arm_timeout_ns + p.extra_ns", "s.config.arm_timeout_ns")
+    ):
+        yield
+
+
+@mutation("a machine that was in time for ARM once has as much time the next time")
+def give_an_arm_the_time_of_its_back_off() -> Iterator[None]:
+    with rewritten(ArmProcedure, "_begin", ("p.extra_ns", "p.backoff_ns")):
+        yield
+
+
+@mutation("a responder that has failed says so: the initiator's half cannot end well any more")
+def leave_the_initiator_to_its_own_time() -> Iterator[None]:
+    with rewritten(ArmProcedure, "fail", ("if answering:", "if False:")):
         yield
 
 

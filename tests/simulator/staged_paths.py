@@ -323,6 +323,35 @@ def nics_are_too_slow_for_the_first_arm() -> Network:
     return end(net)
 
 
+def control_threads_are_slow() -> Network:
+    """Each side is in time for ARM now and then, and keeps to that: else they were in turn, and never both."""
+    net = Network(1, 2, 32, 16)
+    for app in net.apps:
+        app.host.lag_ns = 71 * MS
+    wait(net, 15_000)
+    assert all(app.endpoint.connection.protocol.all_fit for app in net.apps)
+    for app in net.apps:
+        app.host.lag_ns = 0
+    return end(net)
+
+
+def a_responder_is_out_of_time_before_its_initiator() -> Network:
+    """It says so at once: the initiator does not wait out its own time, which is longer."""
+    net = Network(1, 2, 32, 16)
+    a, b = ends(net)
+    net.nics["a"][1].command_ns = 800 * MS
+    wait(net, 50)
+    mine, theirs = (app.endpoint.connection.protocol for app in (a, b))
+    assert mine.initiator
+    until(net, lambda: theirs.counts.arm_failures == 1, ms=20_000)
+    assert mine.busy
+    wait(net, 1)
+    assert not mine.busy and not mine.all_fit
+    net.nics["a"][1].command_ns = MS
+    until(net, net.protected)
+    return end(net)
+
+
 STAGED: dict[Story, tuple[str, ...]] = {
     a_wr_gets_through_nowhere_and_answers_begin_to_take_long: (
         "measure_the_newest_answer_alone",
@@ -333,6 +362,8 @@ STAGED: dict[Story, tuple[str, ...]] = {
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
     nics_are_too_slow_for_the_first_arm: ("give_each_arm_the_same_time",),
+    control_threads_are_slow: ("give_an_arm_the_time_of_its_back_off",),
+    a_responder_is_out_of_time_before_its_initiator: ("leave_the_initiator_to_its_own_time",),
     a_peer_pauses_again_and_again: ("forget_a_pause_in_what_comes_behind_it",),
     answers_take_longer_than_pings_are_known: ("learn_nothing_from_very_late_answers",),
     rails_are_silent_until_their_first_answer: ("let_first_answers_hide_what_was_lost_before",),
