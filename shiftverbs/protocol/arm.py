@@ -75,8 +75,8 @@ class ArmProcedure:
         if requester:
             p.remote = None
         s.timers.stop(arm_row(k, ArmTimer.BEGIN))
-        # Longer from one failure to the next: a machine that is slow for this once is slow the next time too.
-        s.timers.set(arm_row(k, ArmTimer.DEADLINE), s.now_ns + s.config.arm_timeout_ns + p.backoff_ns)
+        p.began_ns = s.now_ns
+        s.timers.set(arm_row(k, ArmTimer.DEADLINE), s.now_ns + s.config.arm_timeout_ns + p.extra_ns)
         s.timers.stop(arm_row(k, ArmTimer.RESEND))
         self._step(k, ArmInput.BEGUN if requester else ArmInput.REQUESTED)
 
@@ -86,8 +86,11 @@ class ArmProcedure:
         p = s.pairs[k]
         p.trouble = why or p.trouble
         p.works = p.clean = False
+        answering = p.state is not ArmState.IDLE and not p.requester
         self._step(k, ArmInput.FAILED)
         if backoff:
+            if answering:  # the peer would wait out its own time
+                s.say(Arm(ArmStep.REJ, s.epoch, k, p.arm, p.local, wanted=p.arm), k)
             s.counts.arm_failures += 1
             first = s.config.arm_backoff_first_ns
             p.backoff_ns = min(max(p.backoff_ns * 2, first), s.config.arm_backoff_most_ns)
@@ -151,6 +154,8 @@ class ArmProcedure:
         p = s.pairs[k]
         p.works = p.clean = True
         p.backoff_ns = 0
+        # Never less than this took: else the two sides could be in time in turn, and never both.
+        p.extra_ns = min(p.extra_ns, max(0, 2 * (s.now_ns - p.began_ns) - s.config.arm_timeout_ns))
         p.trouble = None
         s.counts.arms += 1
         if p.requester:
@@ -264,7 +269,8 @@ class ArmProcedure:
 
     def on_timer(self, k: int, timer: ArmTimer) -> None:
         """A timer of pair k is over."""
-        p = self._state.pairs[k]
+        s = self._state
+        p = s.pairs[k]
         if timer is ArmTimer.RESEND:
             self._say(ArmStep.REQ if p.requester else ArmStep.REP, k)
         elif timer is ArmTimer.DEADLINE:
@@ -276,6 +282,8 @@ class ArmProcedure:
                 case _:
                     why = "the peer's zero-length SEND does not come, or ours is not acknowledged"
             self.fail(k, why)
+            # A machine that is too slow for this once is too slow the next time, too.
+            p.extra_ns = min(max(2 * p.extra_ns, s.config.arm_timeout_ns), s.config.arm_backoff_most_ns)
 
     def set_timers(self) -> None:
         """When the next ARM of each pair may begin, after a MOVE has changed which of them are idle."""

@@ -38,7 +38,7 @@ class PingState:
         self._next_ns = 0
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
-        self._knows_us = False  # what the peer lost before its first answer says nothing of the path
+        self._known_after: int | None = None  # the last ping for which the peer may not have known us yet
         # Those that may still be answered: number, and when it was sent.
         self._awaited: collections.deque[tuple[int, int]] = collections.deque(maxlen=MOST_AWAITED)
         self._unanswered = 0
@@ -70,13 +70,19 @@ class PingState:
         """The interval became shorter: do not wait out the old one."""
         self._next_ns = min(self._next_ns, now_ns + self.interval_ns)
 
+    def peer_knows_us(self) -> None:
+        """The peer has all its paths to us: pings from now on are answered, and one that is lost says something."""
+        if self._known_after is None:
+            self._known_after = self._number
+
     def handle_pong(self, number: int, now_ns: int) -> None:
         """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
         if not self._answered < number <= self._number:
             return
-        if number > self._answered + 1 and self._knows_us:
+        if self._known_after is None:
+            self._known_after = number
+        if number - 1 > max(self._answered, self._known_after):
             self._lost_ns = now_ns  # those between
-        self._knows_us = True
         sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
         while self._awaited and self._awaited[0][0] <= number:
             _, sent_ns = self._awaited.popleft()

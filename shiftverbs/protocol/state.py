@@ -84,6 +84,8 @@ class Pair:
     resend_step_ns: int = 0
     backoff_ns: int = 0
     retry_ns: int = 0  # no ARM before
+    began_ns: int = 0  # when the last ARM began
+    extra_ns: int = 0  # what the next one has beyond the time of the first
     trouble: str | None = None  # why ARM failed last
 
 

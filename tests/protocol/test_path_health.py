@@ -184,6 +184,24 @@ def test_what_was_lost_before_the_first_answer_says_nothing() -> None:
     assert not ping.answers(101 * MS)
 
 
+def test_what_a_peer_that_knows_us_lost_before_its_first_answer_counts() -> None:
+    """What it lost before that says nothing, and neither does what is answered."""
+    ping = PingState(25 * MS)
+    assert [ping.poll_ping(t * MS) for t in (0, 25)] == [1, 2]
+    ping.peer_knows_us()
+    assert ping.poll_ping(50 * MS) == 3
+    ping.handle_pong(3, 51 * MS)
+    assert ping.answers(51 * MS)
+
+    ping = PingState(25 * MS)
+    assert ping.poll_ping(0) == 1
+    ping.peer_knows_us()
+    assert [ping.poll_ping(t * MS) for t in (25, 50)] == [2, 3]
+    ping.peer_knows_us()
+    ping.handle_pong(3, 51 * MS)
+    assert not ping.answers(51 * MS)
+
+
 def _where_answers_take(takes_ms: int, until_ms: int) -> PingState:
     """Pinged every 25 ms, each ping answered after so long, until then."""
     ping = PingState(25 * MS, dead_after=4)

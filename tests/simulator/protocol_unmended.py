@@ -13,9 +13,11 @@ from simulator import protocol_mutations
 from simulator.patching import Patch, replaced, rewritten
 from simulator.protocol_mutations import mutation
 
+from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.move import MoveProcedure
+from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.switch import SwitchProcedure
 
 _OTHERS = frozenset(protocol_mutations.MUTATIONS)
@@ -67,7 +69,21 @@ def end_an_attempt_by_one_lost_message() -> Iterator[None]:
 
 @mutation("machines too slow for one ARM are in time for a later one")
 def give_each_arm_the_same_time() -> Iterator[None]:
-    with rewritten(ArmProcedure, "_begin", ("s.config.arm_timeout_ns + p.backoff_ns", "s.config.arm_timeout_ns")):
+    with rewritten(
+        ArmProcedure, "_begin", ("s.config.arm_timeout_ns + p.extra_ns", "s.config.arm_timeout_ns")
+    ):
+        yield
+
+
+@mutation("a machine that was in time for ARM once has as much time the next time")
+def give_an_arm_the_time_of_its_back_off() -> Iterator[None]:
+    with rewritten(ArmProcedure, "_begin", ("p.extra_ns", "p.backoff_ns")):
+        yield
+
+
+@mutation("a responder that has failed says so: the initiator's half cannot end well any more")
+def leave_the_initiator_to_its_own_time() -> Iterator[None]:
+    with rewritten(ArmProcedure, "fail", ("if answering:", "if False:")):
         yield
 
 
@@ -77,6 +93,18 @@ def give_each_arm_the_same_time() -> Iterator[None]:
 @mutation("of the pairs that answer, those that have failed the work are tried last")
 def go_back_to_what_failed_the_work() -> Iterator[None]:
     with replaced(SwitchProcedure, "_failed_last", lambda p, k: 0):
+        yield
+
+
+@mutation("a ping that a peer which knows us lost speaks against its path, before the first answer too")
+def let_first_answers_hide_what_was_lost_before() -> Iterator[None]:
+    with replaced(PingState, "peer_knows_us", lambda p: None):
+        yield
+
+
+@mutation("a peer that knew us before its address changed knows us still")
+def let_paths_made_anew_hide_what_was_lost_there() -> Iterator[None]:
+    with rewritten(Pairing, "_peer_moved", ("if c.was_protected:", "if False:")):
         yield
 
 

@@ -108,6 +108,77 @@ def rails_blink_where_answers_take_long() -> Network:
     return end(net)
 
 
+def rails_are_silent_until_their_first_answer() -> Network:
+    """Pings are lost from the beginning on, while the peer knows of us: ARM was through.
+
+    A SEND waits for its receive, and fails on each rail in turn, just behind the first answer there ever was.
+    """
+    net = Network(1, 3, 32, 4, at_start=0)
+    a, b = ends(net)
+
+    def silent(k: int, on: bool = True) -> None:
+        for name in "ab":
+            net.wall(name, k, on)
+
+    def fails_on(k: int, after_ms: int) -> None:
+        """It does, so long after rail k was given it. The rail is well for the last 60 ms, all retries behind it."""
+        started = len(went(net, ev.SwitchStarted, a))
+        wait(net, after_ms - 60)
+        silent(k, False)
+        until(net, lambda: len(went(net, ev.SwitchStarted, a)) > started or over(a) is not None, ms=100)
+
+    silent(0)
+    until(net, net.protected, ms=100)
+    silent(1)
+    silent(2)
+    for qp in net.qps:
+        qp.RETRY_NS = 90 * MS
+    post(a, "SEND")
+    fails_on(0, 360)
+    for qp in net.qps:
+        qp.RETRY_NS = 65 * MS
+    for k in (1, 2):
+        silent(k - 1)
+        silent(k, False)
+        until(net, lambda k=k: on(a, k) and not a.endpoint.protocol.switching)
+        wait(net, 0.05)
+        silent(k)
+        fails_on(k, 260)
+    with b.host:
+        b.post_recv()
+    wait(net, 3000)
+    assert sends(a) == ["SUCCESS"]
+    for k in (0, 1):
+        silent(k, False)
+    return end(net)
+
+
+def a_rail_is_silent_since_its_address_changed() -> Network:
+    """The peer knows us all the while: what it lost there says why a SEND failed. Nothing was answered before."""
+    net = armed(receives=4, at_start=0)
+    a, b = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS = 90 * MS
+    connection, nic = a.endpoint.connection, net.nics["b"][0]
+    path = connection.paths[0]
+    nic.gid = nic.gid[:-1] + b"\x63"
+    nic.event(EventType.GID_CHANGE, 1)
+    until(net, lambda: connection.paths[0] is not path)
+    for name in "ab":
+        net.wall(name, 0, True)
+    post(a, "SEND")
+    wait(net, 300)
+    for name in "ab":
+        net.wall(name, 0, False)
+    until(net, lambda: went(net, ev.SwitchStarted, a) != [], ms=200)
+    assert connection.paths[0].ping.alive is False and not connection.protocol.switch.hopeless.failed_on
+    with b.host:
+        b.post_recv()
+    until(net, lambda: at_home(net))
+    assert sends(a) == ["SUCCESS"]
+    return end(net)
+
+
 def a_peer_spoke_long_ago() -> Network:
     """Its rail is silent since, and pings are seldom: what it said says nothing of now, when it is asked again."""
     net = armed()
@@ -252,6 +323,35 @@ def nics_are_too_slow_for_the_first_arm() -> Network:
     return end(net)
 
 
+def control_threads_are_slow() -> Network:
+    """Each side is in time for ARM now and then, and keeps to that: else they were in turn, and never both."""
+    net = Network(1, 2, 32, 16)
+    for app in net.apps:
+        app.host.lag_ns = 71 * MS
+    wait(net, 15_000)
+    assert all(app.endpoint.connection.protocol.all_fit for app in net.apps)
+    for app in net.apps:
+        app.host.lag_ns = 0
+    return end(net)
+
+
+def a_responder_is_out_of_time_before_its_initiator() -> Network:
+    """It says so at once: the initiator does not wait out its own time, which is longer."""
+    net = Network(1, 2, 32, 16)
+    a, b = ends(net)
+    net.nics["a"][1].command_ns = 800 * MS
+    wait(net, 50)
+    mine, theirs = (app.endpoint.connection.protocol for app in (a, b))
+    assert mine.initiator
+    until(net, lambda: theirs.counts.arm_failures == 1, ms=20_000)
+    assert mine.busy
+    wait(net, 1)
+    assert not mine.busy and not mine.all_fit
+    net.nics["a"][1].command_ns = MS
+    until(net, net.protected)
+    return end(net)
+
+
 STAGED: dict[Story, tuple[str, ...]] = {
     a_wr_gets_through_nowhere_and_answers_begin_to_take_long: (
         "measure_the_newest_answer_alone",
@@ -262,8 +362,12 @@ STAGED: dict[Story, tuple[str, ...]] = {
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
     nics_are_too_slow_for_the_first_arm: ("give_each_arm_the_same_time",),
+    control_threads_are_slow: ("give_an_arm_the_time_of_its_back_off",),
+    a_responder_is_out_of_time_before_its_initiator: ("leave_the_initiator_to_its_own_time",),
     a_peer_pauses_again_and_again: ("forget_a_pause_in_what_comes_behind_it",),
     answers_take_longer_than_pings_are_known: ("learn_nothing_from_very_late_answers",),
+    rails_are_silent_until_their_first_answer: ("let_first_answers_hide_what_was_lost_before",),
+    a_rail_is_silent_since_its_address_changed: ("let_paths_made_anew_hide_what_was_lost_there",),
     a_peer_spoke_long_ago: ("take_what_was_said_before_for_news",),
     a_wr_is_stuck_among_very_many_qps: ("forget_between_two_looks_who_is_stuck",),
     a_wr_that_failed_completes_away_from_home: ("take_what_completed_away_for_stuck",),

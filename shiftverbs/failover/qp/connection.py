@@ -774,6 +774,9 @@ class Connection:
             self._inbox.append(ev.Quit(why))
             self.set_status(Status.UNPROTECTED, why)
             return
+        if action.status is Status.PROTECTED:
+            for path in self.paths:
+                path.ping.peer_knows_us()
         self.set_status(action.status, action.why)
 
     def _state_changed(self, action: ev.StateChanged) -> None:

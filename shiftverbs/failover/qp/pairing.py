@@ -298,6 +298,8 @@ class Pairing:
                 text = "QP %#x: the peer's %s is %s now"
                 _seldom.info(self.driver.now_ns(), text, c.shadow.qp_num, path.endpoint.gid, now.gid)
                 self._paths[k] = self.driver.channel.open_path(c.nic(k), now, self._path_changed)
+                if c.was_protected:
+                    self._paths[k].ping.peer_knows_us()
                 self.driver.channel.close_path(path, self._path_changed)
         self._theirs = c.peer = theirs
 
