@@ -177,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if options.device:
         os.environ["SHIFTVERBS_DEVICE"] = options.device
+    os.environ.setdefault("USE_LIBUV", "0")  # Debian's torch 2.6 is built without it
     tell = tell_json if options.json else tell_people
     torch.set_num_threads(1)
     server = options.server or "127.0.0.1"

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from shiftverbs.transport import Lease
+from shiftverbs.pyverbs_error import PyverbsRDMAError
+from shiftverbs.transport import Lease, TransportError
 
 
 def nbytes(tensor: Any) -> int:
@@ -30,9 +31,18 @@ def _where(storage: Any) -> tuple[int, int]:
 
 
 def region(lease: Lease, tensor: Any) -> tuple[int, int, int]:
-    """(address, lkey, rkey) of a tensor with elements; its whole storage is registered. Raises as ibv_reg_mr."""
+    """(address, lkey, rkey) of a tensor with elements; its whole storage is registered.
+
+    :raises TransportError: ibv_reg_mr fails
+    """
     storage = storage_of(tensor)
-    mr = lease.get(storage.data_ptr(), storage.nbytes(), storage, functools.partial(_where, storage))
+    try:
+        mr = lease.get(storage.data_ptr(), storage.nbytes(), storage, functools.partial(_where, storage))
+    except PyverbsRDMAError as error:
+        raise TransportError(
+            f"a tensor's memory cannot be registered: {error} (a NIC that has died takes no new memory; what was "
+            "registered before goes on, on the backup)"
+        ) from error
     return tensor.data_ptr(), mr.lkey, mr.rkey
 
 

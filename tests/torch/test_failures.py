@@ -34,6 +34,20 @@ def test_training_through_a_failure(ranks, faults):
     assert all("soft0" in paths and "soft1" in paths for paths in both("seen()"))
 
 
+def test_a_dead_nic_takes_no_new_memory(ranks, faults):
+    """What is registered goes on; a collective on other memory says why it fails, and names the rank to the others."""
+    both = ranks(2, "training")
+    assert both("world().wait_protected(20)") == [True, True]
+    both("kept = torch.ones(200_000); dist.all_reduce(kept)")
+    faults.kill("a/soft0")
+    both("dist.all_reduce(kept)")
+    assert both("float(kept[-1])") == [4.0, 4.0]
+    both.begin("collect(lambda: dist.all_reduce(torch.ones(200_000)), 25)")
+    (_, text, _), (_, theirs, _) = both.end()
+    assert "takes no new memory" in text and "Errno: 5" in text, text
+    assert "rank 0" in theirs, theirs
+
+
 @pytest.mark.parametrize("carrier", [{}, {"SHIFTVERBS_DISABLE": "1"}], ids=["shiftverbs", "pyverbs"])
 def test_a_killed_rank_is_named_by_all(ranks, carrier):
     three = ranks(3, "training", **carrier)
