@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shiftverbs.pyverbs_error import PyverbsRDMAError
+from shiftverbs.pyverbs_error import PyverbsError
 from shiftverbs.transport import Lease, TransportError
 
 
@@ -38,7 +38,7 @@ def region(lease: Lease, tensor: Any) -> tuple[int, int, int]:
     storage = storage_of(tensor)
     try:
         mr = lease.get(storage.data_ptr(), storage.nbytes(), storage, functools.partial(_where, storage))
-    except PyverbsRDMAError as error:
+    except PyverbsError as error:
         raise TransportError(
             f"a tensor's memory cannot be registered: {error} (a NIC that has died takes no new memory; what was "
             "registered before goes on, on the backup)"
