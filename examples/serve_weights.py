@@ -9,7 +9,7 @@ import argparse
 import array
 import time
 
-from shiftverbs.tensors import ChannelError, Node
+from shiftverbs.tensors import ChannelError, Node, PullTimeout
 
 LAYERS = {"embedding": 200_000, "attention": 100_000, "head": 50_000}
 KEEP = 2  # versions that a slow server may still pull
@@ -31,6 +31,8 @@ def train(node, seconds_per_version):
             old = (version - KEEP, name)
             if node.withdraw(name, version - KEEP):
                 del weights[old]  # whoever is pulling it gets it all the same
+        node.withdraw("newest", 0)
+        node.publish("newest", 0, array.array("q", [version]), pulls=None)  # where a server begins
         print(f"version {version} for {len(node.channels)} servers", flush=True)
         time.sleep(seconds_per_version)
 
@@ -38,22 +40,43 @@ def train(node, seconds_per_version):
 def serve(node, address):
     """Pull one version after the other. A version that is not there yet is waited for."""
     memory = {name: array.array("f", bytes(4 * length)) for name, length in LAYERS.items()}
-    channel = node.connect(address, timeout_s=60)
-    channel.wait_protected(20)
-    version = 0
+    channel = connect(node, address)
+    version = newest(channel)
     while True:
-        version += 1
         try:
-            pulls = [channel.pull(name, version, out) for name, out in memory.items()]  # all at once
-            for pull in pulls:
-                pull.result()
+            if came([channel.pull(name, version, out, timeout_s=5) for name, out in memory.items()]):
+                assert all(set(out) == {version} for out in memory.values())
+                print(f"version {version} of {channel.peer} is in place, over {channel.path}", flush=True)
+                version += 1
+            else:  # we are slow, and it was withdrawn before we asked
+                version = newest(channel)
         except ChannelError as error:
             print(f"{error}; connecting again", flush=True)
-            channel = node.connect(address, timeout_s=60)
-            version = 0
-            continue
-        assert all(set(out) == {version} for out in memory.values())
-        print(f"version {version} of {channel.peer} is in place, over {channel.path}", flush=True)
+            channel = connect(node, address)
+            version = newest(channel)
+
+
+def connect(node, address):
+    """A channel that survives the loss of a NIC, if there is another."""
+    channel = node.connect(address, timeout_s=60)
+    channel.wait_protected(20)
+    return channel
+
+
+def newest(channel):
+    """The version that the trainer published last."""
+    return channel.pull("newest", 0).result().memory.cast("q")[0]
+
+
+def came(pulls):
+    """Wait for all. Whether each tensor is in place."""
+    in_time = True
+    for pull in pulls:
+        try:
+            pull.result()
+        except PullTimeout:
+            in_time = False
+    return in_time
 
 
 def main():
