@@ -445,27 +445,80 @@ static void append_processes(struct text *text, struct registry *reg, unsigned h
     append(text, "]");
 }
 
+/* What a rail's switch with flow control counted of a port; 0 where there is none. */
+static struct fabric_host look_into_switch(struct registry *reg, unsigned host, unsigned rail,
+                                           uint64_t *queue) {
+    struct registry_switch *shared = registry_switch_lock(reg, rail, false);
+    struct fabric_host found = {0};
+
+    if (!shared)
+        return found;
+    *queue += fabric_switch_queue(&shared->fabric, host, registry_now_ns());
+    found = shared->fabric.hosts[host];
+    registry_switch_unlock(shared);
+    return found;
+}
+
+/* By priority as mlx5 has it in ethtool; a duration in microseconds. */
+static void append_pfc(struct text *text, const struct fabric_params *params,
+                       const struct fabric_host *found) {
+    uint64_t storms = 0, dropped = 0;
+
+    append(text, ",\"pfc\":%s,\"xoff\":%" PRIu64 ",\"xon\":%" PRIu64 ",\"headroom\":%" PRIu64,
+           params->pfc ? "true" : "false", params->xoff, params->xon, params->headroom);
+    append(text, ",\"watchdog_ns\":%" PRIu64 ",\"prio\":{", params->watchdog_ns);
+    for (unsigned p = 0; p < FABRIC_PRIORITIES; p++) {
+        const struct fabric_prio_counters *counted = &found->prio[p];
+
+        append(text, "%s\"rx_prio%u_pause\":%" PRIu64 ",\"rx_prio%u_pause_duration\":%" PRIu64, p ? "," : "",
+               p, counted->rx_pause, p, counted->rx_pause_ns / 1000);
+        append(text, ",\"tx_prio%u_pause\":%" PRIu64 ",\"rx_prio%u_discards\":%" PRIu64, p, counted->tx_pause,
+               p, counted->dropped);
+        storms += counted->storms;
+        dropped += counted->watchdog_dropped;
+    }
+    append(text, "},\"storms\":%" PRIu64 ",\"watchdog_dropped\":%" PRIu64, storms, dropped);
+}
+
 static void append_link(struct text *text, struct registry *reg, unsigned host, unsigned rail) {
     struct registry_link *shared = registry_link_lock(reg, host, rail), link = *shared;
+    uint64_t queue = fabric_queue(&link.port, &link.params, registry_now_ns());
+    struct fabric_counters *counted = &link.port.counters;
+    struct fabric_host in_switch;
 
     registry_link_unlock(shared);
     if (!link.params.rate) {
         append(text, "null");
         return;
     }
+    in_switch = look_into_switch(reg, host, rail, &queue);
     append(text, "{\"rate\":%" PRIu64 ",\"delay_ns\":%" PRIu64 ",\"buffer\":%" PRIu64, link.params.rate,
            link.params.delay_ns, link.params.buffer);
     append(text, ",\"kmin\":%" PRIu64 ",\"kmax\":%" PRIu64 ",\"pmax\":%.9g", link.params.kmin,
            link.params.kmax, link.params.pmax);
     append(text, ",\"dcqcn\":%s,\"dilation\":%u", link.params.dcqcn.g > 0 ? "true" : "false",
            link.params.dilation);
-    append(text, ",\"queue\":%" PRIu64, fabric_queue(&link.port, &link.params, registry_now_ns()));
-    append(text, ",\"queue_peak\":%" PRIu64, link.port.counters.queue_peak);
+    append(text, ",\"queue\":%" PRIu64 ",\"queue_peak\":%" PRIu64, queue,
+           counted->queue_peak > in_switch.counters.queue_peak ? counted->queue_peak
+                                                               : in_switch.counters.queue_peak);
     append(text, ",\"packets\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"dropped\":%" PRIu64 ",\"marked\":%" PRIu64,
-           link.port.counters.packets, link.port.counters.bytes, link.port.counters.dropped,
-           link.port.counters.marked);
-    for (unsigned i = 0; i < DCQCN_COUNTERS; i++)
-        append(text, ",\"%s\":%" PRIu64, dcqcn_counter_name(i), link.counters[i]);
+           counted->packets + in_switch.counters.packets, counted->bytes + in_switch.counters.bytes,
+           counted->dropped + in_switch.counters.dropped, counted->marked + in_switch.counters.marked);
+    for (unsigned i = 0; i < FIRST_OF_DEVICE; i++)
+        append(text, ",\"%s\":%" PRIu64, nic_counter_name(i), link.counters[i]);
+    append_pfc(text, &link.params, &in_switch);
+    append(text, "}");
+}
+
+static void append_counters(struct text *text, const struct registry_link *link) {
+    const char *before = "";
+
+    append(text, "\"counters\":{");
+    for (unsigned i = FIRST_OF_DEVICE; i < NIC_COUNTERS; i++) {
+        append(text, "%s\"%s\":%" PRIu64, before, nic_counter_name(i),
+               __atomic_load_n(&link->counters[i], __ATOMIC_RELAXED));
+        before = ",";
+    }
     append(text, "}");
 }
 
@@ -490,6 +543,8 @@ static void append_hosts(struct text *text, struct registry *reg, const bool *al
                    file->switch_down[r] >> h & 1 ? "false" : "true", port->stalled ? "true" : "false",
                    port->hung ? "true" : "false", port->link_changes, port->kills, port->changed_ns);
             append_processes(text, reg, h, r, alive);
+            append(text, ",");
+            append_counters(text, &file->links[h][r]);
             append(text, ",\"link\":");
             append_link(text, reg, h, r);
             append(text, "}");
