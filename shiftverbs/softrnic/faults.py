@@ -54,6 +54,19 @@ __all__ = [
 
 #: What a software NIC counts of congestion, as mlx5 names it: fields of `Link`.
 NIC_COUNTERS = ("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled", "rp_cnp_ignored")
+#: What it counts of reliable connections' troubles, as mlx5 names it: keys of `Device.counters`.
+DEVICE_COUNTERS = (
+    "out_of_sequence",
+    "duplicate_request",
+    "out_of_buffer",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "implied_nak_seq_err",
+    "req_transport_retries_exceeded",
+    "req_rnr_retries_exceeded",
+    "rx_icrc_encapsulated",
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,24 @@ class Link:
     """CNPs that lowered the rate of a queue pair."""
     rp_cnp_ignored: int
     """CNPs for no connected queue pair, or while its port has no congestion control."""
+    pfc: bool
+    """Whether the switch pauses the host, and the host the switch, priority by priority (IEEE 802.1Qbb)."""
+    xoff: int
+    """Bytes of one priority that the host has in the switch when it is paused."""
+    xon: int
+    """Bytes of it at which the host goes on."""
+    headroom: int
+    """Bytes above xoff that are not dropped: they were under way."""
+    watchdog_ns: int
+    """What is longer than this is a storm, if the host pauses the switch; 0 = nobody watches."""
+    prio: dict[str, int]
+    """Of each priority N, as mlx5's ethtool names them: `rx_prioN_pause` and `tx_prioN_pause`, frames that the NIC
+    received and sent, without those that only repeat; `rx_prioN_pause_duration`, microseconds; `rx_prioN_discards`,
+    packets for it that found no room (the model's one buffer is the switch's)."""
+    storms: int
+    """How often the watchdog found one."""
+    watchdog_dropped: int
+    """Packets for this host that were dropped for it."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +159,8 @@ class Device:
     changed_ns: int
     """CLOCK_MONOTONIC, nanoseconds, of the last change of link or life; 0 = never."""
     processes: tuple[Process, ...]
+    counters: dict[str, int]
+    """`DEVICE_COUNTERS`, of all its processes since the directory was made."""
     link: Link | None
     """The limits of its port, see `shiftverbs.softrnic.fabric`; None = it has none."""
 
