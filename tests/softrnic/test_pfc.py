@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
+from benchmarks.fabric import rail
+from benchmarks.fabric.rail import Run
 from shiftverbs.softrnic import fabric, faults
 from shiftverbs.softrnic.__main__ import main
-from softrnic import rail, test_congestion, test_fabric, test_raw_peer
+from softrnic import test_congestion, test_fabric, test_raw_peer
 from softrnic.cbuild import build
 from softrnic.hosts import HostProcess, Proxy, connect, statuses
-from softrnic.rail import Run
 from softrnic.test_congestion import ECT0, HEADERS, LINE, SEED, fixed_point, receive
 from softrnic.test_fabric import BIG, PATIENT, link
 from softrnic.test_raw_peer import SEND_ONLY, RawPeer
@@ -31,8 +32,8 @@ PFC = "rail0:rate=40G,pfc=on"
 # -- in virtual time --
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """c/rail.c with the model, built with sanitizers."""
-    return build(tmp_path_factory.mktemp("rail") / "rail", "rail.c", rail.SOURCES)
+    """benchmarks/fabric/rail.c with the model, built with sanitizers."""
+    return build(tmp_path_factory.mktemp("rail") / "rail", str(rail.PROGRAM), rail.SOURCES)
 
 
 def run(model: Path, entry: str, ms: int, *flows: str) -> Run:

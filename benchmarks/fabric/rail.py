@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""c/rail.c: a rail with flow control in virtual time, and what a run of it was like."""
+"""rail.c: a rail with flow control in virtual time, and what a run of it was like."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: What c/rail.c is made of, below shiftverbs/softrnic/src.
+#: The program, and what it is made of, below shiftverbs/softrnic/src.
+PROGRAM = Path(__file__).with_name("rail.c")
 SOURCES = ("fabric/dcqcn.c", "fabric/events.c", "fabric/params.c", "fabric/port.c", "fabric/switch.c")
 TIMEOUT_S = 120
+
+
+def build(target: Path) -> Path:
+    """Compile the program, without sanitizers.
+
+    :param target: where it goes
+    :raises subprocess.CalledProcessError: it does not compile
+    """
+    sources = Path(__file__).parents[2] / "shiftverbs" / "softrnic" / "src"
+    files = [str(PROGRAM), *(str(sources / name) for name in SOURCES)]
+    flags = ["-D_GNU_SOURCE", "-std=gnu11", "-O2", f"-I{sources}"]
+    subprocess.run(["gcc", *flags, *files, "-o", str(target)], check=True)
+    return target
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ def run(
 ) -> Run:
     """Run it.
 
-    :param program: built of c/rail.c
+    :param program: built of rail.c
     :param entry: as in `SOFTRNIC_FABRIC`, for all ports
     :param ms: milliseconds, undilated, of each half
     :param flows: `"0-8"`, `"0-8/3"`
