@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,15 @@ PFC = "rail0:rate=40G,pfc=on"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """benchmarks/fabric/rail.c with the model, built with sanitizers."""
     return build(tmp_path_factory.mktemp("rail") / "rail", str(rail.PROGRAM), rail.SOURCES)
+
+
+def test_steps(tmp_path: Path) -> None:
+    """Times, pauses, forgotten packets: c/switch.c."""
+    sources = [name for name in rail.SOURCES if name != "fabric/dcqcn.c"]
+    done = subprocess.run(
+        [str(build(tmp_path / "switch", "switch.c", sources))], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def run(model: Path, entry: str, ms: int, *flows: str) -> Run:

@@ -8,8 +8,8 @@
 /* Whoever has not asked for so long is gone. */
 #define ABANDONED_NS 1000000000u
 #define SWEEP_NS 10000000u
-/* The heap has room for a packet on each link and each way out, and a watchdog for each queue. */
-#define MAX_PAUSES (FABRIC_EVENTS - FABRIC_HOSTS * (2 + FABRIC_PRIORITIES))
+/* The heap has room for a packet on each link and on each way out, and a watchdog and an XON for each queue. */
+#define MAX_EVENTS_BEFORE_XOFF (FABRIC_EVENTS - FABRIC_HOSTS * (2 + 2 * FABRIC_PRIORITIES))
 
 static bool has(uint8_t bits, unsigned priority) {
     return bits >> priority & 1;
@@ -149,16 +149,17 @@ static void hear_pause(struct fabric_switch *sw, unsigned index, unsigned priori
     }
 }
 
-/* The switch tells a host to pause, or to go on: it hears of it later. */
+/* The switch tells a host to pause, or to go on: it hears of it later. Where too many are told already, not now. */
 static void send_pause(struct fabric_switch *sw, unsigned index, unsigned priority, bool xoff) {
     struct fabric_host *host = &sw->hosts[index];
 
+    if (xoff && sw->event_count >= MAX_EVENTS_BEFORE_XOFF)
+        return;
     host->xoff = (uint8_t)(xoff ? host->xoff | 1u << priority : host->xoff & ~(1u << priority));
-    if (sw->event_count < MAX_PAUSES)
-        fabric_events_push(sw, sw->now_ns + host->params.delay_ns, xoff ? FABRIC_XOFF : FABRIC_XON, index,
-                           priority);
-    else
-        hear_pause(sw, index, priority, xoff); /* so many on long ways: this one is early */
+    /* None overtakes another one, not even where the way was just made shorter. */
+    if (host->heard_ns[priority] < sw->now_ns + host->params.delay_ns)
+        host->heard_ns[priority] = sw->now_ns + host->params.delay_ns;
+    fabric_events_push(sw, host->heard_ns[priority], xoff ? FABRIC_XOFF : FABRIC_XON, index, priority);
 }
 
 /* A packet of this host's is not in the switch any more. */

@@ -67,6 +67,7 @@ struct fabric_host {
     uint8_t watched;        /* a watchdog's event is under way */
     bool still;             /* it takes no packets */
     uint64_t paused_ns[FABRIC_PRIORITIES], blocked_ns[FABRIC_PRIORITIES]; /* since when */
+    uint64_t heard_ns[FABRIC_PRIORITIES]; /* when the last pause frame on its way to the host is there */
     uint64_t random;
     struct fabric_counters counters;
     struct fabric_prio_counters prio[FABRIC_PRIORITIES];
