@@ -181,6 +181,11 @@ int network_from_environment(struct registry *reg, char *err, size_t err_len);
 /* The same of a text, with the lock held. Hosts that are not known yet are made known, or refused. */
 int network_apply(struct registry *reg, const char *text, bool make_hosts, char *err, size_t err_len);
 
+/* The name of a device that was described. With the lock held. */
+static inline const char *registry_device_name(const struct registry *reg, unsigned host, unsigned rail) {
+    return reg->file->hosts[host].devices[rail];
+}
+
 /* rules.c: decide by the rules of this port; lock held. delay_us as fault_filter(). */
 enum fault_verdict rules_apply(struct registry *reg, unsigned host, unsigned rail,
                                enum fault_direction direction, const struct wire_packet *pkt,
@@ -191,5 +196,7 @@ uint32_t rules_class_by_name(const char *name);
 const char *rules_class_name(uint32_t bits);
 /* All names, separated by ", ". */
 const char *rules_class_names(void);
+/* "drop" to "reorder", of a verdict that a rule may have. */
+const char *rules_action_name(unsigned verdict);
 
 #endif

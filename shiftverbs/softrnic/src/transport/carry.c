@@ -184,7 +184,11 @@ static void look(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
         /* It was held up: an answer may say "soon" for as long as that takes. */
         soonest += SOONEST_NS + (now_ns - item->since_ns) / PATIENCE;
     }
-    wait_for(nic, item, item->stage, news.at_ns > soonest ? news.at_ns : soonest);
+    item->due_ns = news.at_ns > soonest ? news.at_ns : soonest;
+    if (push(nic, item))
+        return;
+    nic->carry->waiting -= item->stage == LINK ? item->len : 0;
+    free(item); /* its ticket is one that nobody asks about any more */
 }
 
 /* The same of a rail with flow control. Returns when the link will have sent it, as it looks now. */
@@ -296,7 +300,10 @@ void srn_carry(struct srn_nic *nic, uint32_t qpn, struct srn_peer to, const uint
 static bool still_busy(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
     uint64_t next = rails_switched(nic->port) ? rails_link_free(nic->port, item->priority, now_ns) : 0;
 
-    return next > now_ns + AHEAD_NS && wait_for(nic, item, RESUME, next - AHEAD_NS);
+    if (next <= now_ns + AHEAD_NS)
+        return false;
+    item->due_ns = next - AHEAD_NS;
+    return push(nic, item);
 }
 
 uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
