@@ -37,12 +37,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("rail") / "rail", str(rail.PROGRAM), rail.SOURCES)
 
 
-def test_steps(tmp_path: Path) -> None:
-    """Times, pauses, forgotten packets: c/switch.c."""
+@pytest.fixture(scope="session")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """c/switch.c, built with sanitizers."""
     sources = [name for name in rail.SOURCES if name != "fabric/dcqcn.c"]
-    done = subprocess.run(
-        [str(build(tmp_path / "switch", "switch.c", sources))], capture_output=True, text=True
-    )
+    return build(tmp_path_factory.mktemp("switch") / "switch", "switch.c", sources)
+
+
+@pytest.mark.parametrize("arguments", [(), ("1", "150")], ids=["steps", "anything"])
+def test_switch(steps: Path, arguments: tuple[str, ...]) -> None:
+    """Times, pauses, forgotten packets; then random calls (seeds 1 to 150), which leave nobody paused."""
+    done = subprocess.run([str(steps), *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

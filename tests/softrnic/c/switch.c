@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A rail's switch step by step: times, what may be asked of a ticket, and what becomes of packets nobody asks about. */
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fabric/switch.h"
@@ -158,6 +160,111 @@ static int check_changes(void) {
     return 0;
 }
 
-int main(void) {
-    return check_changes() || check_times() || check_pause() || check_forgotten() || check_long_ways();
+/* --- anything, in any order --- */
+
+static uint64_t random_state;
+
+static unsigned pick(unsigned below) {
+    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (unsigned)((z ^ z >> 31) % below);
+}
+
+/* What hosts have in the switch is what is in its queues. */
+static int check_counts(void) {
+    static uint64_t inside[FABRIC_HOSTS][FABRIC_PRIORITIES], queued[FABRIC_HOSTS][FABRIC_PRIORITIES];
+
+    memset(inside, 0, sizeof(inside));
+    memset(queued, 0, sizeof(queued));
+    for (unsigned i = 0; i < FABRIC_PACKETS; i++) {
+        const struct fabric_packet *packet = &rail.packets[i];
+
+        if (packet->where == FABRIC_QUEUE) {
+            inside[packet->src][packet->priority] += packet->bytes;
+            queued[packet->dst][packet->priority] += packet->bytes;
+        }
+    }
+    for (unsigned host = 0; host < FABRIC_HOSTS; host++)
+        for (unsigned p = 0; p < FABRIC_PRIORITIES; p++) {
+            const struct fabric_fifo *fifo = &rail.hosts[host].out[p];
+
+            CHECK(rail.hosts[host].inside[p] == inside[host][p]);
+            CHECK(fifo->entered - fifo->left == queued[host][p]);
+        }
+    CHECK(rail.event_count <= FABRIC_EVENTS);
+    return 0;
+}
+
+static void change(unsigned host) {
+    struct fabric_params other = params;
+
+    other.pfc = pick(4) != 0;
+    other.rate = pick(3) ? params.rate / (1 + pick(20)) : pick(2) * params.rate;
+    other.delay_ns = pick(2) ? pick(1000) : pick(1000000);
+    other.xoff = pick(20 * BYTES);
+    other.xon = pick((unsigned)other.xoff + 1);
+    other.headroom = 20 * BYTES;
+    other.watchdog_ns = pick(2) * (1000 + pick(100000));
+    fabric_switch_set(&rail, host, &other);
+}
+
+/* At the end nobody is paused, nothing is left in a queue, and there is room for as many packets as before. */
+static int check_anything(uint64_t seed) {
+    struct fabric_ticket tickets[256] = {{0}};
+    uint64_t now = 1000;
+    unsigned room = 0;
+
+    random_state = seed;
+    begin();
+    for (int step = 0; step < 20000; step++) {
+        unsigned host = pick(6), at = pick(256), what = pick(100);
+
+        now += pick(3) ? pick(500) : pick(5000);
+        if (what < 60) {
+            fabric_switch_forget(&rail, tickets[at]);
+            tickets[at] = fabric_switch_send(&rail, host, pick(20) ? pick(6) : FABRIC_ELSEWHERE, pick(3),
+                                             40 + pick(4 * BYTES), pick(2), now);
+            CHECK(tickets[at].life);
+        } else if (what < 97) {
+            struct fabric_news news = fabric_switch_ask(&rail, tickets[at], now);
+
+            CHECK(news.where == FABRIC_FREE || news.where >= FABRIC_OUT ? news.at_ns <= now
+                                                                        : news.at_ns >= now);
+        } else if (what < 99) {
+            fabric_switch_still(&rail, host, pick(2), now);
+        } else {
+            fabric_switch_run(&rail, now);
+            change(host);
+        }
+        if (step % 100 == 0 && check_counts())
+            return 1;
+    }
+    for (unsigned host = 0; host < FABRIC_HOSTS; host++)
+        fabric_switch_still(&rail, host, false, now);
+    fabric_switch_run(&rail, now += UINT64_C(100000000000));
+    for (unsigned i = 0; i < 256; i++)
+        fabric_switch_forget(&rail, tickets[i]);
+    for (uint32_t item = rail.free; item; item = rail.packets[item - 1].next)
+        room++;
+    CHECK(room == FABRIC_PACKETS && rail.event_count == 0 && check_counts() == 0);
+    for (unsigned host = 0; host < FABRIC_HOSTS; host++) {
+        const struct fabric_host *it = &rail.hosts[host];
+
+        CHECK(!it->xoff && !it->paused && !it->blocked && !it->storm && !it->link_packet && !it->out_packet);
+    }
+    return 0;
+}
+
+/* switch: the steps; switch FIRST LAST: anything, with these seeds. */
+int main(int argc, char **argv) {
+    if (argc != 3)
+        return check_changes() || check_times() || check_pause() || check_forgotten() || check_long_ways();
+    for (uint64_t seed = strtoull(argv[1], NULL, 10); seed <= strtoull(argv[2], NULL, 10); seed++)
+        if (check_anything(seed)) {
+            fprintf(stderr, "seed %" PRIu64 "\n", seed);
+            return 1;
+        }
+    return 0;
 }
