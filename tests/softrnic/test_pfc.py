@@ -302,6 +302,19 @@ def test_whoever_caused_a_pause_dies(hosts: Hosts, three_known: None, who: str) 
     wait_until(lambda: link("c/soft0").queue == 0, 20)
 
 
+def test_a_pause_without_end_ends_in_an_error(hosts: Hosts, three_known: None) -> None:
+    """Nobody watches, and the process of the NIC that stands still is killed: its peer's retries run out."""
+    fabric.limit("rail0", SLOW, pfc=True, **SMALL)
+    [(left, _)] = senders(hosts, "a", timeout=14, retry_cnt=2)
+    faults.stall("c/soft0")
+    left.send("RDMA_WRITE", 1, 400_000)
+    wait_until(lambda: link("a/soft0").prio["rx_prio0_pause"] == 1, 10)
+    os.kill(hosts("c").pid, signal.SIGKILL)
+    assert statuses(left.poll(1, 20)) == [(1, "RETRY_EXC_ERR")]
+    faults.unstall("c/soft0")
+    wait_until(lambda: link("c/soft0").queue == 0 and link("a/soft0").prio["rx_prio0_pause"] == 2, 10)
+
+
 def test_cable_pulled_under_flow_control(hosts: Hosts, three_known: None) -> None:
     fabric.limit("rail0", 8e6, pfc=True, **SMALL)
     [(left, right)] = senders(hosts, "a", timeout=15)

@@ -48,6 +48,7 @@ REPEATED = {
     test_gone_memory: "datagram local_memory local_memory_ends_within_the_message memory_comes_and_goes receive "
     "remote_atomic remote_memory sent_again unreliable_connection",
     test_pfc: "cable_pulled_under_flow_control priorities_between_processes storm_between_processes "
+    "a_pause_without_end_ends_in_an_error "
     "switched_on_and_off_under_way traffic_class_on_the_wire what_nics_count whoever_caused_a_pause_dies",
     test_raw_peer: "duplicates random_packets read_response_that_does_not_fit strangers_and_garbage_change_nothing "
     "wrong_requests_are_refused",

@@ -323,6 +323,9 @@ static void retry(struct srn_qp *qp, enum nic_counter why) {
     qp->req.retries--;
     go_back(qp);
     srn_req_run(qp);
+    /* A link that is paused may never let it send: that is an attempt all the same. */
+    if (!qp->req.window && !qp->req.retry_at && qp->state != IBV_QPS_ERR && rails_switched(qp->nic->port))
+        timer_start(qp);
 }
 
 /* A response that should be here is missing: ask for it again, once; after that the timer decides. */
