@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench torch train test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench torch train fabric test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -23,6 +23,7 @@ help:
 	@echo "demo    set-up, build, and the failover demonstration"
 	@echo "bench   pyverbs and shiftverbs side by side: table, build/bench/*.png and .svg   (BENCH_ARGS=--quick)"
 	@echo "train   a GPT through five failures: table, build/train/training.png and .svg   (TRAIN_ARGS='--ranks 4')"
+	@echo "fabric  congestion and flow control on rails: tables, build/fabric/*.png and .svg   (FABRIC_ARGS=--no-processes)"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
 	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI)"
@@ -67,6 +68,10 @@ torch: $(VENV)/stamp-torch
 # Fig. 8 of the SHIFT paper, small enough for two cores: docs/training.md.
 train: build $(VENV)/stamp-torch
 	$(PYTHON) -m benchmarks.train $(TRAIN_ARGS)
+
+# DCQCN, PFC and neither, in virtual time and between processes, some four minutes: docs/fabric.md.
+fabric: build
+	nice $(PYTHON) -m benchmarks.fabric $(FABRIC_ARGS)
 
 $(VENV)/stamp-torch: tools/apt_packages.sh
 	@mkdir -p $(VENV)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 # Behind everything else: an installed shiftverbs comes before the one next to this file.
@@ -83,23 +84,47 @@ def measure(seconds: float) -> list[int]:
     return queues
 
 
-def main() -> int:
-    """Run it, print one line of numbers, return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclass(frozen=True)
+class Incast:
+    """What was measured; counts are of the measured time, of the port that all send to where nothing else is said."""
+
+    senders: int
+    throughput: float
+    """The share of the link that was used: 1 = all of it."""
+    queue: float
+    """Bytes, mean, with their standard deviation."""
+    deviation: float
+    marked: int
+    cnps: int
+    dropped: int
+    pauses: int
+    """Pause frames to the senders, of all priorities, since the beginning."""
+
+    def __str__(self) -> str:
+        return (
+            f"senders={self.senders} throughput={self.throughput:.1%} queue={self.queue:.0f} "
+            f"deviation={self.deviation:.0f} marked={self.marked} cnps={self.cnps} dropped={self.dropped} "
+            f"pauses={self.pauses}"
+        )
+
+
+def pauses() -> int:
+    """Pause frames that NICs received."""
+    links = (device.link for device in faults.status().devices)
+    return sum(
+        count
+        for found in links
+        if found
+        for name, count in found.prio.items()
+        if name.startswith("rx_") and name.endswith("_pause")
     )
-    parser.add_argument(
-        "limits", help="of the rail, as `python -m shiftverbs.softrnic fabric rail0` takes them, with commas"
-    )
-    parser.add_argument("--senders", type=int, default=2, help="hosts that write (default %(default)s)")
-    parser.add_argument("--size", type=int, default=1 << 20, help="bytes of a WRITE (default %(default)s)")
-    parser.add_argument(
-        "--settle", type=float, default=10, help="seconds before it is measured (default %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=8, help="seconds that are measured (default %(default)s)"
-    )
-    settings = parser.parse_args()
+
+
+def run(settings: argparse.Namespace) -> Incast | None:
+    """Run it; None where a process ended early, which said why.
+
+    :param settings: of `parser`
+    """
     started: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as directory:
         os.environ["SOFTRNIC_DIR"] = directory
@@ -112,7 +137,7 @@ def main() -> int:
                 started.append(start(directory, TARGET, settings, "-p", str(port)))
                 while not listens(port):
                     if started[-1].poll() is not None:
-                        return 1
+                        return None
                     time.sleep(SAMPLE_S)
                 started.append(start(directory, f"sender{sender}", settings, "-p", str(port), "127.0.0.1"))
             time.sleep(settings.settle)
@@ -120,20 +145,41 @@ def main() -> int:
             queues = measure(settings.seconds)
             after, took = link(), time.monotonic() - since
             if any(process.poll() is not None for process in started):
-                print("a process ended early", file=sys.stderr)
-                return 1
+                return None
+            return Incast(
+                settings.senders,
+                (after.bytes - before.bytes) * 8 / took / after.rate,
+                statistics.mean(queues),
+                statistics.pstdev(queues),
+                after.marked - before.marked,
+                after.np_cnp_sent - before.np_cnp_sent,
+                after.dropped - before.dropped,
+                pauses(),
+            )
         finally:
             for process in started:
                 process.kill()
             for process in started:
                 process.wait()
-    print(
-        f"senders={settings.senders} throughput={(after.bytes - before.bytes) * 8 / took / after.rate:.1%} "
-        f"queue={statistics.mean(queues):.0f} deviation={statistics.pstdev(queues):.0f} "
-        f"marked={after.marked - before.marked} cnps={after.np_cnp_sent - before.np_cnp_sent} "
-        f"dropped={after.dropped - before.dropped}"
-    )
-    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument
+    add("limits", help="of the rail, as `python -m shiftverbs.softrnic fabric rail0` takes them, with commas")
+    add("--senders", type=int, default=2, help="hosts that write (default %(default)s)")
+    add("--size", type=int, default=1 << 20, help="bytes of a WRITE (default %(default)s)")
+    add("--settle", type=float, default=10, help="seconds before it is measured (default %(default)s)")
+    add("--seconds", type=float, default=8, help="seconds that are measured (default %(default)s)")
+    return made
+
+
+def main() -> int:
+    """Run it, print one line of numbers, return the exit status."""
+    measured = run(parser().parse_args())
+    print(measured or "a process ended early", file=sys.stdout if measured else sys.stderr)
+    return 0 if measured else 1
 
 
 if __name__ == "__main__":

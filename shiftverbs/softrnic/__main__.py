@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     clear.add_argument("--rules", action="store_true", help="only remove rules")
     limits = commands.add_parser(
         "fabric",
-        help="give rails a rate, a delay, a buffer, congestion control; without arguments, show what ports have",
+        help="give rails a rate, a delay, a buffer, congestion and flow control; alone: show what ports have",
     )
     limits.add_argument(
         "where", nargs="?", metavar="RAIL", help="rail0, * for all, HOST/rail0 or HOST/DEVICE for one port"
@@ -242,6 +242,10 @@ def _list(as_json: bool) -> None:
                 )
             )
         _print_table(rules)
+    counters = [("DEVICE", "COUNTER", "VALUE")]
+    for device in status.devices:
+        counters += [(device.name, name, str(value)) for name, value in device.counters.items() if value]
+    _print_another(counters)
 
 
 def _fabric(where: str | None, settings: Sequence[str]) -> None:
@@ -266,6 +270,23 @@ def _fabric(where: str | None, settings: Sequence[str]) -> None:
             counts = (link.marked, *(getattr(link, name) for name in NIC_COUNTERS))
             marking = (str(link.kmin), str(link.kmax), f"{link.pmax * 100:g}%", str(link.dilation))
             rows.append((device.name, control, *marking, *map(str, counts)))
+    _print_another(rows)
+    rows = [("PORT", "XOFF", "XON", "HEADROOM", "WATCHDOG", "STORMS", "DROPPED IN THEM")]
+    for device in status.devices:
+        if (link := device.link) and link.pfc:
+            watchdog = f"{link.watchdog_ns / 1e6:g}ms" if link.watchdog_ns else "off"
+            sizes, storms = (link.xoff, link.xon, link.headroom), (link.storms, link.watchdog_dropped)
+            rows.append((device.name, *map(str, sizes), watchdog, *map(str, storms)))
+    _print_another(rows)
+    rows = [("PORT", "COUNTER", "VALUE")]
+    for device in status.devices:
+        counted = device.link.prio if device.link else {}
+        rows += [(device.name, name, str(value)) for name, value in counted.items() if value]
+    _print_another(rows)
+
+
+def _print_another(rows: Sequence[Sequence[str]]) -> None:
+    """A table behind another one, if there is anything in it."""
     if rows[1:]:
         print()
         _print_table(rows)

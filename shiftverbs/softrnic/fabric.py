@@ -3,7 +3,9 @@
 
 Without it packets take no time but the machine's own. With it a rail can be slow, busy, or congested by others, and a
 queue that is full drops. With DCQCN switches mark packets as their queues grow (ECN), and NICs lower the rates of queue
-pairs whose packets are marked. It holds for all processes that share `SOFTRNIC_DIR`, until it is changed;
+pairs whose packets are marked. With PFC switches pause hosts before anything is dropped.
+
+It holds for all processes that share `SOFTRNIC_DIR`, until it is changed;
 `faults.clear` leaves it alone. `SOFTRNIC_FABRIC` sets it when a program opens its first device.
 
 `faults.device("a/soft0").link` tells what a port is like and what it counted.
@@ -27,6 +29,11 @@ def limit(
     kmin: int | None = None,
     kmax: int | None = None,
     pmax: float | None = None,
+    pfc: bool = False,
+    xoff: int | None = None,
+    xon: int | None = None,
+    headroom: int | None = None,
+    watchdog_s: float | None = None,
     dilation: int = 1,
 ) -> None:
     """Give ports limits, in force for the next packet; what is on its way goes on as before.
@@ -41,6 +48,12 @@ def limit(
     :param kmin: up to so many bytes in the queue the switch marks no packet; None = as dcqcn has it, else 0.
     :param kmax: above so many it marks all; None = as dcqcn has it, else none is ever marked.
     :param pmax: the share that is marked at kmax, 0 to 1, and in proportion between; None = as dcqcn has it, else 1.
+    :param pfc: priority flow control (IEEE 802.1Qbb): the switch pauses a host's priority instead of dropping.
+    :param xoff: so many bytes of a priority in the switch pause it; None = a quarter of buffer.
+    :param xon: at so many it goes on; None = 3000 below xoff.
+    :param headroom: bytes above xoff that are not dropped; None = 3 times rate and delay, and 8192.
+    :param watchdog_s: a host that pauses the switch for longer, in seconds, has its packets dropped; 1e-6 to 10, 0 =
+        never, None = 0.2.
     :param dilation: divides the rate and all that dcqcn has, and multiplies times; 1 to 1,000,000.
     :raises FaultError: no such rail or host, or a value out of range.
     :raises SoftrnicError: the registry cannot be used.
@@ -53,6 +66,11 @@ def limit(
         "kmin": kmin,
         "kmax": kmax,
         "pmax": None if pmax is None else f"{pmax * 100:.3f}%",
+        "pfc": "on" if pfc else None,
+        "xoff": xoff,
+        "xon": xon,
+        "headroom": headroom,
+        "watchdog": None if watchdog_s is None else f"{round(watchdog_s * 1e9)}ns" if watchdog_s else "off",
         "dilation": dilation,
     }
     given = ",".join(f"{key}={value}" for key, value in settings.items() if value is not None)

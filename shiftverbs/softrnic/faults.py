@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 from shiftverbs.softrnic.control import FaultError, call, text
+from shiftverbs.softrnic.counters import DEVICE_COUNTERS, NIC_COUNTERS
 
 __all__ = [
+    "DEVICE_COUNTERS",
+    "NIC_COUNTERS",
     "Device",
     "FaultError",
     "Link",
@@ -50,10 +53,6 @@ __all__ = [
     "unstall",
     "up",
 ]
-
-
-#: What a software NIC counts of congestion, as mlx5 names it: fields of `Link`.
-NIC_COUNTERS = ("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled", "rp_cnp_ignored")
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,24 @@ class Link:
     """CNPs that lowered the rate of a queue pair."""
     rp_cnp_ignored: int
     """CNPs for no connected queue pair, or while its port has no congestion control."""
+    pfc: bool
+    """Whether the switch pauses the host, and the host the switch, priority by priority (IEEE 802.1Qbb)."""
+    xoff: int
+    """Bytes of one priority that the host has in the switch when it is paused."""
+    xon: int
+    """Bytes of it at which the host goes on."""
+    headroom: int
+    """Bytes above xoff that are not dropped: they were under way."""
+    watchdog_ns: int
+    """What is longer than this is a storm, if the host pauses the switch; 0 = nobody watches."""
+    prio: dict[str, int]
+    """Of each priority N, as mlx5's ethtool names them: `rx_prioN_pause` and `tx_prioN_pause`, frames that the NIC
+    received and sent, without those that only repeat; `rx_prioN_pause_duration`, microseconds; `rx_prioN_discards`,
+    packets for it that found no room (the model's one buffer is the switch's)."""
+    storms: int
+    """How often the watchdog found one."""
+    watchdog_dropped: int
+    """Packets for this host that were dropped for it."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,8 @@ class Device:
     changed_ns: int
     """CLOCK_MONOTONIC, nanoseconds, of the last change of link or life; 0 = never."""
     processes: tuple[Process, ...]
+    counters: dict[str, int]
+    """`DEVICE_COUNTERS`, of all its processes since the directory was made."""
     link: Link | None
     """The limits of its port, see `shiftverbs.softrnic.fabric`; None = it has none."""
 

@@ -85,6 +85,13 @@ class Collector:
                 if name in counters:
                     family.add_metric([device], counters[name])
             yield family
+        for name, meaning in congestion.PRIORITY_COUNTERS.items():
+            family = CounterMetricFamily(f"shiftverbs_nic_{name}", meaning, labels=["device", "priority"])
+            for device, counters in counted.items():
+                for priority in congestion.PRIORITIES:
+                    if (value := counters.get(congestion.of_priority(name, priority))) is not None:
+                        family.add_metric([device, str(priority)], value)
+            yield family
         yield GaugeMetricFamily(
             "shiftverbs_etcd_up", "Whether etcd answers: where not, no QP becomes protected",
             value=int(driver.directory.away is None),

@@ -39,7 +39,7 @@ def build(
     """Build one test program with sanitizers.
 
     :param target: where the program goes
-    :param test_source: file in tests/softrnic/c
+    :param test_source: file in tests/softrnic/c, or anywhere by its full path
     :param sources: files of softrnic that it tests, with their folder; None = all
     :param sanitizers: for -fsanitize
     :raises AssertionError: it does not compile without warnings; the text says why

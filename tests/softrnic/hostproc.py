@@ -381,6 +381,8 @@ class Endpoint:
         rd_atomic: int = 16,
         dest_rd_atomic: int = 16,
         access: str = "local_write remote_write remote_read remote_atomic",
+        traffic_class: int = 0,
+        sl: int = 0,
         rts: bool = True,
     ) -> None:
         """RESET -> INIT -> RTR (-> RTS) towards what the other side's info() gave."""
@@ -391,8 +393,10 @@ class Endpoint:
         attr.rq_psn = remote["psn"]
         attr.max_dest_rd_atomic = dest_rd_atomic
         attr.min_rnr_timer = min_rnr_timer
-        route = GlobalRoute(dgid=GID(remote["gid"]), sgid_index=self.device.gid_index)
-        attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=route, dlid=0)
+        route = GlobalRoute(
+            dgid=GID(remote["gid"]), sgid_index=self.device.gid_index, traffic_class=traffic_class
+        )
+        attr.ah_attr = AHAttr(port_num=1, sl=sl, is_global=1, gr=route, dlid=0)
         attr.sq_psn = self.psn
         attr.timeout = timeout
         attr.retry_cnt = retry_cnt

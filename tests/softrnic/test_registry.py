@@ -46,9 +46,11 @@ class Port:
 def port_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """c/port.c, built with sanitizers."""
     sources = [
-        f"faults/{name}.c" for name in ("config", "fault", "netdev", "network", "rails", "registry", "rules")
+        f"faults/{name}.c"
+        for name in ("config", "counted", "fault", "links", "netdev", "network", "rails", "registry", "rules")
     ]
-    sources += ["wire/wire.c", "wire/icrc.c", "fabric/params.c", "fabric/port.c"]
+    sources += ["wire/wire.c", "wire/icrc.c"]
+    sources += [f"fabric/{name}.c" for name in ("events", "params", "port", "switch")]
     return build(tmp_path_factory.mktemp("registry") / "port", "port.c", sources)
 
 

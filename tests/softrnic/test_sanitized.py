@@ -25,6 +25,7 @@ from softrnic import (
     test_gids,
     test_gone_memory,
     test_late_packets,
+    test_pfc,
     test_raw_peer,
     test_rc,
     test_srq,
@@ -46,6 +47,9 @@ REPEATED = {
     test_gids: "addresses_that_an_index_does_not_reach datagrams headers_that_lead_nowhere",
     test_gone_memory: "datagram local_memory local_memory_ends_within_the_message memory_comes_and_goes receive "
     "remote_atomic remote_memory sent_again unreliable_connection",
+    test_pfc: "cable_pulled_under_flow_control priorities_between_processes storm_between_processes "
+    "a_pause_without_end_ends_in_an_error "
+    "switched_on_and_off_under_way traffic_class_on_the_wire what_nics_count whoever_caused_a_pause_dies",
     test_raw_peer: "duplicates random_packets read_response_that_does_not_fit strangers_and_garbage_change_nothing "
     "wrong_requests_are_refused",
     test_rc: "atomics inline_data_is_copied_at_post_time large_message order_of_mixed_operations read scatter_gather "
@@ -66,7 +70,7 @@ globals().update(
     }
 )
 peer, ends, shared, index = test_raw_peer.peer, test_ud.ends, test_srq.shared, test_gids.index
-hosts_known, marking = test_fabric.hosts_known, test_congestion.marking
+hosts_known, marking, three_known = test_fabric.hosts_known, test_congestion.marking, test_pfc.three_known
 
 
 @pytest.fixture(scope="session")

@@ -48,8 +48,14 @@ def test_software_nics(sysfs: Path, softrnic_dir: Path, monkeypatch: pytest.Monk
     fabric.limit("b/rail0", 1e9)
     assert congestion.read(["soft0", "soft1", "mlx5_0"]) == {
         "soft0": dict.fromkeys(congestion.COUNTERS, 0),
+        "soft1": dict.fromkeys(faults.DEVICE_COUNTERS, 0),
         "mlx5_0": {"np_cnp_sent": 6, "rp_cnp_handled": 7},
     }
+    fabric.limit("b/rail1", 1e9, pfc=True)
+    names = {congestion.of_priority(name, 7) for name in congestion.PRIORITY_COUNTERS}
+    assert names == {"rx_prio7_pause", "tx_prio7_pause", "rx_prio7_pause_duration", "rx_prio7_discards"}
+    [found] = congestion.read(["soft1"]).values()
+    assert found.keys() >= names and len(found) == len(congestion.COUNTERS) + 8 * 4
     monkeypatch.setenv("SOFTRNIC_DIR", "/nowhere/at/all")
     assert congestion.read(["soft0"]) == {}
 
@@ -66,9 +72,28 @@ def test_prometheus(sysfs: Path) -> None:
     assert value("shiftverbs_nic_np_cnp_sent_total", {"device": "mlx5_0"}) == 6
     assert value("shiftverbs_nic_rp_cnp_handled_total", {"device": "mlx5_0"}) == 7
     assert value("shiftverbs_nic_rp_cnp_ignored_total", {"device": "mlx5_0"}) is None
+    assert value("shiftverbs_nic_rx_prio_pause_total", {"device": "mlx5_0", "priority": "3"}) is None
+
+
+def test_priorities_for_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = {"soft0": {"rx_prio3_pause": 5, "rx_prio3_pause_duration": 70}}
+    monkeypatch.setattr(congestion, "read", lambda _: counted)
+    driver = SimpleNamespace(connections={}, totals=Totals(), directory=SimpleNamespace(away=None))
+    runtime: Any = SimpleNamespace(
+        driver=driver, nics=SimpleNamespace(all=list), exchanger=SimpleNamespace(broker_pid=None)
+    )
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(metrics.Collector(runtime))  # type: ignore[arg-type]
+    labels = {"device": "soft0", "priority": "3"}
+    assert registry.get_sample_value("shiftverbs_nic_rx_prio_pause_total", labels) == 5
+    assert registry.get_sample_value("shiftverbs_nic_rx_prio_pause_duration_total", labels) == 70
+    assert registry.get_sample_value("shiftverbs_nic_tx_prio_pause_total", labels) is None
 
 
 def test_the_names_are_the_software_nics_own() -> None:
-    assert tuple(congestion.COUNTERS) == faults.NIC_COUNTERS
+    assert tuple(congestion.COUNTERS) == faults.NIC_COUNTERS + faults.DEVICE_COUNTERS
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    assert all(f"`shiftverbs_nic_{name}_total`" in text for name in congestion.COUNTERS)
+    assert all(
+        f"`shiftverbs_nic_{name}_total`" in text
+        for name in (*congestion.COUNTERS, *congestion.PRIORITY_COUNTERS)
+    )

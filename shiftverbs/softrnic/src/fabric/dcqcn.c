@@ -5,17 +5,6 @@
 /* Halving the distance to the line never closes it. */
 #define LINE_REACHED 0.9999
 
-const char *dcqcn_counter_name(enum dcqcn_counter counter) {
-    static const char *const names[DCQCN_COUNTERS] = {
-        [NP_ECN_MARKED_ROCE_PACKETS] = "np_ecn_marked_roce_packets",
-        [NP_CNP_SENT] = "np_cnp_sent",
-        [RP_CNP_HANDLED] = "rp_cnp_handled",
-        [RP_CNP_IGNORED] = "rp_cnp_ignored",
-    };
-
-    return names[counter];
-}
-
 bool dcqcn_handle_mark(struct dcqcn_np *np, const struct dcqcn_params *params, uint64_t now_ns) {
     if (!(params->g > 0) || now_ns < np->next_ns)
         return false;

@@ -37,16 +37,6 @@ struct dcqcn_rp {
     uint32_t timer_steps, byte_steps;
 };
 
-/* What a NIC counts of it, by the names that mlx5 has for them. */
-enum dcqcn_counter {
-    NP_ECN_MARKED_ROCE_PACKETS,
-    NP_CNP_SENT,
-    RP_CNP_HANDLED,
-    RP_CNP_IGNORED,
-    DCQCN_COUNTERS
-};
-const char *dcqcn_counter_name(enum dcqcn_counter counter);
-
 /* A marked packet came: is a CNP to be sent? */
 bool dcqcn_handle_mark(struct dcqcn_np *np, const struct dcqcn_params *params, uint64_t now_ns);
 /* A CNP came. line: what the link does, bits per second. */

@@ -13,7 +13,11 @@
 #define MIN_BUFFER 8192 /* one packet of the largest size must fit */
 #define MAX_BUFFER UINT64_C(1000000000000)
 #define MAX_DILATION 1000000
-#define KEYS "KEY=VALUE with rate, delay, buffer, dcqcn, kmin, kmax, pmax or dilation, or off alone"
+#define KEYS                                                                                                 \
+    "KEY=VALUE with rate, delay, buffer, dcqcn, kmin, kmax, pmax, pfc, xoff, xon, headroom, watchdog or "    \
+    "dilation, or off alone"
+#define MIN_WATCHDOG_NS 1000
+#define NOT_GIVEN UINT64_MAX
 
 /* A piece of the text, without white space around it. */
 struct piece {
@@ -165,6 +169,33 @@ static void dilate(struct fabric_params *params) {
     dcqcn->ai /= by;
     dcqcn->hai /= by;
     dcqcn->min_rate /= by;
+    params->watchdog_ns *= by;
+}
+
+/* What flow control is, where it is not said; 0 where there is none. */
+static int fill_in_pfc(struct piece entry, struct fabric_params *params, char *err, size_t err_len) {
+    bool given = params->xoff != NOT_GIVEN || params->xon != NOT_GIVEN || params->headroom != NOT_GIVEN ||
+                 params->watchdog_ns != NOT_GIVEN;
+
+    if (!params->pfc) {
+        params->xoff = params->xon = params->headroom = params->watchdog_ns = 0;
+        return given ? wrong(err, err_len, entry, "pfc=on with xoff, xon, headroom or watchdog") : 0;
+    }
+    if (params->xoff == NOT_GIVEN)
+        params->xoff = params->buffer / 4;
+    if (params->xon == NOT_GIVEN)
+        params->xon = params->xoff > FABRIC_XON_BELOW ? params->xoff - FABRIC_XON_BELOW : 0;
+    /* What is under way when a pause is sent, three times, as in HPCC's switch; and packets that were begun. */
+    if (params->headroom == NOT_GIVEN)
+        params->headroom =
+            (uint64_t)(3.0 * (double)params->rate * (double)params->delay_ns / 8e9) + MIN_BUFFER;
+    if (params->watchdog_ns == NOT_GIVEN)
+        params->watchdog_ns = FABRIC_WATCHDOG_NS;
+    if (params->xon > params->xoff)
+        return wrong(err, err_len, entry, "an xon that is not above xoff");
+    if (params->xoff + params->headroom < MIN_BUFFER)
+        return wrong(err, err_len, entry, "an xoff and a headroom of 8192 bytes together");
+    return 0;
 }
 
 static int parse_setting(struct piece setting, struct fabric_params *params, char *err, size_t err_len) {
@@ -196,6 +227,20 @@ static int parse_setting(struct piece setting, struct fabric_params *params, cha
         if (!number(value, percents, &n) || n > 100000)
             return wrong(err, err_len, setting, "0 to 100 percent");
         params->pmax = (double)n / 100000;
+    } else if (is(key, "pfc")) {
+        params->pfc = is(value, "on");
+        if (!params->pfc && !is(value, "off"))
+            return wrong(err, err_len, setting, "on or off");
+    } else if (is(key, "xoff") || is(key, "xon") || is(key, "headroom")) {
+        if (!number(value, amounts, &n) || n > MAX_BUFFER)
+            return wrong(err, err_len, setting, "0 to 1000G bytes");
+        *(is(key, "xoff") ? &params->xoff : is(key, "xon") ? &params->xon : &params->headroom) = n;
+    } else if (is(key, "watchdog")) {
+        if (is(value, "off"))
+            params->watchdog_ns = 0;
+        else if (!number(value, times, &params->watchdog_ns) || params->watchdog_ns < MIN_WATCHDOG_NS ||
+                 params->watchdog_ns > MAX_DELAY_NS)
+            return wrong(err, err_len, setting, "off, or a time with its unit, of 1us to 10s");
     } else if (is(key, "dilation")) {
         if (!number(value, amounts, &n) || !n || n > MAX_DILATION)
             return wrong(err, err_len, setting, "1 to 1000000");
@@ -216,6 +261,7 @@ static int parse_entry(struct piece entry, struct fabric_scope *scope, struct fa
         return -1;
     *params = (struct fabric_params){
         .delay_ns = FABRIC_DELAY_NS, .buffer = FABRIC_BUFFER, .pmax = 1, .dilation = 1};
+    params->xoff = params->xon = params->headroom = params->watchdog_ns = NOT_GIVEN;
     rest = trimmed(rest.at, rest.len);
     if (is(rest, "off")) {
         *params = (struct fabric_params){0};
@@ -231,6 +277,8 @@ static int parse_entry(struct piece entry, struct fabric_scope *scope, struct fa
         return wrong(err, err_len, entry, "a kmin that is not above kmax");
     if (params->rate / params->dilation < MIN_RATE)
         return wrong(err, err_len, entry, "a rate that dilation leaves 1K bits per second of");
+    if (fill_in_pfc(entry, params, err, err_len) != 0)
+        return -1;
     dilate(params);
     return 0;
 }

@@ -30,8 +30,8 @@ uint64_t fabric_queue(const struct fabric_port *port, const struct fabric_params
 }
 
 /* 0 up to 1, the same numbers each time (splitmix64). */
-static double next_random(struct fabric_port *port) {
-    uint64_t z = port->random += 0x9e3779b97f4a7c15u;
+static double next_random(uint64_t *random) {
+    uint64_t z = *random += 0x9e3779b97f4a7c15u;
 
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -39,12 +39,12 @@ static double next_random(struct fabric_port *port) {
 }
 
 /* RED, by the queue as it is (Zhu et al. 2015, figure 5). */
-static bool marks(struct fabric_port *port, const struct fabric_params *params, uint64_t queue) {
+bool fabric_marks(uint64_t *random, const struct fabric_params *params, uint64_t queue) {
     if (!params->kmax || queue <= params->kmin)
         return false;
     if (queue > params->kmax)
         return true;
-    return next_random(port) <
+    return next_random(random) <
            params->pmax * (double)(queue - params->kmin) / (double)(params->kmax - params->kmin);
 }
 
@@ -65,7 +65,7 @@ struct fabric_fate fabric_forward(struct fabric_port *port, const struct fabric_
         port->queue_free_ns = now_ns;
     port->queue_free_ns += fabric_time_ns(params->rate, bytes);
     fate.out_ns = port->queue_free_ns;
-    fate.marked = ect && marks(port, params, fate.queue);
+    fate.marked = ect && fabric_marks(&port->random, params, fate.queue);
     port->counters.marked += fate.marked;
     port->counters.packets++;
     port->counters.bytes += bytes;

@@ -40,6 +40,9 @@ struct fabric_fate {
     uint64_t queue;  /* bytes that waited before it */
 };
 
+/* Does the switch mark a packet that finds so many bytes in the queue? RED; random is the port's. */
+bool fabric_marks(uint64_t *random, const struct fabric_params *params, uint64_t queue);
+
 /* The time that bytes take on a link of this rate, bits per second and not 0; ns. */
 uint64_t fabric_time_ns(uint64_t rate, uint64_t bytes);
 

@@ -1,46 +1,17 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "faults/ctl.h"
 
-#include <arpa/inet.h>
 #include <ctype.h>
 #include <errno.h>
-#include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "faults/registry.h"
-
-enum { WRONG_REQUEST = -1, NO_REGISTRY = -2 };
+#include "faults/text.h"
 
 #define MAX_DELAY_US 60000000
 #define REORDER_WAIT_US 20000
-
-/* enum fault_verdict */
-static const char *const actions[] = {"", "drop", "delay", "duplicate", "reorder"};
-
-struct text {
-    char *at;
-    size_t len, used; /* used counts what would have been written, too */
-};
-
-__attribute__((format(printf, 2, 3))) static void append(struct text *text, const char *format, ...) {
-    size_t room = text->used < text->len ? text->len - text->used : 0;
-    va_list args;
-    int n;
-
-    va_start(args, format);
-    n = vsnprintf(room ? text->at + text->used : NULL, room, format, args);
-    va_end(args);
-    if (n > 0)
-        text->used += (size_t)n;
-}
-
-/* The name of a device that was described. */
-static const char *device_name(const struct registry *reg, unsigned host, unsigned rail) {
-    return reg->file->hosts[host].devices[rail];
-}
 
 /* "; there are: a/soft0, a/soft1" */
 static void append_devices(struct text *text, const struct registry *reg) {
@@ -49,11 +20,12 @@ static void append_devices(struct text *text, const struct registry *reg) {
     for (unsigned h = 0; h < reg->file->host_count; h++)
         for (unsigned r = 0; r < FAULT_MAX_RAILS; r++)
             if (reg->file->hosts[h].rails >> r & 1) {
-                append(text, "%s%s/%s", before, reg->file->hosts[h].name, device_name(reg, h, r));
+                text_append(text, "%s%s/%s", before, reg->file->hosts[h].name,
+                            registry_device_name(reg, h, r));
                 before = ", ";
             }
     if (!reg->file->host_count)
-        append(text, "; no host has used softrnic with %s yet", reg->dir);
+        text_append(text, "; no host has used softrnic with %s yet", reg->dir);
 }
 
 /* The number in "rail3", or -1. */
@@ -76,30 +48,30 @@ static int find_target(const struct registry *reg, const char *target, uint32_t 
     int h = -1;
 
     if (!slash) {
-        append(&text, "'%.60s' is no device of a host: write HOST/DEVICE, for example a/soft0", target);
+        text_append(&text, "'%.60s' is no device of a host: write HOST/DEVICE, for example a/soft0", target);
         append_devices(&text, reg);
-        return WRONG_REQUEST;
+        return SOFTRNIC_WRONG_REQUEST;
     }
     if ((size_t)(slash - target) < sizeof(name)) {
         snprintf(name, sizeof(name), "%.*s", (int)(slash - target), target);
         h = registry_find_host(reg, name);
     }
     if (h < 0) {
-        append(&text, "unknown host '%.*s'", (int)(slash - target > 60 ? 60 : slash - target), target);
+        text_append(&text, "unknown host '%.*s'", (int)(slash - target > 60 ? 60 : slash - target), target);
         append_devices(&text, reg);
-        return WRONG_REQUEST;
+        return SOFTRNIC_WRONG_REQUEST;
     }
     for (unsigned r = 0; r < FAULT_MAX_RAILS; r++) {
         if ((reg->file->hosts[h].rails >> r & 1) &&
-            strcmp(device_name(reg, (unsigned)h, r), slash + 1) == 0) {
+            strcmp(registry_device_name(reg, (unsigned)h, r), slash + 1) == 0) {
             *host = (uint32_t)h;
             *rail = r;
             return 0;
         }
     }
-    append(&text, "host '%s' has no device '%.63s'", name, slash + 1);
+    text_append(&text, "host '%s' has no device '%.63s'", name, slash + 1);
     append_devices(&text, reg);
-    return WRONG_REQUEST;
+    return SOFTRNIC_WRONG_REQUEST;
 }
 
 static struct registry *open_locked(char *err, size_t err_len) {
@@ -118,7 +90,7 @@ int softrnic_ctl_port(const char *target, const char *verb, char *err, size_t er
     int rc;
 
     if (!reg)
-        return NO_REGISTRY;
+        return SOFTRNIC_NO_REGISTRY;
     rc = find_target(reg, target, &host, &rail, err, err_len);
     if (rc == 0) {
         if (strcmp(verb, "down") == 0) {
@@ -141,7 +113,7 @@ int softrnic_ctl_port(const char *target, const char *verb, char *err, size_t er
             snprintf(err, err_len,
                      "unknown action '%.40s': there are down, up, kill, revive, stall, unstall, hang, unhang",
                      verb);
-            rc = WRONG_REQUEST;
+            rc = SOFTRNIC_WRONG_REQUEST;
         }
     }
     registry_unlock(reg);
@@ -155,18 +127,18 @@ int softrnic_ctl_switch(const char *rail, const char *host, int up, char *err, s
     int r, rc = 0;
 
     if (!reg)
-        return NO_REGISTRY;
+        return SOFTRNIC_NO_REGISTRY;
     r = parse_rail(rail);
     if (r < 0) {
-        append(&text, "unknown rail '%.60s': there are rail0 to rail%d", rail, FAULT_MAX_RAILS - 1);
-        rc = WRONG_REQUEST;
+        text_append(&text, "unknown rail '%.60s': there are rail0 to rail%d", rail, FAULT_MAX_RAILS - 1);
+        rc = SOFTRNIC_WRONG_REQUEST;
     } else if (host) {
         int h = registry_find_host(reg, host);
 
         if (h < 0) {
-            append(&text, "unknown host '%.60s'", host);
+            text_append(&text, "unknown host '%.60s'", host);
             append_devices(&text, reg);
-            rc = WRONG_REQUEST;
+            rc = SOFTRNIC_WRONG_REQUEST;
         } else {
             hosts = UINT64_C(1) << h;
         }
@@ -217,7 +189,7 @@ static int parse_then(const struct registry *reg, const struct softrnic_drop *dr
         rule->then = THEN_SWITCH_DOWN;
     } else {
         snprintf(err, err_len, "unknown consequence '%.40s': there are down, kill, switch-down", drop->then);
-        return WRONG_REQUEST;
+        return SOFTRNIC_WRONG_REQUEST;
     }
     if (drop->then_target)
         return find_target(reg, drop->then_target, &rule->then_host, &rule->then_rail, err, err_len);
@@ -228,18 +200,18 @@ static int parse_action(const struct softrnic_drop *drop, struct registry_rule *
                         size_t err_len) {
     unsigned action = FAULT_DROP;
 
-    while (action <= FAULT_REORDER && drop->action && strcmp(drop->action, actions[action]) != 0)
+    while (action <= FAULT_REORDER && drop->action && strcmp(drop->action, rules_action_name(action)) != 0)
         action++;
     if (action > FAULT_REORDER) {
         snprintf(err, err_len, "unknown action '%.40s': there are drop, delay, duplicate, reorder",
                  drop->action);
-        return WRONG_REQUEST;
+        return SOFTRNIC_WRONG_REQUEST;
     }
     if ((action == FAULT_DELAY && !drop->delay_us) || drop->delay_us > MAX_DELAY_US ||
         (action == FAULT_DROP && drop->delay_us)) {
         snprintf(err, err_len, "a delay is greater than 0 and at most %d s, and not of what is lost",
                  MAX_DELAY_US / 1000000);
-        return WRONG_REQUEST;
+        return SOFTRNIC_WRONG_REQUEST;
     }
     rule->action = action;
     rule->delay_us = action == FAULT_REORDER && !drop->delay_us ? REORDER_WAIT_US : drop->delay_us;
@@ -262,34 +234,35 @@ static int parse_drop(const struct registry *reg, const struct softrnic_drop *dr
     } else if (strcmp(drop->direction, "both") == 0) {
         rule->directions = FAULT_TX | FAULT_RX;
     } else {
-        append(&text, "unknown direction '%.40s': there are tx, rx, both", drop->direction);
-        return WRONG_REQUEST;
+        text_append(&text, "unknown direction '%.40s': there are tx, rx, both", drop->direction);
+        return SOFTRNIC_WRONG_REQUEST;
     }
     if (parse_opcode(drop->opcode, rule) != 0) {
-        append(&text, "unknown opcode '%.40s': there are %s, names like RC_SEND_ONLY and numbers like 0x04",
-               drop->opcode, rules_class_names());
-        return WRONG_REQUEST;
+        text_append(&text,
+                    "unknown opcode '%.40s': there are %s, names like RC_SEND_ONLY and numbers like 0x04",
+                    drop->opcode, rules_class_names());
+        return SOFTRNIC_WRONG_REQUEST;
     }
     rule->peer_host = -1;
     if (drop->peer) {
         rule->peer_host = registry_find_host(reg, drop->peer);
         if (rule->peer_host < 0) {
-            append(&text, "unknown host '%.60s'", drop->peer);
+            text_append(&text, "unknown host '%.60s'", drop->peer);
             append_devices(&text, reg);
-            return WRONG_REQUEST;
+            return SOFTRNIC_WRONG_REQUEST;
         }
     }
     if (drop->nth == 0) {
-        append(&text, "nth counts from 1");
-        return WRONG_REQUEST;
+        text_append(&text, "nth counts from 1");
+        return SOFTRNIC_WRONG_REQUEST;
     }
     if (!(drop->probability > 0 && drop->probability <= 1)) {
-        append(&text, "a probability is greater than 0 and at most 1, not %g", drop->probability);
-        return WRONG_REQUEST;
+        text_append(&text, "a probability is greater than 0 and at most 1, not %g", drop->probability);
+        return SOFTRNIC_WRONG_REQUEST;
     }
     if (drop->qpn > WIRE_QPN_MASK || drop->msn > WIRE_MSN_MASK) {
-        append(&text, "QP numbers and message sequence numbers have 24 bits");
-        return WRONG_REQUEST;
+        text_append(&text, "QP numbers and message sequence numbers have 24 bits");
+        return SOFTRNIC_WRONG_REQUEST;
     }
     rule->qpn = drop->qpn;
     rule->min_msn = drop->msn;
@@ -311,7 +284,7 @@ int softrnic_ctl_drop(const struct softrnic_drop *drop, char *err, size_t err_le
     int rc;
 
     if (!reg)
-        return NO_REGISTRY;
+        return SOFTRNIC_NO_REGISTRY;
     rc = parse_drop(reg, drop, &rule, err, err_len);
     if (rc == 0) {
         struct registry_file *file = reg->file;
@@ -321,7 +294,7 @@ int softrnic_ctl_drop(const struct softrnic_drop *drop, char *err, size_t err_le
             i++;
         if (i == FAULT_MAX_RULES) {
             snprintf(err, err_len, "there are %d rules already; remove some with clear", FAULT_MAX_RULES);
-            rc = WRONG_REQUEST;
+            rc = SOFTRNIC_WRONG_REQUEST;
         } else {
             rule.id = file->next_rule_id;
             file->next_rule_id = file->next_rule_id < INT32_MAX ? file->next_rule_id + 1 : 1;
@@ -347,10 +320,10 @@ static void remove_rule(struct registry *reg, struct registry_rule *rule) {
 
 int softrnic_ctl_undrop(int id, char *err, size_t err_len) {
     struct registry *reg = open_locked(err, err_len);
-    int rc = WRONG_REQUEST;
+    int rc = SOFTRNIC_WRONG_REQUEST;
 
     if (!reg)
-        return NO_REGISTRY;
+        return SOFTRNIC_NO_REGISTRY;
     for (unsigned i = 0; id > 0 && i < reg->file->rule_end; i++) {
         if (reg->file->rules[i].id == (uint32_t)id) {
             remove_rule(reg, &reg->file->rules[i]);
@@ -369,10 +342,10 @@ int softrnic_ctl_clear(const char *target, int rules_only, char *err, size_t err
     uint32_t host = 0, rail = 0;
 
     if (!reg)
-        return NO_REGISTRY;
+        return SOFTRNIC_NO_REGISTRY;
     if (target && find_target(reg, target, &host, &rail, err, err_len) != 0) {
         registry_unlock(reg);
-        return WRONG_REQUEST;
+        return SOFTRNIC_WRONG_REQUEST;
     }
     for (unsigned i = FAULT_MAX_RULES; i-- > 0;) {
         struct registry_rule *rule = &reg->file->rules[i];
@@ -401,8 +374,8 @@ int softrnic_ctl_register(const char *host, const char *softrnic, char *err, siz
     struct config config;
 
     if (config_parse(&config, softrnic, host, err, err_len) != 0)
-        return WRONG_REQUEST;
-    return fault_register(&config, err, err_len) == 0 ? 0 : NO_REGISTRY;
+        return SOFTRNIC_WRONG_REQUEST;
+    return fault_register(&config, err, err_len) == 0 ? 0 : SOFTRNIC_NO_REGISTRY;
 }
 
 int softrnic_ctl_fabric(const char *entries, char *err, size_t err_len) {
@@ -410,148 +383,8 @@ int softrnic_ctl_fabric(const char *entries, char *err, size_t err_len) {
     int rc;
 
     if (!reg)
-        return NO_REGISTRY;
+        return SOFTRNIC_NO_REGISTRY;
     rc = network_apply(reg, entries, false, err, err_len);
     registry_unlock(reg);
-    return rc ? WRONG_REQUEST : 0;
-}
-
-/* As a JSON string is written, without its quotes. */
-static void append_escaped(struct text *text, const char *p) {
-    for (; *p; p++) {
-        if (*p == '"' || *p == '\\' || (unsigned char)*p < 0x20)
-            append(text, "\\u%04x", (unsigned char)*p);
-        else
-            append(text, "%c", *p);
-    }
-}
-
-static void append_processes(struct text *text, struct registry *reg, unsigned host, unsigned rail,
-                             const bool *alive) {
-    const char *before = "";
-
-    append(text, "\"processes\":[");
-    for (unsigned i = 0; i < reg->file->claim_end; i++) {
-        const struct registry_claim *claim = &reg->file->claims[i];
-        char address[INET_ADDRSTRLEN] = "";
-
-        if (!claim->pid || claim->host != host || claim->rail != rail || !alive[i])
-            continue;
-        if (claim->address)
-            inet_ntop(AF_INET, &claim->address, address, sizeof(address));
-        append(text, "%s{\"pid\":%d,\"address\":\"%s\"}", before, claim->pid, address);
-        before = ",";
-    }
-    append(text, "]");
-}
-
-static void append_link(struct text *text, struct registry *reg, unsigned host, unsigned rail) {
-    struct registry_link *shared = registry_link_lock(reg, host, rail), link = *shared;
-
-    registry_link_unlock(shared);
-    if (!link.params.rate) {
-        append(text, "null");
-        return;
-    }
-    append(text, "{\"rate\":%" PRIu64 ",\"delay_ns\":%" PRIu64 ",\"buffer\":%" PRIu64, link.params.rate,
-           link.params.delay_ns, link.params.buffer);
-    append(text, ",\"kmin\":%" PRIu64 ",\"kmax\":%" PRIu64 ",\"pmax\":%.9g", link.params.kmin,
-           link.params.kmax, link.params.pmax);
-    append(text, ",\"dcqcn\":%s,\"dilation\":%u", link.params.dcqcn.g > 0 ? "true" : "false",
-           link.params.dilation);
-    append(text, ",\"queue\":%" PRIu64, fabric_queue(&link.port, &link.params, registry_now_ns()));
-    append(text, ",\"queue_peak\":%" PRIu64, link.port.counters.queue_peak);
-    append(text, ",\"packets\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"dropped\":%" PRIu64 ",\"marked\":%" PRIu64,
-           link.port.counters.packets, link.port.counters.bytes, link.port.counters.dropped,
-           link.port.counters.marked);
-    for (unsigned i = 0; i < DCQCN_COUNTERS; i++)
-        append(text, ",\"%s\":%" PRIu64, dcqcn_counter_name(i), link.counters[i]);
-    append(text, "}");
-}
-
-static void append_hosts(struct text *text, struct registry *reg, const bool *alive) {
-    const struct registry_file *file = reg->file;
-    const char *before = "";
-
-    append(text, "\"devices\":[");
-    for (unsigned h = 0; h < file->host_count; h++) {
-        for (unsigned r = 0; r < FAULT_MAX_RAILS; r++) {
-            const struct registry_port *port = &file->ports[h][r];
-
-            if (!(file->hosts[h].rails >> r & 1))
-                continue;
-            append(text, "%s{\"host\":\"%s\",\"device\":\"", before, file->hosts[h].name);
-            append_escaped(text, device_name(reg, h, r));
-            append(text,
-                   "\",\"rail\":\"rail%u\",\"link_up\":%s,\"dead\":%s,"
-                   "\"switch_up\":%s,\"stalled\":%s,\"commands_hang\":%s,\"link_changes\":%u,\"kills\":%u,"
-                   "\"changed_ns\":%" PRIu64 ",",
-                   r, port->link_changes & 1 ? "false" : "true", port->dead ? "true" : "false",
-                   file->switch_down[r] >> h & 1 ? "false" : "true", port->stalled ? "true" : "false",
-                   port->hung ? "true" : "false", port->link_changes, port->kills, port->changed_ns);
-            append_processes(text, reg, h, r, alive);
-            append(text, ",\"link\":");
-            append_link(text, reg, h, r);
-            append(text, "}");
-            before = ",";
-        }
-    }
-    append(text, "]");
-}
-
-static void append_rules(struct text *text, const struct registry *reg) {
-    static const char *const directions[] = {"", "tx", "rx", "both"};
-    static const char *const thens[] = {"", "down", "kill", "switch-down"};
-    const struct registry_file *file = reg->file;
-    const char *before = "";
-
-    append(text, "\"rules\":[");
-    for (unsigned i = 0; i < file->rule_end; i++) {
-        const struct registry_rule *rule = &file->rules[i];
-
-        if (!rule->id)
-            continue;
-        append(text, "%s{\"id\":%u,\"action\":\"%s\",\"delay_us\":%u,\"target\":\"%s/", before, rule->id,
-               actions[rule->action], rule->delay_us, file->hosts[rule->host].name);
-        append_escaped(text, device_name(reg, rule->host, rule->rail));
-        append(text, "\",\"direction\":\"%s\",\"opcode\":\"%s\",", directions[rule->directions & 3],
-               rule->opcode >= 0 ? wire_opcode_name((uint8_t)rule->opcode) : rules_class_name(rule->classes));
-        append(text, "\"peer\":\"%s\",\"qpn\":%u,\"msn\":%u,\"per_message\":%s,\"nth\":%u,\"count\":%u,",
-               rule->peer_host >= 0 ? file->hosts[rule->peer_host].name : "", rule->qpn, rule->min_msn,
-               rule->unit == UNIT_MESSAGE ? "true" : "false", rule->nth, rule->count);
-        /* Of 2^32 - 1: printf would write a fraction as the locale has it, in many with a comma. */
-        append(text, "\"probability\":%u,\"seed\":%" PRIu64 ",\"then\":\"%s\",\"then_target\":\"%s/",
-               rule->probability, rule->seed, thens[rule->then & 3], file->hosts[rule->then_host].name);
-        append_escaped(text, device_name(reg, rule->then_host, rule->then_rail));
-        append(text, "\",\"matched\":%" PRIu64 ",\"fired\":%" PRIu64 ",\"fired_ns\":%" PRIu64 "}",
-               rule->matched, rule->fired, rule->fired_ns);
-        before = ",";
-    }
-    append(text, "]");
-}
-
-int softrnic_ctl_list(char *json, size_t len, char *err, size_t err_len) {
-    struct text text = {json, len, 0};
-    bool alive[REGISTRY_MAX_CLAIMS] = {false};
-    struct registry *reg;
-    unsigned claims;
-
-    errno = ENOMEM;
-    reg = registry_open(err, err_len);
-    if (!reg)
-        return NO_REGISTRY;
-    /* Outside the lock: these are system calls, and the data path may want the lock. */
-    claims = __atomic_load_n(&reg->file->claim_end, __ATOMIC_RELAXED);
-    for (unsigned i = 0; i < claims && i < REGISTRY_MAX_CLAIMS; i++)
-        alive[i] = registry_claim_alive(reg, i);
-    registry_lock(reg);
-    append(&text, "{\"directory\":\"");
-    append_escaped(&text, reg->dir);
-    append(&text, "\",");
-    append_hosts(&text, reg, alive);
-    append(&text, ",");
-    append_rules(&text, reg);
-    append(&text, "}");
-    registry_unlock(reg);
-    return (int)text.used;
+    return rc ? SOFTRNIC_WRONG_REQUEST : 0;
 }

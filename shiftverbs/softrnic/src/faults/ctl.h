@@ -13,6 +13,8 @@
 
 #define SOFTRNIC_EXPORT __attribute__((visibility("default")))
 
+enum { SOFTRNIC_WRONG_REQUEST = -1, SOFTRNIC_NO_REGISTRY = -2 };
+
 struct softrnic_drop {
     const char *target;      /* "a/soft0": whose packets */
     const char *direction;   /* "tx", "rx" or "both" */

@@ -66,6 +66,26 @@ static int host_of(struct registry *reg, const char *name, bool make, char *err,
     return host < 0 ? -ENOSPC : host;
 }
 
+/* Those of the rails that somebody has devices on, or of the one that is named: while it can still be refused. */
+static int make_switches(struct registry *reg, int rail, char *err, size_t err_len) {
+    uint32_t rails = rail < 0 ? 0 : 1u << rail;
+
+    for (unsigned host = 0; rail < 0 && host < reg->file->host_count; host++)
+        rails |= reg->file->hosts[host].rails;
+    for (unsigned r = 0; r < FAULT_MAX_RAILS; r++) {
+        struct registry_switch *shared = rails >> r & 1 ? registry_switch_lock(reg, r, true) : NULL;
+
+        if (shared) {
+            registry_switch_unlock(shared);
+        } else if (rails >> r & 1) {
+            snprintf(err, err_len, "fabric: rail%u: a switch with flow control in %s: %s", r, reg->dir,
+                     strerror(errno));
+            return -1;
+        }
+    }
+    return 0;
+}
+
 int network_apply(struct registry *reg, const char *text, bool make_hosts, char *err, size_t err_len) {
     /* All of it is read before any of it is in force. */
     for (int pass = 0; pass < 2; pass++) {
@@ -79,6 +99,8 @@ int network_apply(struct registry *reg, const char *text, bool make_hosts, char 
 
             if (host < -1)
                 return host;
+            if (!pass && params.pfc && make_switches(reg, scope.rail, err, err_len) != 0)
+                return -EIO;
             if (pass)
                 registry_set_fabric(reg, host, scope.rail, &params);
         }

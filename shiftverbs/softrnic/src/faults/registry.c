@@ -255,6 +255,18 @@ int registry_add_host(struct registry *reg, const struct config *config) {
     return host;
 }
 
+/* A NIC that stands still takes no packets, and says so. One that is dead, or behind a cut cable, says nothing. */
+static void tell_switch(struct registry *reg, unsigned host, unsigned rail) {
+    const struct registry_port *port = &reg->file->ports[host][rail];
+    bool still = port->stalled && !port->dead && !(port->link_changes & 1);
+    struct registry_switch *shared = registry_switch_lock(reg, rail, false);
+
+    if (!shared)
+        return;
+    fabric_switch_still(&shared->fabric, host, still, registry_now_ns());
+    registry_switch_unlock(shared);
+}
+
 void registry_update_active(struct registry *reg, unsigned host, unsigned rail) {
     struct registry_port *port = &reg->file->ports[host][rail];
     uint32_t rules = 0;
@@ -273,6 +285,8 @@ void registry_update_active(struct registry *reg, unsigned host, unsigned rail) 
     active = (port->link_changes & 1) || port->kills || rules || port->stalled || port->hung ||
              reg->file->limited[rail] || (reg->file->switch_down[rail] >> host & 1);
     __atomic_store_n(&port->active, active, __ATOMIC_SEQ_CST);
+    if (registry_switched(reg, rail))
+        tell_switch(reg, host, rail);
 }
 
 int registry_socket_address(const struct registry *reg, const char *name, int way, struct sockaddr_un *at) {
@@ -370,11 +384,24 @@ int registry_host_at(const struct registry *reg, unsigned rail, uint32_t address
     return registry_host_of(reg, address);
 }
 
+/* If there is one already; one that is made later begins with what the links say then. */
+static void set_switch(struct registry *reg, int host, unsigned rail, const struct fabric_params *params) {
+    struct registry_switch *shared = registry_switch_lock(reg, rail, false);
+
+    if (!shared)
+        return;
+    fabric_switch_run(&shared->fabric, registry_now_ns());
+    for (unsigned h = 0; h < FAULT_MAX_HOSTS; h++)
+        if (host < 0 || h == (unsigned)host)
+            fabric_switch_set(&shared->fabric, h, params);
+    registry_switch_unlock(shared);
+}
+
 void registry_set_fabric(struct registry *reg, int host, int rail, const struct fabric_params *params) {
     struct registry_file *file = reg->file;
 
     for (unsigned r = 0; r < FAULT_MAX_RAILS; r++) {
-        uint32_t limited = 0;
+        uint32_t limited = 0, switched = 0;
 
         if (rail >= 0 && r != (unsigned)rail)
             continue;
@@ -389,26 +416,16 @@ void registry_set_fabric(struct registry *reg, int host, int rail, const struct 
                 registry_link_unlock(link);
             }
             limited |= file->links[h][r].params.rate != 0;
+            switched |= file->links[h][r].params.pfc;
         }
+        set_switch(reg, host, r, params);
         __atomic_store_n(&file->limited[r], limited, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&file->switched[r], switched, __ATOMIC_SEQ_CST);
         for (unsigned h = 0; h < file->host_count; h++) {
             registry_update_active(reg, h, r);
             registry_notify(reg, h, r);
         }
     }
-}
-
-struct registry_link *registry_link_lock(struct registry *reg, unsigned host, unsigned rail) {
-    struct registry_link *link = &reg->file->links[host][rail];
-
-    /* Who died inside left times and counts, each of them possible. */
-    if (pthread_mutex_lock(&link->lock) == EOWNERDEAD)
-        pthread_mutex_consistent(&link->lock);
-    return link;
-}
-
-void registry_link_unlock(struct registry_link *link) {
-    pthread_mutex_unlock(&link->lock);
 }
 
 int registry_lock_file(struct registry *reg, const char *name) {

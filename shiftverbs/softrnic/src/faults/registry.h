@@ -10,10 +10,12 @@
 #include <sys/un.h>
 
 #include "fabric/port.h"
+#include "fabric/switch.h"
+#include "faults/counted.h"
 #include "faults/fault.h"
 
 #define REGISTRY_MAGIC 0x736f6674u
-#define REGISTRY_VERSION 5 /* part of the file's name: another layout is another file */
+#define REGISTRY_VERSION 6 /* part of the file's name: another layout is another file */
 #define REGISTRY_MAX_CLAIMS 1024
 #define REGISTRY_ALWAYS UINT32_MAX /* probability 1 */
 #define REGISTRY_RAIL_NET 32       /* rail N is 127.(32 + N).0.0/16, host H of it 127.(32 + N).(H + 1).0/24 */
@@ -77,7 +79,7 @@ struct registry_link {
     pthread_mutex_t lock;
     struct fabric_params params; /* changed with the registry's lock held, too */
     struct fabric_port port;
-    uint64_t counters[DCQCN_COUNTERS]; /* of the host's NIC, in all processes; atomic */
+    uint64_t counters[NIC_COUNTERS]; /* of the host's NIC, in all processes; atomic */
 };
 
 struct registry_file {
@@ -93,14 +95,24 @@ struct registry_file {
     uint64_t switch_down[FAULT_MAX_RAILS]; /* bit per host whose switch port is down */
     struct registry_rule rules[FAULT_MAX_RULES];
     struct registry_claim claims[REGISTRY_MAX_CLAIMS];
-    uint32_t limited[FAULT_MAX_RAILS]; /* has any port of the rail limits? */
+    uint32_t limited[FAULT_MAX_RAILS];  /* has any port of the rail limits? */
+    uint32_t switched[FAULT_MAX_RAILS]; /* has any port of the rail flow control? */
     uint64_t fabric_text; /* a hash of the SOFTRNIC_FABRIC that was in force last; 0 = none yet */
     struct registry_link links[FAULT_MAX_HOSTS][FAULT_MAX_RAILS];
+};
+
+/* A rail with flow control, in a file of its own: there is none before it is needed. */
+struct registry_switch {
+    uint32_t magic, version;
+    uint64_t size;
+    pthread_mutex_t lock;
+    struct fabric_switch fabric;
 };
 
 struct registry {
     struct registry *next;
     struct registry_file *file;
+    struct registry_switch *switches[FAULT_MAX_RAILS]; /* mapped at first use; atomic */
     int dir_fd;
     int notify_fd; /* a socket to send notifications from */
     char dir[256];
@@ -143,8 +155,15 @@ void registry_set_fabric(struct registry *reg, int host, int rail, const struct 
 static inline bool registry_limited(const struct registry *reg, unsigned rail) {
     return __atomic_load_n(&reg->file->limited[rail], __ATOMIC_RELAXED);
 }
+static inline bool registry_switched(const struct registry *reg, unsigned rail) {
+    return __atomic_load_n(&reg->file->switched[rail], __ATOMIC_RELAXED);
+}
+/* links.c. No other lock is taken under these; the registry's may be held. */
 struct registry_link *registry_link_lock(struct registry *reg, unsigned host, unsigned rail);
 void registry_link_unlock(struct registry_link *link);
+/* NULL if the rail has none yet and none is to be made, or none can be, with errno set. */
+struct registry_switch *registry_switch_lock(struct registry *reg, unsigned rail, bool make);
+void registry_switch_unlock(struct registry_switch *shared);
 
 /* Is the process behind a claim alive? Without the lock. */
 bool registry_claim_alive(struct registry *reg, unsigned index);
@@ -162,6 +181,11 @@ int network_from_environment(struct registry *reg, char *err, size_t err_len);
 /* The same of a text, with the lock held. Hosts that are not known yet are made known, or refused. */
 int network_apply(struct registry *reg, const char *text, bool make_hosts, char *err, size_t err_len);
 
+/* The name of a device that was described. With the lock held. */
+static inline const char *registry_device_name(const struct registry *reg, unsigned host, unsigned rail) {
+    return reg->file->hosts[host].devices[rail];
+}
+
 /* rules.c: decide by the rules of this port; lock held. delay_us as fault_filter(). */
 enum fault_verdict rules_apply(struct registry *reg, unsigned host, unsigned rail,
                                enum fault_direction direction, const struct wire_packet *pkt,
@@ -172,5 +196,7 @@ uint32_t rules_class_by_name(const char *name);
 const char *rules_class_name(uint32_t bits);
 /* All names, separated by ", ". */
 const char *rules_class_names(void);
+/* "drop" to "reorder", of a verdict that a rule may have. */
+const char *rules_action_name(unsigned verdict);
 
 #endif

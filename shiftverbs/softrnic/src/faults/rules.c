@@ -174,3 +174,9 @@ enum fault_verdict rules_apply(struct registry *reg, unsigned host, unsigned rai
     }
     return verdict;
 }
+
+const char *rules_action_name(unsigned verdict) {
+    static const char *const names[] = {"", "drop", "delay", "duplicate", "reorder"};
+
+    return names[verdict];
+}

@@ -27,6 +27,8 @@ void srn_gid_make(uint32_t ip, unsigned int index, union ibv_gid *gid) {
     memcpy(&gid->raw[13], &address[1], 3);
 }
 
+#define TOS_WITHOUT_ECN 0xfc
+
 bool srn_gid_resolve(const union ibv_gid *gid, unsigned int index, struct srn_peer *peer) {
     union ibv_gid same;
     struct srn_peer found = {.gid_index = index};
@@ -46,8 +48,13 @@ bool srn_gid_resolve(const union ibv_gid *gid, unsigned int index, struct srn_pe
 }
 
 bool srn_resolve_av(const struct srn_nic *nic, const struct ibv_ah_attr *attr, struct srn_peer *peer) {
-    return attr->is_global && attr->grh.sgid_index < nic->gid_count &&
-           srn_gid_resolve(&attr->grh.dgid, attr->grh.sgid_index, peer);
+    if (!attr->is_global || attr->grh.sgid_index >= nic->gid_count ||
+        !srn_gid_resolve(&attr->grh.dgid, attr->grh.sgid_index, peer))
+        return false;
+    /* As a NIC that trusts DSCP: its upper three bits. Without one, the service level, which VLANs have as PCP. */
+    peer->tos = attr->grh.traffic_class & TOS_WITHOUT_ECN;
+    peer->priority = peer->tos ? peer->tos >> 5 : attr->sl & 7;
+    return true;
 }
 
 void srn_gids_init(struct srn_nic *nic) {

@@ -72,6 +72,8 @@ static inline bool srn_gid_is_v2(unsigned int index) {
 struct srn_peer {
     uint32_t ip;        /* network order; 0 = not set */
     uint32_t gid_index; /* here and there */
+    uint8_t tos;        /* the traffic class, without ECN's bits */
+    uint8_t priority;   /* of flow control, 0 to 7 */
 };
 
 /* --- devices --- */

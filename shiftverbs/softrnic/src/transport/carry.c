@@ -2,7 +2,7 @@
 /*
  * Packets on rails that have limits: they wait here, first for their QP's rate, then for the host's link, then in the
  * switch and on its wire. The process that sends a packet keeps it until it arrives; what links and queues do with it is
- * in shared memory (rails.h).
+ * in shared memory (rails.h). Where there is flow control nobody knows when a packet will get on: it is asked about.
  *
  * A QP that has enough waiting pauses: a NIC takes the next packet of a send queue when it can send it.
  */
@@ -19,9 +19,15 @@
 #define MAX_WAITING ((size_t)32 << 20)
 
 /* The TOS byte: what ECN may mark and has marked (RFC 3168), and what CNPs go by, DSCP 48. */
+#define TOS_ECN 0x03
 #define TOS_ECT0 0x02
 #define TOS_CE 0x03
 #define TOS_CNP 0xc0
+#define CNP_PRIORITY 6
+
+/* A packet that is still where it was is asked about again when it has waited so much longer. */
+#define PATIENCE 8
+#define SOONEST_NS 50000
 
 enum stage { RATE, LINK, SWITCH, RESUME };
 
@@ -31,7 +37,10 @@ struct carried {
     enum stage stage;
     uint32_t peer_ip;
     uint32_t qpn; /* RESUME, RATE */
-    uint8_t tos;
+    uint8_t tos, priority;
+    struct fabric_ticket
+        ticket;             /* LINK, SWITCH: its switch has flow control, and is asked. life 0: it has none */
+    uint64_t since_ns;      /* and since when it is in this stage; 0 = nobody asked yet */
     struct carried *behind; /* RATE: the QP's next one. Only its first is in the heap */
     size_t len;
     uint8_t data[];
@@ -103,7 +112,7 @@ static struct srn_carry *get_carry(struct srn_nic *nic) {
 }
 
 /* This QP's next packet waits until the link has time for it, and its rate. */
-static void pause(struct srn_nic *nic, struct srn_qp *qp, uint64_t until_ns) {
+static void pause(struct srn_nic *nic, struct srn_qp *qp, uint8_t priority, uint64_t until_ns) {
     struct carried *item;
 
     if (qp->type != IBV_QPT_RC || !qp->req.window)
@@ -112,6 +121,7 @@ static void pause(struct srn_nic *nic, struct srn_qp *qp, uint64_t until_ns) {
     if (!item)
         return;
     item->qpn = qp->qpn;
+    item->priority = priority;
     if (push(nic, item))
         qp->req.window = 0;
     else
@@ -128,23 +138,82 @@ static bool wait_for(struct srn_nic *nic, struct carried *item, enum stage stage
     return false;
 }
 
+static bool has_data(const struct carried *item) {
+    return (item->tos & TOS_ECN) == TOS_ECT0;
+}
+
 /* All its bits are in the switch. */
 static void forward(struct srn_nic *nic, struct carried *item) {
     struct fabric_fate fate =
-        rails_forward(nic->port, item->peer_ip, item->due_ns, item->len, item->tos == TOS_ECT0);
+        rails_forward(nic->port, item->peer_ip, item->due_ns, item->len, has_data(item));
 
     if (fate.marked)
-        item->tos = TOS_CE;
+        item->tos |= TOS_CE;
     if (fate.dropped)
         free(item);
     else
         wait_for(nic, item, SWITCH, fate.out_ns);
 }
 
+/* What has a rail with flow control done with it by now? */
+static void look(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
+    struct fabric_news news = rails_ask(nic->port, item->peer_ip, item->ticket, now_ns);
+    uint64_t soonest = now_ns;
+
+    if (item->stage == LINK && news.where != FABRIC_LINK) {
+        nic->carry->waiting -= item->len;
+        item->since_ns = 0;
+        item->stage = SWITCH;
+        if (!fault_passes(nic->port)) {
+            nic->counters[SRN_CNT_TX_FILTERED]++;
+            rails_forget(nic->port, item->ticket);
+            free(item);
+            return;
+        }
+    }
+    if (news.where == FABRIC_DROPPED || news.where == FABRIC_FREE) {
+        free(item);
+        return;
+    }
+    if (news.where == FABRIC_OUT) {
+        item->ticket.life = 0;
+        item->tos |= news.marked ? TOS_CE : 0;
+    } else if (!item->since_ns) {
+        item->since_ns = now_ns;
+    } else if (!news.sending) {
+        /* It was held up: an answer may say "soon" for as long as that takes. */
+        soonest += SOONEST_NS + (now_ns - item->since_ns) / PATIENCE;
+    }
+    item->due_ns = news.at_ns > soonest ? news.at_ns : soonest;
+    if (push(nic, item))
+        return;
+    nic->carry->waiting -= item->stage == LINK ? item->len : 0;
+    free(item); /* its ticket is one that nobody asks about any more */
+}
+
+/* The same of a rail with flow control. Returns when the link will have sent it, as it looks now. */
+static uint64_t give_switch(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
+    uint8_t priority = item->priority;
+
+    item->ticket = rails_give(nic->port, item->peer_ip, priority, item->len, has_data(item), now_ns);
+    if (!item->ticket.life) {
+        nic->counters[SRN_CNT_TX_ERRORS]++;
+        free(item);
+        return now_ns;
+    }
+    item->stage = LINK;
+    nic->carry->waiting += item->len;
+    look(nic, item, now_ns);
+    return rails_link_free(nic->port, priority, now_ns);
+}
+
 /* The link gets it, at the time that it was due. Returns when it is in the switch. */
 static uint64_t give_link(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
-    uint64_t sent = rails_send(nic->port, item->due_ns, item->len);
+    uint64_t sent;
 
+    if (rails_switched(nic->port))
+        return give_switch(nic, item, now_ns);
+    sent = rails_send(nic->port, item->due_ns, item->len);
     item->due_ns = sent;
     if (sent <= now_ns)
         forward(nic, item);
@@ -153,10 +222,6 @@ static uint64_t give_link(struct srn_nic *nic, struct carried *item, uint64_t no
     else
         nic->counters[SRN_CNT_TX_ERRORS]++;
     return sent;
-}
-
-static bool has_data(const struct carried *item) {
-    return item->tos == TOS_ECT0;
 }
 
 /* It waits until its QP's rate has something for it, behind those that do. */
@@ -197,7 +262,7 @@ static void release(struct srn_nic *nic, struct carried *item, uint64_t now_ns) 
     give_link(nic, item, now_ns);
 }
 
-void srn_carry(struct srn_nic *nic, uint32_t qpn, uint32_t peer_ip, const uint8_t *data, size_t len) {
+void srn_carry(struct srn_nic *nic, uint32_t qpn, struct srn_peer to, const uint8_t *data, size_t len) {
     struct srn_carry *carry = get_carry(nic);
     struct srn_qp *qp = qpn ? srn_qp_find(nic, qpn) : NULL;
     uint64_t now = srn_now_ns(), next = 0;
@@ -210,8 +275,9 @@ void srn_carry(struct srn_nic *nic, uint32_t qpn, uint32_t peer_ip, const uint8_
         return;
     }
     memcpy(item->data, data, len);
-    item->peer_ip = peer_ip;
-    item->tos = cnp ? TOS_CNP : wire_opcode_flags(data[0]) & WIRE_F_PAYLOAD ? TOS_ECT0 : 0;
+    item->peer_ip = to.ip;
+    item->priority = cnp ? CNP_PRIORITY : to.priority;
+    item->tos = cnp ? TOS_CNP : wire_opcode_flags(data[0]) & WIRE_F_PAYLOAD ? to.tos | TOS_ECT0 : to.tos;
     if (qp && !cnp && (qp->pace.last_waiting || (has_data(item) && srn_pace_waits(qp, now)))) {
         if (!queue_up(nic, qp, item)) {
             nic->counters[SRN_CNT_TX_ERRORS]++;
@@ -227,7 +293,17 @@ void srn_carry(struct srn_nic *nic, uint32_t qpn, uint32_t peer_ip, const uint8_
     if (srn_pace_next(qp) > next)
         next = srn_pace_next(qp);
     if (next > now + AHEAD_NS)
-        pause(nic, qp, next - AHEAD_NS);
+        pause(nic, qp, to.priority, next - AHEAD_NS);
+}
+
+/* A link with flow control may have got nowhere since its QP paused: then that waits for longer. */
+static bool still_busy(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
+    uint64_t next = rails_switched(nic->port) ? rails_link_free(nic->port, item->priority, now_ns) : 0;
+
+    if (next <= now_ns + AHEAD_NS)
+        return false;
+    item->due_ns = next - AHEAD_NS;
+    return push(nic, item);
 }
 
 uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
@@ -243,6 +319,10 @@ uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
             release(nic, item, now_ns);
             break;
         case LINK:
+            if (item->ticket.life) {
+                look(nic, item, now_ns);
+                break;
+            }
             carry->waiting -= item->len;
             /* What had not left the host is lost with its cable. */
             if (fault_passes(nic->port)) {
@@ -253,12 +333,18 @@ uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
             }
             break;
         case SWITCH:
+            if (item->ticket.life) {
+                look(nic, item, now_ns);
+                break;
+            }
             nic->net->transmit(nic, item->peer_ip, item->data, item->len, item->tos);
             free(item);
             break;
         case RESUME:
-            nic->net->resume(nic, item->qpn);
-            free(item);
+            if (!still_busy(nic, item, now_ns)) {
+                nic->net->resume(nic, item->qpn);
+                free(item);
+            }
             break;
         }
     }
@@ -288,6 +374,8 @@ void srn_carry_finish(struct srn_nic *nic, bool arrive) {
             qp->pace.last_waiting = NULL;
         for (struct carried *item = carry->items[i], *next; item; item = next) {
             next = item->behind;
+            if (item->ticket.life)
+                rails_forget(nic->port, item->ticket);
             if (arrive && item->stage != RESUME)
                 nic->net->transmit(nic, item->peer_ip, item->data, item->len, item->tos);
             free(item);

@@ -39,7 +39,8 @@ void srn_stall_over(struct srn_nic *nic) {
 }
 
 void srn_receive(struct srn_nic *nic, const struct wire_packet *pkt, uint32_t src_ip) {
-    const struct srn_peer from = {src_ip, (pkt->bth.reserved & SRN_GID_BITS) ^ SRN_GID_BITS};
+    const struct srn_peer from = {.ip = src_ip,
+                                  .gid_index = (pkt->bth.reserved & SRN_GID_BITS) ^ SRN_GID_BITS};
     struct srn_qp *qp = srn_qp_find(nic, pkt->bth.dest_qpn);
     uint8_t transport = WIRE_TRANSPORT(pkt->bth.opcode);
 

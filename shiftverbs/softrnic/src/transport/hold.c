@@ -12,12 +12,12 @@ struct held {
     enum fault_direction direction;
     uint64_t due_ns;
     bool overtaken_by_next;
-    uint32_t peer_ip;
+    struct srn_peer peer;
     size_t len;
     uint8_t data[];
 };
 
-void srn_hold(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
+void srn_hold(struct srn_nic *nic, enum fault_direction direction, struct srn_peer peer, const uint8_t *data,
               size_t len, uint32_t delay_us, bool overtaken_by_next) {
     struct held *h = malloc(sizeof(*h) + len);
 
@@ -26,7 +26,7 @@ void srn_hold(struct srn_nic *nic, enum fault_direction direction, uint32_t peer
     h->direction = direction;
     h->due_ns = srn_now_ns() + (uint64_t)delay_us * 1000;
     h->overtaken_by_next = overtaken_by_next;
-    h->peer_ip = peer_ip;
+    h->peer = peer;
     h->len = len;
     memcpy(h->data, data, len);
     srn_list_add_tail(&nic->held, &h->link);
@@ -38,7 +38,7 @@ static void release(struct srn_nic *nic, struct held *h) {
     if (!fault_passes(nic->port))
         nic->counters[h->direction == FAULT_TX ? SRN_CNT_TX_FILTERED : SRN_CNT_RX_FILTERED]++;
     else
-        nic->net->go_on(nic, h->direction, h->peer_ip, h->data, h->len);
+        nic->net->go_on(nic, h->direction, h->peer, h->data, h->len);
     free(h);
 }
 

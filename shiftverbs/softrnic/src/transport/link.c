@@ -27,9 +27,7 @@ uint8_t *srn_tx_payload(struct srn_nic *nic) {
 
 /* What a rule or a rail's limits hold back of it; true if it does not go out now. */
 static bool detour(struct srn_nic *nic, const struct tx_slot *slot, enum fault_verdict verdict,
-                   uint32_t delay_us, uint32_t local_qpn) {
-    uint32_t to = slot->to.sin_addr.s_addr;
-
+                   uint32_t delay_us, uint32_t local_qpn, struct srn_peer to) {
     if (verdict != FAULT_CARRY)
         srn_hold(nic, FAULT_TX, to, slot->iov.iov_base, slot->iov.iov_len, delay_us,
                  verdict == FAULT_REORDER);
@@ -69,7 +67,7 @@ void srn_tx_commit(struct srn_nic *nic, struct wire_packet *pkt, size_t payload_
     slot->iov.iov_base = start;
     slot->iov.iov_len = hdr_len + payload_len + tail_len;
     slot->to.sin_addr.s_addr = to.ip;
-    if (verdict != FAULT_PASS && detour(nic, slot, verdict, delay_us, local_qpn))
+    if (verdict != FAULT_PASS && detour(nic, slot, verdict, delay_us, local_qpn, to))
         return;
     net->tx_count++;
     if (!srn_list_empty(&nic->held))

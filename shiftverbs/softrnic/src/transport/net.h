@@ -17,9 +17,8 @@
 #include <sys/uio.h>
 
 #include "faults/fault.h"
+#include "objects/nic.h"
 #include "wire/wire.h"
-
-struct srn_nic;
 
 #define BATCH 32
 #define PAGE 4096
@@ -64,8 +63,8 @@ struct srn_net {
     atomic_bool stop;
     uint64_t timer_at; /* what the timerfd is set to; 0 = not set. nic->lock */
     /* A packet that was held back goes on. */
-    void (*go_on)(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
-                  size_t len);
+    void (*go_on)(struct srn_nic *nic, enum fault_direction direction, struct srn_peer peer,
+                  const uint8_t *data, size_t len);
     /* A packet that was carried arrives, unless the switch is gone; a QP that paused for its link goes on. */
     void (*transmit)(struct srn_nic *nic, uint32_t peer_ip, const uint8_t *data, size_t len, uint8_t tos);
     void (*resume)(struct srn_nic *nic, uint32_t qpn);

@@ -60,7 +60,8 @@ static void deliver(struct srn_nic *nic, const struct rx_slot *slot, size_t len)
     uint32_t from = slot->from.sin_addr.s_addr;
 
     if (slot->verdict != FAULT_PASS)
-        srn_hold(nic, FAULT_RX, from, slot->data, len, slot->delay_us, slot->verdict == FAULT_REORDER);
+        srn_hold(nic, FAULT_RX, (struct srn_peer){.ip = from}, slot->data, len, slot->delay_us,
+                 slot->verdict == FAULT_REORDER);
     if (slot->verdict == FAULT_DELAY || slot->verdict == FAULT_REORDER)
         return;
     srn_receive(nic, &slot->pkt, from);
@@ -92,6 +93,8 @@ static int receive(struct srn_nic *nic) {
         error = wire_parse(&slot->pkt, &flow, slot->data, net->rx_msg[i].msg_len);
         if (error != WIRE_OK) {
             bad[error]++;
+            if (error == WIRE_ERR_ICRC)
+                rails_count(nic->port, RX_ICRC_ENCAPSULATED);
             continue;
         }
         slot->verdict = fault_filter(nic->port, FAULT_RX, &slot->pkt, slot->pkt.bth.dest_qpn,
@@ -219,14 +222,14 @@ static int start_thread(struct srn_net *net) {
     return rc;
 }
 
-static void go_on(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
-                  size_t len) {
+static void go_on(struct srn_nic *nic, enum fault_direction direction, struct srn_peer peer,
+                  const uint8_t *data, size_t len) {
     if (direction == FAULT_TX && rails_limited(nic->port))
-        srn_carry(nic, 0, peer_ip, data, len);
+        srn_carry(nic, 0, peer, data, len);
     else if (direction == FAULT_TX)
-        srn_tx_datagram(nic, peer_ip, data, len, 0);
+        srn_tx_datagram(nic, peer.ip, data, len, 0);
     else
-        srn_rx_datagram(nic, peer_ip, data, len);
+        srn_rx_datagram(nic, peer.ip, data, len);
 }
 
 int srn_net_open(struct srn_nic *nic, char *err, size_t err_len) {

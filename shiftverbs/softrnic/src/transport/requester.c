@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "faults/rails.h"
 #include "transport/transport.h"
 
 static struct srn_swqe *wqe_at(struct srn_qp *qp, uint32_t idx) {
@@ -312,8 +313,9 @@ static void go_back(struct srn_qp *qp) {
     r->retry_at = 0;
 }
 
-/* One more attempt, or the end. */
-static void retry(struct srn_qp *qp) {
+/* One more attempt, or the end, because of this. */
+static void retry(struct srn_qp *qp, enum nic_counter why) {
+    rails_count(qp->nic->port, qp->req.retries ? why : REQ_TRANSPORT_RETRIES_EXCEEDED);
     if (qp->req.retries == 0) {
         fail(qp, IBV_WC_RETRY_EXC_ERR);
         return;
@@ -321,6 +323,9 @@ static void retry(struct srn_qp *qp) {
     qp->req.retries--;
     go_back(qp);
     srn_req_run(qp);
+    /* A link that is paused may never let it send: that is an attempt all the same. */
+    if (!qp->req.window && !qp->req.retry_at && qp->state != IBV_QPS_ERR && rails_switched(qp->nic->port))
+        timer_start(qp);
 }
 
 /* A response that should be here is missing: ask for it again, once; after that the timer decides. */
@@ -331,13 +336,15 @@ static void response_missing(struct srn_qp *qp) {
         return;
     r->gap_valid = true;
     r->gap_psn = r->una_psn;
-    retry(qp);
+    retry(qp, IMPLIED_NAK_SEQ_ERR);
 }
 
 static void handle_rnr(struct srn_qp *qp, unsigned int code) {
     struct srn_requester *r = &qp->req;
 
     qp->nic->counters[SRN_CNT_RNR_NAK_RECEIVED]++;
+    rails_count(qp->nic->port,
+                qp->attr.rnr_retry != 7 && !r->rnr_retries ? REQ_RNR_RETRIES_EXCEEDED : RNR_NAK_RETRY_ERR);
     if (qp->attr.rnr_retry != 7) {
         if (r->rnr_retries == 0) {
             fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -382,7 +389,7 @@ static void handle_ack(struct srn_qp *qp, const struct wire_packet *pkt) {
         qp->nic->counters[SRN_CNT_SEQ_NAK_RECEIVED]++;
         /* While a receiver that was not ready is waited for, all of it will be sent again anyway. */
         if (!r->rnr_until)
-            retry(qp);
+            retry(qp, PACKET_SEQ_ERR);
         return;
     case WIRE_NAK_INVALID_REQ:
         status = IBV_WC_REM_INV_REQ_ERR;
@@ -491,7 +498,7 @@ void srn_req_timer(struct srn_qp *qp, uint64_t now_ns) {
             return;
         qp->nic->counters[SRN_CNT_TIMEOUTS]++;
         r->gap_valid = false;
-        retry(qp);
+        retry(qp, LOCAL_ACK_TIMEOUT_ERR);
     }
 }
 

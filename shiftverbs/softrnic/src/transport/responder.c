@@ -5,6 +5,7 @@
  */
 #include <arpa/inet.h>
 
+#include "faults/rails.h"
 #include "transport/transport.h"
 
 void srn_resp_reset(struct srn_qp *qp, uint32_t psn) {
@@ -96,6 +97,7 @@ static void refuse(struct srn_qp *qp, enum wire_nak_code code, enum ibv_wc_statu
 }
 
 static void send_rnr(struct srn_qp *qp) {
+    rails_count(qp->nic->port, OUT_OF_BUFFER);
     if (qp->type == IBV_QPT_UC) {
         qp->resp.message = SRN_MSG_NONE; /* the message is lost */
         return;
@@ -440,10 +442,12 @@ void srn_resp_handle(struct srn_qp *qp, const struct wire_packet *pkt) {
     }
     order = wire_psn_cmp(pkt->bth.psn, r->psn);
     if (order < 0) {
+        rails_count(qp->nic->port, DUPLICATE_REQUEST);
         handle_duplicate(qp, pkt);
         return;
     }
     if (order > 0) {
+        rails_count(qp->nic->port, OUT_OF_SEQUENCE);
         if (!r->nak_sent) {
             r->nak_sent = true;
             qp->nic->counters[SRN_CNT_SEQ_NAK_SENT]++;

@@ -21,7 +21,7 @@ void srn_timer_at(struct srn_nic *nic, uint64_t at_ns);
 void srn_timer_set(struct srn_qp *qp, uint64_t at_ns);
 
 /* --- hold.c --- */
-void srn_hold(struct srn_nic *nic, enum fault_direction direction, uint32_t peer_ip, const uint8_t *data,
+void srn_hold(struct srn_nic *nic, enum fault_direction direction, struct srn_peer peer, const uint8_t *data,
               size_t len, uint32_t delay_us, bool overtaken_by_next);
 /* A packet of this direction went on: those that it had to overtake follow. RX: on the progress thread. */
 void srn_hold_passed(struct srn_nic *nic, enum fault_direction direction);
@@ -39,7 +39,7 @@ uint64_t srn_pace_next(const struct srn_qp *qp);
 
 /* --- carry.c --- */
 /* Send a sealed packet through the rail's links and queues; qpn is the sender's, or 0. */
-void srn_carry(struct srn_nic *nic, uint32_t qpn, uint32_t peer_ip, const uint8_t *data, size_t len);
+void srn_carry(struct srn_nic *nic, uint32_t qpn, struct srn_peer to, const uint8_t *data, size_t len);
 /* Let go on what is due; when the next will be, 0 = there is none. On the progress thread. */
 uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns);
 /* The NIC ends. What is on its way arrives at once, or never. */

@@ -2,6 +2,7 @@
 /* Unreliable datagrams: one packet per WR, done when it is handed to the network (IBA 9.8.3). */
 #include <string.h>
 
+#include "faults/rails.h"
 #include "transport/transport.h"
 
 /* With the top bit set a Q_Key in the WR stands for the QP's own (IBA 10.2.5). */
@@ -89,6 +90,7 @@ void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, struct srn_
     if (pkt->flags & WIRE_F_SEND)
         w = srn_recv_wqe(qp);
     if (!w) {
+        rails_count(nic->port, OUT_OF_BUFFER);
         nic->counters[SRN_CNT_RX_UD_DROPPED]++;
         return;
     }

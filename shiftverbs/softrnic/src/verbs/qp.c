@@ -247,7 +247,7 @@ static void reset(struct srn_qp *qp) {
     qp->resp.resources = NULL;
     qp->resp.resource_count = 0;
     memset(&qp->attr, 0, sizeof(qp->attr));
-    qp->peer = (struct srn_peer){0, 0};
+    qp->peer = (struct srn_peer){0};
     qp->sq_drain_event = false;
 }
 
@@ -438,7 +438,7 @@ SRN_EXPORT int ibv_query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int m
 SRN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr) {
     struct srn_pd *spd;
     struct srn_ah *ah;
-    struct srn_peer peer = {0, 0};
+    struct srn_peer peer = {0};
     int rc;
 
     if (!srn_is_ours(pd->context))
