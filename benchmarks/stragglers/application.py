@@ -8,9 +8,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from benchmarks.stragglers.rails import MS, SECOND, World
+from benchmarks.stragglers.rails import MS, SECOND, Condition, World
 from shiftverbs.stragglers.detector import Stragglers
 from shiftverbs.stragglers.records import (
     Action,
@@ -30,6 +30,10 @@ RAILS = 2
 SAMPLE_NS = 50 * MS
 PING_NS = 100 * MS
 PING_JITTER = 0.15
+# A train of datagrams in place of each fifth ping of a path without traffic.
+TRAIN_EACH = 5
+TRAIN_MESSAGES = 16
+TRAIN_BYTES = TRAIN_MESSAGES * 4096
 POLL_NS = 100 * MS
 HOME = 0
 
@@ -101,6 +105,7 @@ class Driver:
         self._phase_at = dict.fromkeys(phases, 0)
         self._ping_ns = dict.fromkeys(phases, PING_NS)
         self._probed_ns: dict[str, int] = {}
+        self._pings: dict[Path, int] = {}
         for peer in phases:
             self._stragglers.add_peer(peer, HOME)
 
@@ -205,13 +210,26 @@ class Driver:
     def _ping(self, path: Path, now: int) -> int:
         sent = round(self.world.resumed(None, now, now + 1))
         condition = self.world.condition(path.peer, path.rail, sent)
-        if self._rng.random() >= condition.loss:
+        self._pings[path] = self._pings.get(path, 0) + 1
+        if self._pings[path] % TRAIN_EACH == 0 and self._rail[path.peer] != path.rail:
+            self._train(path, condition, sent)
+        elif self._rng.random() >= condition.loss:
             took = condition.latency_ns * math.exp(self._rng.gauss(0, PING_JITTER))
             if self._rng.random() < 0.02:  # whoever answers was busy
                 took += self._rng.expovariate(1 / MS)
             heard = round(self.world.seen(self.world.resumed(path.peer, sent, sent + took))[0])
             self._push(heard, lambda at: self._ponged(Ping(path, sent, heard)))
         return sent + self._ping_ns[path.peer]
+
+    def _train(self, path: Path, condition: Condition, sent: int) -> None:
+        """Of a train that lost a datagram nothing is told."""
+        if self._rng.random() < (1 - condition.loss) ** TRAIN_MESSAGES:
+            took = replace(condition, loss=0.0).draw_ns(TRAIN_BYTES, TRAIN_MESSAGES, self._rng)
+            came, gap = self.world.seen(self.world.resumed(path.peer, sent, sent + took))
+            heard = round(came)
+            unseen = min(round(gap), heard - sent)
+            train = Sample(path, TRAIN_BYTES, TRAIN_MESSAGES, sent, heard, unseen, probe=True)
+            self._push(heard, lambda at: self._carry_out(self._stragglers.handle_sample(train), at))
 
     def _ponged(self, ping: Ping) -> None:
         self._stragglers.handle_ping(ping)

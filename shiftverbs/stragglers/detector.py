@@ -25,8 +25,11 @@ from shiftverbs.stragglers.verdict import PathWatch, Suspicion
 
 # Whose fault it is is asked at every so many samples.
 ASKED_EACH = 4
+# And it must have been the same so many times in a row to be said, and to be said otherwise later.
+AGREED = 2
+AGREED_AGAIN = 8
 # Home is looked at for so long before traffic comes back.
-LOOK_NS = 5 * SECOND
+LOOK_NS = 10 * SECOND
 # While home is not well it is asked again after that.
 AGAIN_NS = SECOND
 # A path that was moved to must be better than the one it was moved off, by so many readings.
@@ -89,14 +92,17 @@ class Stragglers:
         dropped = watch.handle_sample(sample)
         if dropped is not None and dropped.attribution is not None:
             actions.append(Recovered(sample.path, dropped.since_ns))
+        watch.settle(sample.ended_ns, [other for other in peer.paths.values() if other is not watch])
         self._try(peer, sample, actions)
-        peer.samples += 1
-        if watch.suspicion is not None and peer.samples % ASKED_EACH == 0:
+        peer.samples += not sample.probe
+        there = sample.path.rail == peer.decision.rail and not peer.decision.moving
+        if watch.suspicion is not None and there and peer.samples % ASKED_EACH == 0:
             self._judge(peer, watch, watch.suspicion, actions)
         return self._probe(sample.path.peer, peer, actions)
 
     def _probe(self, name: str, peer: _Peer, actions: list[Action]) -> list[Action]:
-        suspected = any(watch.suspicion is not None for watch in peer.paths.values())
+        busy = peer.paths.get(peer.decision.rail)
+        suspected = busy is not None and busy.suspicion is not None
         if suspected != peer.probed:
             peer.probed = suspected
             actions.append(Probe(name, self.settings.probe_ns if suspected else None))
@@ -109,7 +115,10 @@ class Stragglers:
             return
         rails = [other for other in peer.paths.values() if other is not watch]
         elsewhere = [path for other in self._peers.values() if other is not peer for path in other.paths.values()]
-        attribution, better = verdict.attribute(watch, rails, elsewhere)
+        attribution, better = verdict.attribute(watch, rails, elsewhere, self.settings)
+        suspicion.find(attribution)
+        if suspicion.found_times < (AGREED if suspicion.attribution is None else AGREED_AGAIN):
+            return
         whole = suspicion.whole
         evidence = Evidence(
             watch.path, whole.ratio, suspicion.since_ns, whole.readings, suspicion.lost_ns, attribution
@@ -120,7 +129,7 @@ class Stragglers:
         if attribution is not Attribution.PATH or self.settings.mode is not Mode.MIGRATE:
             return
         decision, now_ns = peer.decision, suspicion.latest_ns
-        if watch.path.rail != decision.rail or not decision.may_move(now_ns) or not decision.pays(suspicion.lost_ns):
+        if not decision.may_move(now_ns) or not decision.pays(suspicion.lost_ns):
             return
         targets = [other for other in better if self._would_help(watch, other)]
         if decision.left_home and decision.home in [other.path.rail for other in targets]:
@@ -163,7 +172,7 @@ class Stragglers:
     def handle_ping(self, ping: Ping) -> None:
         """A ping was answered. Raises ValueError for a peer that is not known."""
         watch = self.watch(ping.path)
-        watch.handle_ping(ping, learn=not self._peer(ping.path.peer).probed)
+        watch.handle_ping(ping, learn=all(path.suspicion is None for path in self._peer(ping.path.peer).paths.values()))
 
     def handle_moved(self, peer: str, rail: int, now_ns: int, took_ns: int | None = None) -> list[Action]:
         """What goes to `peer` is on `rail` now.
@@ -201,10 +210,12 @@ class Stragglers:
         return actions
 
     def _well(self, peer: _Peer, now_ns: int) -> bool:
-        """Whether home's pings are as they should be."""
+        """Whether home's pings and probes are as they should be."""
         home = peer.paths.get(peer.decision.home)
-        ratio = home.ping_ratio(now_ns - LOOK_NS) if home is not None else None
-        return ratio is not None and ratio <= verdict.SLOW_PINGS
+        if home is None or home.suspicion is not None:
+            return False
+        pings, probes = home.ping_ratio(now_ns - LOOK_NS), home.sample_ratio(now_ns - LOOK_NS)
+        return pings is not None and pings <= verdict.SLOW_PINGS and (probes or 1.0) <= verdict.SLOW_PINGS
 
     @staticmethod
     def _return_ns(peer: _Peer) -> int | None:

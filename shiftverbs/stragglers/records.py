@@ -27,7 +27,8 @@ class Sample:
     path: where. bytes: outstanding when it began. messages: in how many WRs, at least 1. began_ns, ended_ns: when it was
     taken, and when the last completion of these was seen. unseen_ns: how long before `ended_ns` the CQ was last
     seen without that completion: it may have lain there that long. busy_ns: of the time since the path's last sample
-    ended, how much had work outstanding, with this sample; 0 where that is not known.
+    ended, how much had work outstanding, with this sample; 0 where that is not known. probe: the work was our own, a
+    train of datagrams on a path without traffic, which is a kind of its own.
 
     Raises ValueError where these cannot be.
     """
@@ -39,6 +40,7 @@ class Sample:
     ended_ns: int
     unseen_ns: int = 0
     busy_ns: int = 0
+    probe: bool = False
 
     def __post_init__(self) -> None:
         if self.bytes < 0 or self.messages < 1:
@@ -152,7 +154,10 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ping all paths to `peer` every `interval_ns` (None: as usual): one of them is suspected."""
+    """Ping all paths to `peer` every `interval_ns` (None: as usual): the one that has the traffic is suspected.
+
+    And send a train of datagrams on each path without traffic, in place of every fifth ping: a `Sample` with `probe`.
+    """
 
     peer: str
     interval_ns: int | None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shiftverbs.stragglers.records import Sample
 
 # A class is known of so many samples, and learned of so many.
-KNOWN = 5
+KNOWN = 15
 LEARNED = 31
 MOST_RISE = 1.05
 FASTER = 3
@@ -29,19 +29,21 @@ BLURRED = 1.25
 
 # Bytes, messages, ns.
 Record = tuple[int, int, float]
+SizeClass = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A sample by what was predicted.
 
-    observed_ns: what it took for certain. unclear: the prediction lies in the time in which nobody looked: it says nothing.
+    observed_ns: what it took for certain. spread: standard deviation of the ratio when the path is well. unclear: the prediction lies in the time in which nobody looked: it says nothing.
     """
 
     sample: Sample
     predicted_ns: float
     observed_ns: float
     unclear: bool
+    spread: float
 
     @property
     def ratio(self) -> float:
@@ -59,9 +61,10 @@ def median(values: list[float]) -> float:
     return quantile(values, 0.5)
 
 
-def size_class(sample: Sample) -> tuple[int, int]:
-    """Powers of four of the bytes outstanding and of a message's."""
-    return sample.bytes.bit_length() // 2, (sample.bytes // sample.messages).bit_length() // 2
+def size_class(sample: Sample) -> SizeClass:
+    """Powers of four of the bytes outstanding and of a message's; and whether it was a probe."""
+    message = sample.bytes // sample.messages
+    return sample.bytes.bit_length() // 2, message.bit_length() // 2, sample.probe
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
@@ -133,6 +136,7 @@ class Reference:
         self.records: list[Record] = []
         self.recent: list[Record] = []
         self.level = 0.0  # the median
+        self.spread = 0.0  # standard deviation by the median, from the quartiles
         self._anchor = math.inf  # what it may be measured by: the level of the first, or of the last that got faster
         self._faster: list[float] = []
 
@@ -152,13 +156,18 @@ class Reference:
     def measure(self, level: Callable[[Record], float]) -> None:
         """The levels changed: another fit."""
         before = self.level
-        self.level = median([level(record) for record in self.records])
+        self._look([level(record) for record in self.records])
         if len(self.records) == LEARNED:
             self._anchor = self.level if self._anchor == math.inf else self._anchor * self.level / before
 
+    def _look(self, levels: list[float]) -> None:
+        self.level = median(levels)
+        self.spread = (quantile(levels, 0.75) - quantile(levels, 0.25)) / 1.35 / self.level
+
     def _renew(self, level: Callable[[Record], float]) -> None:
         recent, self.recent = self.recent, []
-        now = median([level(record) for record in recent])
+        levels = [level(record) for record in recent]
+        now = median(levels)
         if now > self._anchor * MOST_RISE:
             self._faster = []
             return
@@ -167,14 +176,15 @@ class Reference:
             self._anchor, self._faster = median(self._faster), []
         elif self._faster:
             return
-        self.records, self.level = recent, now
+        self.records = recent
+        self._look(levels)
 
 
 class HealthyPath:
     """What a path takes when it is well."""
 
     def __init__(self) -> None:
-        self._classes: dict[tuple[int, int], Reference] = {}
+        self._classes: dict[SizeClass, Reference] = {}
         self._fitted = (0.0, 0.0, 0.0)
         self._learned = 0
         self._refit_at = REFIT_LEAST
@@ -188,21 +198,14 @@ class HealthyPath:
         latency, per_byte, per_message = self._fitted
         return latency + per_byte * size + per_message * messages
 
-    def predict(self, sample: Sample) -> float | None:
-        """What it takes a healthy path, ns; None where nothing like it was learned."""
-        base = self._base(sample.bytes, sample.messages)
-        if base <= 0:
-            return None
+    def _known(self, sample: Sample) -> Reference | None:
         known = self._classes.get(size_class(sample))
-        if known is None or len(known.records) < KNOWN:
-            # Between classes that are known, the fit alone; beyond them it would be a guess.
-            below = above = False
-            for other in self._classes.values():
-                if len(other.records) >= KNOWN:
-                    size = other.records[0][0]
-                    below, above = below or size <= sample.bytes, above or size >= sample.bytes
-            return base if below and above else None
-        return base * known.level
+        return known if known is not None and len(known.records) >= KNOWN else None
+
+    def predict(self, sample: Sample) -> float | None:
+        """What it takes a healthy path, ns; None where nothing of its size was learned."""
+        known = self._known(sample)
+        return None if known is None else self._base(sample.bytes, sample.messages) * known.level
 
     def learn(self, sample: Sample) -> None:
         """It was made by a path of which nobody thinks that it is slow."""
@@ -233,17 +236,16 @@ class HealthyPath:
 
         Where the end is not known well, the sample has the benefit of the doubt: it took as long as it must have.
         """
-        predicted_ns = self.predict(sample)
-        if predicted_ns is None:
+        known = self._known(sample)
+        if known is None:
             return None
+        predicted_ns = self._base(sample.bytes, sample.messages) * known.level
         least_ns = sample.took_ns - sample.unseen_ns
-        if sample.took_ns <= least_ns * BLURRED:
-            return Reading(sample, predicted_ns, sample.took_ns, False)
-        if sample.took_ns <= predicted_ns:
-            return Reading(sample, predicted_ns, sample.took_ns, False)
-        if least_ns >= predicted_ns:
-            return Reading(sample, predicted_ns, least_ns, False)
-        return Reading(sample, predicted_ns, predicted_ns, True)
+        observed_ns, unclear = float(sample.took_ns), False
+        if sample.took_ns > max(least_ns * BLURRED, predicted_ns):
+            unclear = least_ns < predicted_ns
+            observed_ns = predicted_ns if unclear else float(least_ns)
+        return Reading(sample, predicted_ns, observed_ns, unclear, known.spread)
 
 
 class HealthyPing:

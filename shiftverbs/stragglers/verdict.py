@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shiftverbs.stragglers.change_point import ChangePoint
-from shiftverbs.stragglers.records import Attribution, Path, Ping, Sample, Settings
-from shiftverbs.stragglers.signal import HealthyPath, HealthyPing, Reading, median
+from shiftverbs.stragglers.records import MS, SECOND, Attribution, Path, Ping, Sample, Settings
+from shiftverbs.stragglers.signal import LEARNED, HealthyPath, HealthyPing, Reading, median
 
 # A run of fewer values than that is a stray one or two.
 LEAST_RUN = 4
@@ -21,6 +21,8 @@ LEAST_RUN = 4
 RECENT = 128
 # Slower than that by a single sample's say is not told apart: a pause says as much as a longer one.
 MOST_LOG_RATIO = 4.0
+# Of a path that was slow not long ago a quarter of the evidence is enough.
+RELAPSE_ENOUGH = 4
 # Evidence is kept in so many parts, at most.
 MOST_PARTS = 64
 # So many pings, or readings, say something.
@@ -29,19 +31,31 @@ LEAST_READINGS = 8
 MOST_PINGS = 256
 # A path whose pings take that much longer is slow, if the suspect's do not take longer still by far.
 SLOW_PINGS = 1.25
-# Of the time in which the suspect was overdue, others must have been so, too, for that to be the cause.
-SHARED_STALLS = 1 / 3
+# Answers to what was sent on other rails meanwhile may come later than a sample ends.
+LATE_NS = 100 * MS
+# Stretches of time in which a path was overdue, kept.
+MOST_STRETCHES = 512
+# Standard deviations beyond which it is not by chance.
+BY_CHANCE = 3.0
+# A suspicion that nothing is heard of any more is dropped.
+STALE_NS = 10 * SECOND
 
 Stretch = tuple[float, float]
 
 
 @dataclass(slots=True)
 class Part:
-    """Some readings of a suspicion, one behind the other."""
+    """Some readings of a suspicion, one behind the other.
+
+    shared_ns: of the time beyond the predicted, in how much another rail was overdue, too. variance: of the observed
+    time in health.
+    """
 
     observed_ns: float = 0.0
     predicted_ns: float = 0.0
+    shared_ns: float = 0.0
     busy_ns: float = 0.0
+    variance: float = 0.0
     readings: int = 0
     unclear: int = 0
 
@@ -49,7 +63,9 @@ class Part:
         """Take it in."""
         self.observed_ns += other.observed_ns
         self.predicted_ns += other.predicted_ns
+        self.shared_ns += other.shared_ns
         self.busy_ns += other.busy_ns
+        self.variance += other.variance
         self.readings += other.readings
         self.unclear += other.unclear
 
@@ -58,13 +74,33 @@ class Part:
         """Observed by predicted time; 1 where there is none."""
         return self.observed_ns / self.predicted_ns if self.predicted_ns else 1.0
 
+    @property
+    def own_ratio(self) -> float:
+        """The same without what was shared."""
+        return (self.observed_ns - self.shared_ns) / self.predicted_ns if self.predicted_ns else 1.0
 
-def part_of(reading: Reading) -> Part:
+    @property
+    def chance(self) -> float:
+        """How far from 1 the ratio may be by chance: of these samples, and of those that the prediction is from."""
+        if not self.predicted_ns:
+            return 0.0
+        spread = math.sqrt(self.variance / self.readings) / (self.predicted_ns / self.readings)
+        return BY_CHANCE * math.sqrt(self.variance / self.predicted_ns**2 + 1.6 * spread**2 / LEARNED)
+
+
+def part_of(reading: Reading, shared_ns: float = 0.0) -> Part:
     """One reading. What is unclear is counted, and says nothing of times."""
     if reading.unclear:
         return Part(unclear=1)
     sample = reading.sample
-    return Part(reading.observed_ns, reading.predicted_ns, sample.busy_ns or sample.took_ns, 1)
+    return Part(
+        observed_ns=reading.observed_ns,
+        predicted_ns=reading.predicted_ns,
+        shared_ns=min(shared_ns, max(0.0, reading.observed_ns - reading.predicted_ns)),
+        busy_ns=sample.busy_ns or sample.took_ns,
+        variance=(reading.spread * reading.predicted_ns) ** 2,
+        readings=1,
+    )
 
 
 def total(parts: Iterable[Part]) -> Part:
@@ -78,22 +114,31 @@ def total(parts: Iterable[Part]) -> Part:
 class Suspicion:
     """That a path is slow since `since_ns`: what speaks for it.
 
-    raised_ns: when it was suspected, which is later: from then on its peer's paths are pinged often.
+    raised_ns: when it was suspected, which is later: from then on its peer's paths are pinged often, and only what was
+    seen since is evidence. relapse: it was slow not long ago, so that less of it is enough.
     """
 
-    def __init__(self, since_ns: int, raised_ns: int) -> None:
+    def __init__(self, since_ns: int, raised_ns: int, relapse: bool = False) -> None:
+        self.relapse = relapse
         self.since_ns = since_ns
         self.raised_ns = raised_ns
-        self.latest_ns = raised_ns
+        self.heard_ns = self.latest_ns = raised_ns  # the last sample's end, and of those that were taken in
         self.verified = False
         self.attribution: Attribution | None = None  # what was said
+        self.found: Attribution | None = None  # what was found last, and how often in a row
+        self.found_times = 0
         self._parts: list[Part] = []
         self._part_size = 1
 
-    def add(self, reading: Reading) -> None:
-        """A reading since then."""
+    def find(self, attribution: Attribution) -> None:
+        """It was attributed to that, this time."""
+        self.found_times = self.found_times + 1 if attribution is self.found else 1
+        self.found = attribution
+
+    def add(self, reading: Reading, shared_ns: float) -> None:
+        """A reading since then. shared_ns: in how much of its time another rail was overdue, too."""
         self.latest_ns = reading.sample.ended_ns
-        part = part_of(reading)
+        part = part_of(reading, shared_ns)
         last = self._parts[-1] if self._parts else None
         if last is not None and last.readings + last.unclear < self._part_size:
             last.add(part)
@@ -117,18 +162,28 @@ class Suspicion:
         return max(0, round(whole.busy_ns * (1 - 1 / whole.ratio))) if whole.ratio > 0 else 0
 
     def lasts(self, settings: Settings) -> bool:
-        """Whether it is slow for long enough, in each quarter of what was read since."""
-        if self.latest_ns - self.since_ns < settings.least_ns:
+        """Whether it is slow for long enough, in each quarter of what was read, and more than by chance."""
+        return self._lasts(settings, lambda part: part.ratio)
+
+    def lasts_alone(self, settings: Settings) -> bool:
+        """The same without what other rails shared."""
+        return self._lasts(settings, lambda part: part.own_ratio)
+
+    def _lasts(self, settings: Settings, ratio: Callable[[Part], float]) -> bool:
+        enough = RELAPSE_ENOUGH if self.relapse else 1
+        if (self.latest_ns - self.raised_ns) * enough < settings.least_ns:
             return False
-        readings = self.whole.readings
-        if readings < settings.least_samples:
+        whole = self.whole
+        if whole.readings * enough < settings.least_samples:
+            return False
+        if ratio(whole) <= max(settings.slow_ratio, 1 + whole.chance):
             return False
         quarters = [Part() for _ in range(4)]
         seen = 0
         for part in self._parts:
-            quarters[min(3, 4 * seen // readings)].add(part)
+            quarters[min(3, 4 * seen // whole.readings)].add(part)
             seen += part.readings
-        return all(quarter.ratio > settings.slow_ratio for quarter in quarters)
+        return all(ratio(quarter) > settings.slow_ratio for quarter in quarters)
 
 
 class PathWatch:
@@ -140,43 +195,55 @@ class PathWatch:
         self.healthy_ping = HealthyPing()
         self.suspicion: Suspicion | None = None
         self.recent: collections.deque[Reading] = collections.deque(maxlen=RECENT)
+        self.relapse = False  # it was slow not long ago
         self._settings = settings
         self._series = ChangePoint()
         self._pings: collections.deque[Ping] = collections.deque(maxlen=MOST_PINGS)
+        self._unsettled: collections.deque[Reading] = collections.deque(maxlen=RECENT)
+        # When it was overdue, in order.
+        self._overdue: collections.deque[Stretch] = collections.deque(maxlen=MOST_STRETCHES)
 
     def handle_sample(self, sample: Sample) -> Suspicion | None:
         """A sample ended. Returns a suspicion that was dropped by it."""
         reading = self.healthy.read(sample)
-        if reading is None or not reading.unclear:
-            if self.suspicion is None and sample.unseen_ns * 4 < sample.took_ns:
-                self.healthy.learn(sample)
+        if self.suspicion is None and sample.unseen_ns * 4 < sample.took_ns:
+            self.healthy.learn(sample)
+        if self.suspicion is not None and sample.ended_ns - self.suspicion.heard_ns > STALE_NS:
+            return self.forget()
         if reading is None:
             return None
         self.recent.append(reading)
         if not reading.unclear:
             value = math.log(reading.ratio)
             self._series.handle(max(-MOST_LOG_RATIO, min(MOST_LOG_RATIO, value)))
+            if reading.ratio > self._settings.slow_ratio:
+                self._was_overdue(sample.began_ns + reading.predicted_ns, sample.began_ns + reading.observed_ns)
         if self.suspicion is None:
             self._suspect()
             return None
-        self.suspicion.add(reading)
-        return self._drop()
+        self.suspicion.heard_ns = sample.ended_ns
+        self._unsettled.append(reading)
+        return self._drop(self.suspicion)
 
     def _suspect(self) -> None:
         run = self._series.likeliest
-        slow = math.log(self._settings.slow_ratio)
-        if run.length < LEAST_RUN or run.mean <= slow:
+        if run.length < LEAST_RUN or run.mean <= math.log(self._settings.slow_ratio):
             return
-        clear = [i for i, reading in enumerate(self.recent) if not reading.unclear]
-        since = list(self.recent)[clear[-min(run.length, len(clear))] :]
-        self.suspicion = Suspicion(since[0].sample.began_ns, since[-1].sample.ended_ns)
-        for reading in since:
-            self.suspicion.add(reading)
+        clear = [reading.sample for reading in self.recent if not reading.unclear][-run.length :]
+        self.suspicion = Suspicion(clear[0].began_ns, clear[-1].ended_ns, self.relapse)
         self.healthy.unlearn_recent()
 
-    def _drop(self) -> Suspicion | None:
-        suspicion = self.suspicion
-        assert suspicion is not None
+    def settle(self, now_ns: int, rails: list[PathWatch]) -> None:
+        """Take in readings of which it is known by now what the peer's other rails did meanwhile."""
+        while self._unsettled and self._unsettled[0].sample.ended_ns <= now_ns - LATE_NS:
+            reading = self._unsettled.popleft()
+            begin_ns = reading.sample.began_ns
+            end_ns = begin_ns + reading.observed_ns
+            if self.suspicion is not None and begin_ns >= self.suspicion.raised_ns:
+                shared_ns = min((rail.overdue_within(begin_ns, end_ns) for rail in rails), default=0.0)
+                self.suspicion.add(reading, shared_ns)
+
+    def _drop(self, suspicion: Suspicion) -> Suspicion | None:
         whole = suspicion.whole
         if whole.readings + whole.unclear < RECENT:
             return None
@@ -189,13 +256,35 @@ class PathWatch:
         suspicion, self.suspicion = self.suspicion, None
         self._series = ChangePoint()
         self.recent.clear()
+        self._unsettled.clear()
         return suspicion
 
     def handle_ping(self, ping: Ping, learn: bool) -> None:
         """A ping was answered. learn: nobody thinks that the paths to this peer are slow."""
+        before_ns = self._pings[-1].heard_ns if self._pings else ping.sent_ns
         self._pings.append(ping)
+        takes_ns = self.healthy_ping.takes_ns
+        if takes_ns is not None and ping.heard_ns - ping.sent_ns > 2 * takes_ns:
+            # It may have begun behind the answer before, if that is not long ago.
+            begin_ns = min(ping.sent_ns, max(before_ns, ping.sent_ns - 2 * self._settings.probe_ns))
+            self._was_overdue(begin_ns, ping.heard_ns)
         if learn:
             self.healthy_ping.learn(ping.heard_ns - ping.sent_ns)
+
+    def _was_overdue(self, begin_ns: float, end_ns: float) -> None:
+        while self._overdue and self._overdue[-1][1] >= begin_ns:
+            before = self._overdue.pop()
+            begin_ns, end_ns = min(begin_ns, before[0]), max(end_ns, before[1])
+        self._overdue.append((begin_ns, end_ns))
+
+    def overdue_within(self, begin_ns: float, end_ns: float) -> float:
+        """For how long of that time it was overdue, ns."""
+        found_ns = 0.0
+        for begin, end in reversed(self._overdue):
+            if end <= begin_ns:
+                break
+            found_ns += max(0.0, min(end, end_ns) - max(begin, begin_ns))
+        return found_ns
 
     def sample_ratio(self, since_ns: int) -> float | None:
         """Observed by predicted time of samples since then; None where there are too few."""
@@ -209,64 +298,24 @@ class PathWatch:
             return None
         return median(took) / self.healthy_ping.takes_ns
 
-    def overdue_samples(self, since_ns: int) -> list[Stretch]:
-        """When it was overdue, by its samples."""
-        return [
-            (reading.sample.began_ns + reading.predicted_ns, reading.sample.began_ns + reading.observed_ns)
-            for reading in self.recent
-            if reading.sample.began_ns >= since_ns and reading.ratio > self._settings.slow_ratio
-        ]
-
-    def overdue_pings(self, since_ns: int) -> list[Stretch]:
-        """When it was overdue, by its pings."""
-        takes_ns = self.healthy_ping.takes_ns
-        if takes_ns is None:
-            return []
-        due = ((ping.sent_ns + 2 * takes_ns, float(ping.heard_ns)) for ping in self._pings)
-        return [(begin, end) for begin, end in due if begin < end and end >= since_ns]
-
-
-def _union(stretches: list[Stretch]) -> list[Stretch]:
-    merged: list[Stretch] = []
-    for begin, end in sorted(stretches):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def shared(ours: list[Stretch], others: list[Stretch]) -> float:
-    """Which share of our time was the others', too; 0 where we have none."""
-    ours, others = _union(ours), _union(others)
-    length = sum(end - begin for begin, end in ours)
-    both = sum(
-        max(0.0, min(end, other_end) - max(begin, other_begin))
-        for begin, end in ours
-        for other_begin, other_end in others
-    )
-    return both / length if length else 0.0
-
 
 def slow_too(suspect: PathWatch, suspicion: Suspicion, other: PathWatch) -> bool | None:
     """Whether another path is slow, too, as much as makes it no better; None where nothing is known of it."""
     since_ns = suspicion.raised_ns
     excess = math.log(max(1.0, suspicion.whole.ratio))
     by_samples, by_pings = other.sample_ratio(since_ns), other.ping_ratio(since_ns)
-    if by_samples is None and by_pings is None:
-        return None
+    ours_by_pings = max(1.0, suspect.ping_ratio(since_ns) or 1.0)
+    if by_samples is None and (by_pings is None or ours_by_pings <= SLOW_PINGS):
+        return None  # pings do not tell how much a rail carries: only probes with a load do
     if by_samples is not None and by_samples > 1 and math.log(by_samples) >= excess / 2:
         return True
-    if by_pings is not None and by_pings > SLOW_PINGS:
-        ours = math.log(max(1.0, suspect.ping_ratio(since_ns) or 1.0))
-        if math.log(by_pings) >= max(ours / 2, excess / 4):
-            return True
-    overdue = other.overdue_samples(since_ns) + other.overdue_pings(since_ns)
-    return shared(suspect.overdue_samples(since_ns), overdue) >= SHARED_STALLS
+    if by_pings is None or by_pings <= SLOW_PINGS:
+        return False
+    return math.log(by_pings) >= max(math.log(ours_by_pings) / 2, excess / 4)
 
 
 def attribute(
-    suspect: PathWatch, rails: list[PathWatch], elsewhere: list[PathWatch]
+    suspect: PathWatch, rails: list[PathWatch], elsewhere: list[PathWatch], settings: Settings
 ) -> tuple[Attribution, list[PathWatch]]:
     """Whose fault it is, and the rails that are better.
 
@@ -279,9 +328,9 @@ def attribute(
         return Attribution.APPLICATION, []
     states = [(rail, slow_too(suspect, suspicion, rail)) for rail in rails]
     better = [rail for rail, slow in states if slow is False]
-    if better:
+    if better and suspicion.lasts_alone(settings):
         return Attribution.PATH, better
-    if not any(slow for _, slow in states):
+    if all(slow is None for _, slow in states):
         return Attribution.UNKNOWN, []
     others = [slow_too(suspect, suspicion, path) for path in elsewhere]
     if False in others and True not in others:
