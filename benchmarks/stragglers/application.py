@@ -152,14 +152,17 @@ class Driver:
         rail = self._rail[peer]
         condition = self.world.condition(peer, rail, now)
         took = condition.draw_ns(size, phase.messages, self._rng)
-        if phase.sliding:
+        begun = phase.size if phase.sliding else 0
+        if begun:
             took += self._rng.random() * phase.size / condition.bytes_per_ns
         came = self.world.resumed(peer, now, now + took)
         seen, unseen = self._seen(phase, now, came)
         if self._policy == "detector":
             # What goes on for a while gives samples one behind the other; the rest has one in a while.
             unseen_ns = min(round(unseen), round(seen) - now)
-            sample = Sample(Path(peer, rail), size, phase.messages, now, round(seen), unseen_ns, 0)
+            messages = phase.messages + phase.sliding
+            path = Path(peer, rail)
+            sample = Sample(path, size + begun, messages, now, round(seen), unseen_ns, begun_bytes=begun)
             self._push(round(seen), lambda at: self._sampled(sample, at))
         self._count(now, seen, size)
         began, now = now, round(seen) + phase.compute_ns

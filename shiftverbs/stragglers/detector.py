@@ -188,7 +188,11 @@ class Stragglers:
                 actions.append(Recovered(watch.path, dropped.since_ns))
         known.trial = verdict.Part()
         known.look_ns = 0
-        known.decision.handle_moved(rail, now_ns, took_ns)
+        decision = known.decision
+        if decision.left_home and rail == decision.home:
+            self.watch(Path(peer, rail)).relapse_until_ns = now_ns + decision.hold_ns
+        decision.handle_moved(rail, now_ns, took_ns)
+        self.watch(Path(peer, decision.home)).left = decision.left_home
         return self._probe(peer, known, actions)
 
     def handle_refused(self, peer: str, now_ns: int) -> None:
@@ -212,10 +216,12 @@ class Stragglers:
     def _well(self, peer: _Peer, now_ns: int) -> bool:
         """Whether home's pings and probes are as they should be."""
         home = peer.paths.get(peer.decision.home)
-        if home is None or home.suspicion is not None:
+        if home is None:
             return False
-        pings, probes = home.ping_ratio(now_ns - LOOK_NS), home.sample_ratio(now_ns - LOOK_NS)
-        return pings is not None and pings <= verdict.SLOW_PINGS and (probes or 1.0) <= verdict.SLOW_PINGS
+        others = [path for path in peer.paths.values() if path is not home]
+        pings = home.ping_ratio(now_ns - LOOK_NS)
+        probes = home.probe_ratio(now_ns - LOOK_NS, others)
+        return pings is not None and max(pings, probes or 1.0) <= verdict.SLOW_PINGS
 
     @staticmethod
     def _return_ns(peer: _Peer) -> int | None:

@@ -27,7 +27,8 @@ class Sample:
     path: where. bytes: outstanding when it began. messages: in how many WRs, at least 1. began_ns, ended_ns: when it was
     taken, and when the last completion of these was seen. unseen_ns: how long before `ended_ns` the CQ was last
     seen without that completion: it may have lain there that long. busy_ns: of the time since the path's last sample
-    ended, how much had work outstanding, with this sample; 0 where that is not known. probe: the work was our own, a
+    ended, how much had work outstanding, with this sample; 0 where that is not known. begun_bytes: of `bytes`, those of the oldest WR if others were
+    ahead of it: some may have been done by then. probe: the work was our own, a
     train of datagrams on a path without traffic, which is a kind of its own.
 
     Raises ValueError where these cannot be.
@@ -40,6 +41,7 @@ class Sample:
     ended_ns: int
     unseen_ns: int = 0
     busy_ns: int = 0
+    begun_bytes: int = 0
     probe: bool = False
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class Sample:
             raise ValueError(f"a sample ends at {self.ended_ns} ns, and began at {self.began_ns} ns")
         if not 0 <= self.unseen_ns <= self.took_ns:
             raise ValueError(f"unseen for {self.unseen_ns} ns in a sample of {self.took_ns} ns")
+        if not 0 <= self.begun_bytes <= self.bytes:
+            raise ValueError(f"{self.begun_bytes} bytes begun in a sample of {self.bytes} bytes")
         if self.busy_ns and self.busy_ns < self.took_ns:
             raise ValueError(f"busy for {self.busy_ns} ns with a sample of {self.took_ns} ns")
 

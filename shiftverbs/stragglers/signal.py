@@ -23,6 +23,9 @@ FASTER = 3
 REFIT_SHARE = 0.5
 REFIT_LEAST = 8
 _ROUNDS = 4
+# Learned is from samples of which no more than that was unseen, or begun before.
+MOST_UNSEEN = 0.2
+MOST_BEGUN = 0.2
 # A sample whose end is known less well than that says only what is certain.
 BLURRED = 1.25
 
@@ -208,7 +211,10 @@ class HealthyPath:
         return None if known is None else self._base(sample.bytes, sample.messages) * known.level
 
     def learn(self, sample: Sample) -> None:
-        """It was made by a path of which nobody thinks that it is slow."""
+        """It was made by a path of which nobody thinks that it is slow. What is not clear in it teaches nothing."""
+        unclear = sample.unseen_ns > sample.took_ns * MOST_UNSEEN or sample.begun_bytes > sample.bytes * MOST_BEGUN
+        if unclear:
+            return
         known = self._classes.setdefault(size_class(sample), Reference())
         filling = len(known.records) < LEARNED
         new = known.learn((sample.bytes, sample.messages, float(sample.took_ns)), self._level)
@@ -245,6 +251,8 @@ class HealthyPath:
         if sample.took_ns > max(least_ns * BLURRED, predicted_ns):
             unclear = least_ns < predicted_ns
             observed_ns = predicted_ns if unclear else float(least_ns)
+        if observed_ns < predicted_ns and sample.begun_bytes > sample.bytes * MOST_BEGUN:
+            unclear = True
         return Reading(sample, predicted_ns, observed_ns, unclear, known.spread)
 
 

@@ -29,6 +29,7 @@ MOST_PARTS = 64
 LEAST_PINGS = 5
 LEAST_READINGS = 8
 MOST_PINGS = 256
+MOST_PROBES = 64
 # A path whose pings take that much longer is slow, if the suspect's do not take longer still by far.
 SLOW_PINGS = 1.25
 # Answers to what was sent on other rails meanwhile may come later than a sample ends.
@@ -37,6 +38,8 @@ LATE_NS = 100 * MS
 MOST_STRETCHES = 512
 # Standard deviations beyond which it is not by chance.
 BY_CHANCE = 3.0
+# What paths were like in so long a time before a suspicion is what they are compared with.
+BEFORE_NS = 60 * SECOND
 # A suspicion that nothing is heard of any more is dropped.
 STALE_NS = 10 * SECOND
 
@@ -125,10 +128,18 @@ class Suspicion:
         self.heard_ns = self.latest_ns = raised_ns  # the last sample's end, and of those that were taken in
         self.verified = False
         self.attribution: Attribution | None = None  # what was said
+        # How other paths were before it began, by path: what they were taken for may be out of date.
+        self.before: dict[Path, float] = {}
         self.found: Attribution | None = None  # what was found last, and how often in a row
         self.found_times = 0
         self._parts: list[Part] = []
         self._part_size = 1
+
+    def renewed(self) -> Suspicion:
+        """The same with no evidence yet: what was attributed elsewhere is not held against the path later."""
+        fresh = Suspicion(self.since_ns, self.latest_ns)
+        fresh.attribution, fresh.before = self.attribution, self.before
+        return fresh
 
     def find(self, attribution: Attribution) -> None:
         """It was attributed to that, this time."""
@@ -176,7 +187,7 @@ class Suspicion:
         whole = self.whole
         if whole.readings * enough < settings.least_samples:
             return False
-        if ratio(whole) <= max(settings.slow_ratio, 1 + whole.chance):
+        if ratio(whole) <= settings.slow_ratio + whole.chance:
             return False
         quarters = [Part() for _ in range(4)]
         seen = 0
@@ -195,7 +206,9 @@ class PathWatch:
         self.healthy_ping = HealthyPing()
         self.suspicion: Suspicion | None = None
         self.recent: collections.deque[Reading] = collections.deque(maxlen=RECENT)
-        self.relapse = False  # it was slow not long ago
+        self.relapse_until_ns = 0  # it was slow not long ago: until then little evidence is enough
+        self.left = False  # because it was slow: what it does now is no example
+        self.probes: collections.deque[Sample] = collections.deque(maxlen=MOST_PROBES)
         self._settings = settings
         self._series = ChangePoint()
         self._pings: collections.deque[Ping] = collections.deque(maxlen=MOST_PINGS)
@@ -206,7 +219,9 @@ class PathWatch:
     def handle_sample(self, sample: Sample) -> Suspicion | None:
         """A sample ended. Returns a suspicion that was dropped by it."""
         reading = self.healthy.read(sample)
-        if self.suspicion is None and sample.unseen_ns * 4 < sample.took_ns:
+        if sample.probe:
+            self.probes.append(sample)
+        if self.suspicion is None and not self.left:
             self.healthy.learn(sample)
         if self.suspicion is not None and sample.ended_ns - self.suspicion.heard_ns > STALE_NS:
             return self.forget()
@@ -230,26 +245,34 @@ class PathWatch:
         if run.length < LEAST_RUN or run.mean <= math.log(self._settings.slow_ratio):
             return
         clear = [reading.sample for reading in self.recent if not reading.unclear][-run.length :]
-        self.suspicion = Suspicion(clear[0].began_ns, clear[-1].ended_ns, self.relapse)
+        self.suspicion = Suspicion(clear[0].began_ns, clear[-1].ended_ns, clear[-1].ended_ns < self.relapse_until_ns)
         self.healthy.unlearn_recent()
 
     def settle(self, now_ns: int, rails: list[PathWatch]) -> None:
         """Take in readings of which it is known by now what the peer's other rails did meanwhile."""
+        suspicion = self.suspicion
+        if suspicion is not None and suspicion.raised_ns == now_ns:
+            for rail in rails:
+                before = rail.sample_ratio(suspicion.since_ns - BEFORE_NS, suspicion.since_ns)
+                if before is not None:
+                    suspicion.before[rail.path] = before
         while self._unsettled and self._unsettled[0].sample.ended_ns <= now_ns - LATE_NS:
             reading = self._unsettled.popleft()
             begin_ns = reading.sample.began_ns
             end_ns = begin_ns + reading.observed_ns
-            if self.suspicion is not None and begin_ns >= self.suspicion.raised_ns:
+            if suspicion is not None and begin_ns >= suspicion.raised_ns:
                 shared_ns = min((rail.overdue_within(begin_ns, end_ns) for rail in rails), default=0.0)
-                self.suspicion.add(reading, shared_ns)
+                suspicion.add(reading, shared_ns)
 
     def _drop(self, suspicion: Suspicion) -> Suspicion | None:
         whole = suspicion.whole
         if whole.readings + whole.unclear < RECENT:
             return None
-        if total(map(part_of, self.recent)).ratio > self._settings.slow_ratio:
-            return None
-        return self.forget()
+        if total(map(part_of, self.recent)).ratio <= self._settings.slow_ratio:
+            return self.forget()
+        if suspicion.found is not Attribution.PATH:
+            self.suspicion = suspicion.renewed()
+        return None
 
     def forget(self) -> Suspicion | None:
         """Suspect it no more; the series begins anew. Returns what was suspected."""
@@ -268,7 +291,7 @@ class PathWatch:
             # It may have begun behind the answer before, if that is not long ago.
             begin_ns = min(ping.sent_ns, max(before_ns, ping.sent_ns - 2 * self._settings.probe_ns))
             self._was_overdue(begin_ns, ping.heard_ns)
-        if learn:
+        if learn and not self.left:
             self.healthy_ping.learn(ping.heard_ns - ping.sent_ns)
 
     def _was_overdue(self, begin_ns: float, end_ns: float) -> None:
@@ -286,10 +309,29 @@ class PathWatch:
             found_ns += max(0.0, min(end, end_ns) - max(begin, begin_ns))
         return found_ns
 
-    def sample_ratio(self, since_ns: int) -> float | None:
-        """Observed by predicted time of samples since then; None where there are too few."""
-        whole = total(part_of(reading) for reading in self.recent if reading.sample.ended_ns >= since_ns)
+    def sample_ratio(self, since_ns: int, until_ns: int | None = None) -> float | None:
+        """Observed by predicted time of samples that began then; None where there are too few."""
+        whole = total(
+            part_of(reading)
+            for reading in self.recent
+            if reading.sample.began_ns >= since_ns and (until_ns is None or reading.sample.began_ns < until_ns)
+        )
         return whole.ratio if whole.readings >= LEAST_READINGS else None
+
+    def probe_ratio(self, since_ns: int, rails: list[PathWatch]) -> float | None:
+        """Observed by predicted time of probes since then; None where nothing is known.
+
+        rails: others, to go by where this one was never without traffic in health.
+        """
+        observed_ns = predicted_ns = 0.0
+        for probe in self.probes:
+            for rail in (self, *rails):
+                takes_ns = rail.healthy.predict(probe)
+                if probe.began_ns >= since_ns and takes_ns is not None:
+                    observed_ns += probe.took_ns - probe.unseen_ns
+                    predicted_ns += takes_ns
+                    break
+        return observed_ns / predicted_ns if predicted_ns else None
 
     def ping_ratio(self, since_ns: int) -> float | None:
         """Round trips since then by what they take, in the median; None where there are too few."""
@@ -307,8 +349,10 @@ def slow_too(suspect: PathWatch, suspicion: Suspicion, other: PathWatch) -> bool
     ours_by_pings = max(1.0, suspect.ping_ratio(since_ns) or 1.0)
     if by_samples is None and (by_pings is None or ours_by_pings <= SLOW_PINGS):
         return None  # pings do not tell how much a rail carries: only probes with a load do
-    if by_samples is not None and by_samples > 1 and math.log(by_samples) >= excess / 2:
-        return True
+    if by_samples is not None:
+        by_samples /= min(1.0, suspicion.before.get(other.path, 1.0))
+        if by_samples > 1 and math.log(by_samples) >= excess / 3:
+            return True
     if by_pings is None or by_pings <= SLOW_PINGS:
         return False
     return math.log(by_pings) >= max(math.log(ours_by_pings) / 2, excess / 4)
