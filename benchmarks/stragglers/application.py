@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -32,6 +33,7 @@ PING_NS = 100 * MS
 PING_JITTER = 0.15
 # A train of datagrams in place of each fifth ping of a path without traffic.
 TRAIN_EACH = 5
+TRAIN_EACH_PROBED = 2
 TRAIN_MESSAGES = 16
 TRAIN_BYTES = TRAIN_MESSAGES * 4096
 POLL_NS = 100 * MS
@@ -112,11 +114,11 @@ class Driver:
     def run(self) -> Record:
         """The whole story."""
         for peer in self._phases:
-            self._push(0, lambda now, peer=peer: self._step(peer, now))
+            self._push(0, functools.partial(self._step, peer))
             if self._policy == "detector":
                 for rail in range(RAILS):
                     path = Path(peer, rail)
-                    self._push(self._rng.randrange(PING_NS), lambda now, path=path: self._ping(path, now))
+                    self._push(self._rng.randrange(PING_NS), functools.partial(self._ping, path))
         if self._policy == "detector":
             self._push(POLL_NS, self._poll)
         end_ns = self._parts[-1][1]
@@ -141,7 +143,7 @@ class Driver:
     # ---- the application --------------------------------------------------------------------------------------------
 
     def _step(self, peer: str, now: int) -> int:
-        """One batch in full, and as many like it, by what they take on average, as there is time for before the next sample."""
+        """One batch in full, and as many as there is time for before the next sample, by what they take on average."""
         phase = self._phase(peer, now)
         if self._policy == "oracle":
             slow = self.world.slow(peer, HOME, now, phase.size * phase.messages, phase.messages)
@@ -170,17 +172,16 @@ class Driver:
         each = condition.mean_ns(size, phase.messages) + phase.compute_ns + phase.poll_ns / 2
         more = max(0, math.floor(left / each))
         if more:
-            end = self.world.resumed(None, now, self.world.resumed(peer, now, now + more * each))
-            self._count(now, end, size * more)
-            now = round(end)
+            end_ns = self.world.resumed(None, now, self.world.resumed(peer, now, now + more * each))
+            self._count(now, end_ns, size * more)
+            now = round(end_ns)
         return now
 
     def _seen(self, phase: Phase, posted: int, came: float) -> tuple[float, float]:
         """When the application sees a completion, and how long it had not looked."""
         if phase.poll_ns:
             looks = math.ceil((came - posted) / phase.poll_ns)
-            seen = posted + looks * phase.poll_ns
-            late, gap = self.world.seen(seen)
+            late, gap = self.world.seen(posted + looks * phase.poll_ns)
             return late, max(phase.poll_ns, gap)
         seen, gap = self.world.seen(came)
         return seen, gap
@@ -214,7 +215,8 @@ class Driver:
         sent = round(self.world.resumed(None, now, now + 1))
         condition = self.world.condition(path.peer, path.rail, sent)
         self._pings[path] = self._pings.get(path, 0) + 1
-        if self._pings[path] % TRAIN_EACH == 0 and self._rail[path.peer] != path.rail:
+        each = TRAIN_EACH if self._ping_ns[path.peer] == PING_NS else TRAIN_EACH_PROBED
+        if self._pings[path] % each == 0 and self._rail[path.peer] != path.rail:
             self._train(path, condition, sent)
         elif self._rng.random() >= condition.loss:
             took = condition.latency_ns * math.exp(self._rng.gauss(0, PING_JITTER))
@@ -260,7 +262,7 @@ class Driver:
 
 def false_alarms(record: Record, world: World) -> list[tuple[int, Action]]:
     """What was said or done of a path that had no fault then, nor in the second before."""
-    found = []
+    found: list[tuple[int, Action]] = []
     for at, action in record.actions:
         if isinstance(action, Observe) and action.evidence.attribution is Attribution.PATH:
             path = action.evidence.path
@@ -274,3 +276,10 @@ def false_alarms(record: Record, world: World) -> list[tuple[int, Action]]:
             found.append((at, action))
     return found
 
+
+def verdict_ns(record: Record, fault_ns: int) -> int | None:
+    """How long after the fault began it was said that it is this path's; None where it never was."""
+    for at, action in record.actions:
+        if isinstance(action, Observe) and action.evidence.attribution is Attribution.PATH and at >= fault_ns:
+            return at - fault_ns
+    return None

@@ -113,7 +113,11 @@ class World:
     """
 
     def __init__(
-        self, seed: int, faults: list[Fault], pauses: list[Pause] | None = None, loads: list[Load] | None = None
+        self,
+        seed: int,
+        faults: list[Fault],
+        pauses: list[Pause] | None = None,
+        loads: list[Load] | None = None,
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -159,7 +163,7 @@ class World:
         return end_ns
 
     def seen(self, end_ns: float) -> tuple[float, float]:
-        """When this host, which polls all the time unless it pauses, sees what came at `end_ns`; and how long it did not look."""
+        """When this host, polling unless it pauses, sees what came at `end_ns`; and how long it did not look."""
         i = bisect.bisect_right(self._pause_begins, end_ns)
         for pause in self.pauses[max(0, i - 8) : i]:
             if pause.peer is None and pause.end_ns > end_ns:

@@ -20,9 +20,7 @@ PARTS = [("before", FAULT_NS), ("during", FAULT_END_NS), ("after", END_NS)]
 def fault(**what: float) -> Fault:
     """On home, for two minutes."""
     extra_ns, incast = round(what.get("extra_ns", 0)), round(what.get("incast", 0))
-    return Fault(
-        0, FAULT_NS, FAULT_END_NS, extra_ns, what.get("rate", 1.0), what.get("loss", 0.0), incast
-    )
+    return Fault(0, FAULT_NS, FAULT_END_NS, extra_ns, what.get("rate", 1.0), what.get("loss", 0.0), incast)
 
 
 FAULTS = {
@@ -39,7 +37,7 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
-class Load_:
+class Use:
     """A way to use the rails."""
 
     name: str
@@ -50,15 +48,15 @@ class Load_:
 
 KIB, MIB = 1 << 10, 1 << 20
 LOADS = (
-    Load_("64 B", (64,), (1,)),
-    Load_("64 KiB", (64 * KIB,), (8,)),
-    Load_("1 MiB", (MIB,), (16,)),
-    Load_("64 MiB", (64 * MIB,), (2,)),
-    Load_("mixed", (64, 4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB), (1, 4, 16), 2 * MS),
+    Use("64 B", (64,), (1,)),
+    Use("64 KiB", (64 * KIB,), (8,)),
+    Use("1 MiB", (MIB,), (16,)),
+    Use("64 MiB", (64 * MIB,), (2,)),
+    Use("mixed", (64, 4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB), (1, 4, 16), 2 * MS),
 )
 
 
-def phases(load: Load_, rng: random.Random, end_ns: int, each_ns: int) -> list[Phase]:
+def phases(load: Use, rng: random.Random, end_ns: int, each_ns: int) -> list[Phase]:
     """One after the other, chosen by chance where there is a choice."""
     found = []
     until_ns = 0
@@ -68,7 +66,7 @@ def phases(load: Load_, rng: random.Random, end_ns: int, each_ns: int) -> list[P
     return found
 
 
-def faulty(name: str, load: Load_, seed: int, policy: str) -> tuple[Record, World]:
+def faulty(name: str, load: Use, seed: int, policy: str) -> tuple[Record, World]:
     """A minute in health, two with a fault of home, four in health again."""
     world = World(seed, [FAULTS[name]])
     rng = random.Random(f"{seed} phases")
@@ -102,7 +100,9 @@ def hour(seed: int, end_ns: int = 3600 * SECOND, peers: int = 2) -> tuple[World,
     loads, at = [Load(0, 1.0, 0)], 0.0
     while at < end_ns:
         at += rng.uniform(5, 300) * SECOND
-        loads.append(Load(round(at), rng.choice([1.0, 1.0, 0.9, 0.7, 0.5]), rng.choice([0, 0, 20 * US, 200 * US])))
+        loads.append(
+            Load(round(at), rng.choice([1.0, 1.0, 0.9, 0.7, 0.5]), rng.choice([0, 0, 20 * US, 200 * US]))
+        )
     bursts, at = [], 0.0
     while at < end_ns:
         at += rng.expovariate(1 / 20) * SECOND

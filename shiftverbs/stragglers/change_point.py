@@ -24,7 +24,8 @@ _MEAN, _WEIGHT, _SHAPE, _SCALE = 0.0, 0.1, 1.0, 0.01
 class Run:
     """One hypothesis: the last `length` values belong together.
 
-    log_p: log of its posterior probability. mean, weight, shape, scale: the normal-inverse-gamma posterior of those values.
+    log_p: log of its posterior probability. mean, weight, shape, scale: the normal-inverse-gamma posterior of those
+    values.
     """
 
     length: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Does moving pay, and when to come home: ski rental, hysteresis, back-off.
 
-Who does not know for how long skis are needed buys them once the rent paid has reached their price, and so never pays more
-than twice what was needed. The rent is the time that a slow path has cost, the price a MOVE there and one back.
+Who does not know for how long skis are needed buys them once the rent paid has reached their price, and so never pays
+more than twice what was needed. The rent is the time that a slow path has cost, the price a MOVE there and one back.
 """
 
 from __future__ import annotations

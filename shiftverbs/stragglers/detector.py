@@ -114,7 +114,9 @@ class Stragglers:
         if not suspicion.verified:
             return
         rails = [other for other in peer.paths.values() if other is not watch]
-        elsewhere = [path for other in self._peers.values() if other is not peer for path in other.paths.values()]
+        elsewhere = [
+            path for other in self._peers.values() if other is not peer for path in other.paths.values()
+        ]
         attribution, better = verdict.attribute(watch, rails, elsewhere, self.settings)
         suspicion.find(attribution)
         if suspicion.found_times < (AGREED if suspicion.attribution is None else AGREED_AGAIN):
@@ -136,7 +138,9 @@ class Stragglers:
             # Left because it was slow, and pings may not show that: only if it was less so.
             if whole.ratio > decision.left_ratio:
                 decision.order_return(True, now_ns)
-                actions.append(Return(Path(watch.path.peer, decision.home), "slower here than it was at home"))
+                actions.append(
+                    Return(Path(watch.path.peer, decision.home), "slower here than it was at home")
+                )
                 return
             targets = [other for other in targets if other.path.rail != decision.home]
         if targets:
@@ -172,7 +176,9 @@ class Stragglers:
     def handle_ping(self, ping: Ping) -> None:
         """A ping was answered. Raises ValueError for a peer that is not known."""
         watch = self.watch(ping.path)
-        watch.handle_ping(ping, learn=all(path.suspicion is None for path in self._peer(ping.path.peer).paths.values()))
+        watch.handle_ping(
+            ping, learn=all(path.suspicion is None for path in self._peer(ping.path.peer).paths.values())
+        )
 
     def handle_moved(self, peer: str, rail: int, now_ns: int, took_ns: int | None = None) -> list[Action]:
         """What goes to `peer` is on `rail` now.
@@ -231,4 +237,6 @@ class Stragglers:
     @property
     def next_timeout_ns(self) -> int | None:
         """When `poll` wants to be called, or None."""
-        return min((due for peer in self._peers.values() if (due := self._return_ns(peer)) is not None), default=None)
+        return min(
+            (due for peer in self._peers.values() if (due := self._return_ns(peer)) is not None), default=None
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What goes in (paths, samples, pings, settings) and what comes out (actions). Times: integer ns of one monotonic clock."""
+"""What goes in (paths, samples, pings, settings), what comes out (actions). Times: ns of one monotonic clock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Sample:
 
     Samples of one path should not overlap: a moment is then counted once.
 
-    path: where. bytes: outstanding when it began. messages: in how many WRs, at least 1. began_ns, ended_ns: when it was
-    taken, and when the last completion of these was seen. unseen_ns: how long before `ended_ns` the CQ was last
-    seen without that completion: it may have lain there that long. busy_ns: of the time since the path's last sample
-    ended, how much had work outstanding, with this sample; 0 where that is not known. begun_bytes: of `bytes`, those of the oldest WR if others were
-    ahead of it: some may have been done by then. probe: the work was our own, a
-    train of datagrams on a path without traffic, which is a kind of its own.
+    path: where. bytes: outstanding when it began. messages: in how many WRs, at least 1. began_ns, ended_ns: when it
+    was taken, best at a post, and when the last completion of these was seen. unseen_ns: how long before `ended_ns` the
+    CQ was last seen without that completion: it may have lain there that long. busy_ns: of the time since the
+    path's last sample ended, how much had work outstanding, with this sample; 0 where that is not known.
+    begun_bytes: of `bytes`, those of the oldest WR if others were ahead of it: some may have been done by then.
+    probe: the work was our own, a train of datagrams on a path without traffic, which is a kind of its own.
 
     Raises ValueError where these cannot be.
     """
@@ -46,7 +46,9 @@ class Sample:
 
     def __post_init__(self) -> None:
         if self.bytes < 0 or self.messages < 1:
-            raise ValueError(f"a sample of {self.bytes} bytes in {self.messages} messages: nothing was outstanding")
+            raise ValueError(
+                f"a sample of {self.bytes} bytes in {self.messages} messages: nothing was outstanding"
+            )
         if self.ended_ns <= self.began_ns:
             raise ValueError(f"a sample ends at {self.ended_ns} ns, and began at {self.began_ns} ns")
         if not 0 <= self.unseen_ns <= self.took_ns:
@@ -87,10 +89,10 @@ class Mode(enum.Enum):
 class Settings:
     """What counts as slow, and what may be done about it.
 
-    slow_ratio: observed by predicted time beyond which a path is slow. least_samples, least_ns: so many samples, over so
-    long a time, before it is said. move_cost_ns: what a MOVE takes before one was measured. hold_ns, most_hold_ns: time
-    away before coming home is tried, which doubles up to the other with each that failed. moves_a_minute: of one
-    peer, there and back. probe_ns: between two pings of each path to a peer while one of them is suspected.
+    slow_ratio: observed by predicted time beyond which a path is slow. least_samples, least_ns: so many samples, over
+    so long a time, before it is said. move_cost_ns: what a MOVE takes before one was measured. hold_ns, most_hold_ns:
+    time away before coming home is tried, which doubles up to the other with each that failed. moves_a_minute: of
+    one peer, there and back. probe_ns: between two pings of each path to a peer while one of them is suspected.
 
     Raises ValueError for values that make no sense.
     """
@@ -160,7 +162,8 @@ class Recovered:
 class Probe:
     """Ping all paths to `peer` every `interval_ns` (None: as usual): the one that has the traffic is suspected.
 
-    And send a train of datagrams on each path without traffic, in place of every fifth ping: a `Sample` with `probe`.
+    And send a train of datagrams on each path without traffic, in place of every second ping (as usual: of every
+    fifth): a `Sample` with `probe`.
     """
 
     peer: str
@@ -169,7 +172,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move what goes to `path.peer` off `path`, to rail `target`. Answered by `Stragglers.handle_moved` or `handle_refused`."""
+    """Move what goes to `path.peer` off `path`, to rail `target`.
+
+    Answered by `Stragglers.handle_moved` or `handle_refused`.
+    """
 
     path: Path
     target: int

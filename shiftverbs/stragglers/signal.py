@@ -16,7 +16,7 @@ from shiftverbs.stragglers.records import Sample
 
 # A class is known of so many samples, and learned of so many.
 KNOWN = 15
-LEARNED = 31
+LEARNED = 63
 MOST_RISE = 1.05
 FASTER = 3
 # The fit is made anew when so many more samples were learned, as a share of all.
@@ -39,7 +39,8 @@ SizeClass = tuple[int, int, bool]
 class Reading:
     """A sample by what was predicted.
 
-    observed_ns: what it took for certain. spread: standard deviation of the ratio when the path is well. unclear: the prediction lies in the time in which nobody looked: it says nothing.
+    observed_ns: what it took for certain. spread: standard deviation of the ratio when the path is well. unclear: the
+    prediction lies in the time in which nobody looked: it says nothing.
     """
 
     sample: Sample
@@ -65,9 +66,9 @@ def median(values: list[float]) -> float:
 
 
 def size_class(sample: Sample) -> SizeClass:
-    """Powers of four of the bytes outstanding and of a message's; and whether it was a probe."""
+    """Powers of two of the bytes outstanding and of a message's; and whether it was a probe."""
     message = sample.bytes // sample.messages
-    return sample.bytes.bit_length() // 2, message.bit_length() // 2, sample.probe
+    return sample.bytes.bit_length(), message.bit_length(), sample.probe
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
@@ -140,7 +141,9 @@ class Reference:
         self.recent: list[Record] = []
         self.level = 0.0  # the median
         self.spread = 0.0  # standard deviation by the median, from the quartiles
-        self._anchor = math.inf  # what it may be measured by: the level of the first, or of the last that got faster
+        self._anchor = (
+            math.inf
+        )  # what it may be measured by: the level of the first, or of the last that got faster
         self._faster: list[float] = []
 
     def learn(self, record: Record, level: Callable[[Record], float]) -> bool:
@@ -212,7 +215,9 @@ class HealthyPath:
 
     def learn(self, sample: Sample) -> None:
         """It was made by a path of which nobody thinks that it is slow. What is not clear in it teaches nothing."""
-        unclear = sample.unseen_ns > sample.took_ns * MOST_UNSEEN or sample.begun_bytes > sample.bytes * MOST_BEGUN
+        unclear = (
+            sample.unseen_ns > sample.took_ns * MOST_UNSEEN or sample.begun_bytes > sample.bytes * MOST_BEGUN
+        )
         if unclear:
             return
         known = self._classes.setdefault(size_class(sample), Reference())

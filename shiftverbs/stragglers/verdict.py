@@ -40,6 +40,8 @@ MOST_STRETCHES = 512
 BY_CHANCE = 3.0
 # What paths were like in so long a time before a suspicion is what they are compared with.
 BEFORE_NS = 60 * SECOND
+# Of what may be by chance in another rail's samples, so much is held against that rail.
+PROBED = 2 / 3
 # A suspicion that nothing is heard of any more is dropped.
 STALE_NS = 10 * SECOND
 
@@ -155,9 +157,7 @@ class Suspicion:
             last.add(part)
             return
         if len(self._parts) == MOST_PARTS:
-            self._parts = [
-                total(pair) for pair in zip(self._parts[::2], self._parts[1::2], strict=True)
-            ]
+            self._parts = [total(pair) for pair in zip(self._parts[::2], self._parts[1::2], strict=True)]
             self._part_size *= 2
         self._parts.append(part)
 
@@ -232,7 +232,9 @@ class PathWatch:
             value = math.log(reading.ratio)
             self._series.handle(max(-MOST_LOG_RATIO, min(MOST_LOG_RATIO, value)))
             if reading.ratio > self._settings.slow_ratio:
-                self._was_overdue(sample.began_ns + reading.predicted_ns, sample.began_ns + reading.observed_ns)
+                self._was_overdue(
+                    sample.began_ns + reading.predicted_ns, sample.began_ns + reading.observed_ns
+                )
         if self.suspicion is None:
             self._suspect()
             return None
@@ -245,7 +247,9 @@ class PathWatch:
         if run.length < LEAST_RUN or run.mean <= math.log(self._settings.slow_ratio):
             return
         clear = [reading.sample for reading in self.recent if not reading.unclear][-run.length :]
-        self.suspicion = Suspicion(clear[0].began_ns, clear[-1].ended_ns, clear[-1].ended_ns < self.relapse_until_ns)
+        self.suspicion = Suspicion(
+            clear[0].began_ns, clear[-1].ended_ns, clear[-1].ended_ns < self.relapse_until_ns
+        )
         self.healthy.unlearn_recent()
 
     def settle(self, now_ns: int, rails: list[PathWatch]) -> None:
@@ -253,9 +257,9 @@ class PathWatch:
         suspicion = self.suspicion
         if suspicion is not None and suspicion.raised_ns == now_ns:
             for rail in rails:
-                before = rail.sample_ratio(suspicion.since_ns - BEFORE_NS, suspicion.since_ns)
+                before = rail.samples(suspicion.since_ns - BEFORE_NS, suspicion.since_ns)
                 if before is not None:
-                    suspicion.before[rail.path] = before
+                    suspicion.before[rail.path] = before.ratio
         while self._unsettled and self._unsettled[0].sample.ended_ns <= now_ns - LATE_NS:
             reading = self._unsettled.popleft()
             begin_ns = reading.sample.began_ns
@@ -309,14 +313,15 @@ class PathWatch:
             found_ns += max(0.0, min(end, end_ns) - max(begin, begin_ns))
         return found_ns
 
-    def sample_ratio(self, since_ns: int, until_ns: int | None = None) -> float | None:
-        """Observed by predicted time of samples that began then; None where there are too few."""
+    def samples(self, since_ns: int, until_ns: int | None = None) -> Part | None:
+        """Those that began then, together; None where there are too few."""
         whole = total(
             part_of(reading)
             for reading in self.recent
-            if reading.sample.began_ns >= since_ns and (until_ns is None or reading.sample.began_ns < until_ns)
+            if reading.sample.began_ns >= since_ns
+            and (until_ns is None or reading.sample.began_ns < until_ns)
         )
-        return whole.ratio if whole.readings >= LEAST_READINGS else None
+        return whole if whole.readings >= LEAST_READINGS else None
 
     def probe_ratio(self, since_ns: int, rails: list[PathWatch]) -> float | None:
         """Observed by predicted time of probes since then; None where nothing is known.
@@ -345,13 +350,14 @@ def slow_too(suspect: PathWatch, suspicion: Suspicion, other: PathWatch) -> bool
     """Whether another path is slow, too, as much as makes it no better; None where nothing is known of it."""
     since_ns = suspicion.raised_ns
     excess = math.log(max(1.0, suspicion.whole.ratio))
-    by_samples, by_pings = other.sample_ratio(since_ns), other.ping_ratio(since_ns)
+    by_samples, by_pings = other.samples(since_ns), other.ping_ratio(since_ns)
     ours_by_pings = max(1.0, suspect.ping_ratio(since_ns) or 1.0)
     if by_samples is None and (by_pings is None or ours_by_pings <= SLOW_PINGS):
         return None  # pings do not tell how much a rail carries: only probes with a load do
     if by_samples is not None:
-        by_samples /= min(1.0, suspicion.before.get(other.path, 1.0))
-        if by_samples > 1 and math.log(by_samples) >= excess / 3:
+        # A probe is mostly latency, so it shows less; and it must be more than by chance that it shows none.
+        most = by_samples.ratio / min(1.0, suspicion.before.get(other.path, 1.0)) + by_samples.chance * PROBED
+        if math.log(most) >= excess / 3:
             return True
     if by_pings is None or by_pings <= SLOW_PINGS:
         return False
