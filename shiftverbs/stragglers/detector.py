@@ -48,6 +48,11 @@ class _Peer:
         # Since the last move, by what home takes when it is well.
         self.trial = verdict.Part()
 
+    @property
+    def trusted(self) -> bool:
+        """Whether nobody thinks that one of its paths is slow: only then is learned what is healthy."""
+        return all(path.suspicion is None for path in self.paths.values())
+
 
 class Stragglers:
     """All paths of a process.
@@ -89,7 +94,7 @@ class Stragglers:
             return []
         peer = self._peer(sample.path.peer)
         actions: list[Action] = []
-        dropped = watch.handle_sample(sample)
+        dropped = watch.handle_sample(sample, peer.trusted)
         if dropped is not None and dropped.attribution is not None:
             actions.append(Recovered(sample.path, dropped.since_ns))
         watch.settle(sample.ended_ns, [other for other in peer.paths.values() if other is not watch])
@@ -176,9 +181,7 @@ class Stragglers:
     def handle_ping(self, ping: Ping) -> None:
         """A ping was answered. Raises ValueError for a peer that is not known."""
         watch = self.watch(ping.path)
-        watch.handle_ping(
-            ping, learn=all(path.suspicion is None for path in self._peer(ping.path.peer).paths.values())
-        )
+        watch.handle_ping(ping, self._peer(ping.path.peer).trusted)
 
     def handle_moved(self, peer: str, rail: int, now_ns: int, took_ns: int | None = None) -> list[Action]:
         """What goes to `peer` is on `rail` now.

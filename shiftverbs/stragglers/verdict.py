@@ -216,12 +216,12 @@ class PathWatch:
         # When it was overdue, in order.
         self._overdue: collections.deque[Stretch] = collections.deque(maxlen=MOST_STRETCHES)
 
-    def handle_sample(self, sample: Sample) -> Suspicion | None:
-        """A sample ended. Returns a suspicion that was dropped by it."""
+    def handle_sample(self, sample: Sample, learn: bool) -> Suspicion | None:
+        """A sample ended. learn: see `handle_ping`. Returns a suspicion that was dropped by it."""
         reading = self.healthy.read(sample)
         if sample.probe:
             self.probes.append(sample)
-        if self.suspicion is None and not self.left:
+        if learn and not self.left:
             self.healthy.learn(sample)
         if self.suspicion is not None and sample.ended_ns - self.suspicion.heard_ns > STALE_NS:
             return self.forget()

@@ -106,6 +106,8 @@ def test_pings() -> None:
         assert healthy.takes_ns is None
         healthy.learn(20_000)
     assert healthy.takes_ns == 20_000
+    for _ in range(LEARNED):
+        healthy.learn(20_000)
     for _ in range(100 * LEARNED):
         healthy.learn(90_000)  # slow for ever, and that is no custom
     assert healthy.takes_ns <= 20_000 * 1.06
