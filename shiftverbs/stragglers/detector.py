@@ -100,7 +100,7 @@ class Stragglers:
         watch.settle(sample.ended_ns, [other for other in peer.paths.values() if other is not watch])
         self._try(peer, sample, actions)
         peer.samples += not sample.probe
-        there = sample.path.rail == peer.decision.rail and not peer.decision.moving
+        there = sample.path.rail == peer.decision.rail and not (sample.probe or peer.decision.moving)
         if watch.suspicion is not None and there and peer.samples % ASKED_EACH == 0:
             self._judge(peer, watch, watch.suspicion, actions)
         return self._probe(sample.path.peer, peer, actions)

@@ -94,9 +94,7 @@ class Part:
 
 
 def part_of(reading: Reading, shared_ns: float = 0.0) -> Part:
-    """One reading. What is unclear is counted, and says nothing of times."""
-    if reading.unclear:
-        return Part(unclear=1)
+    """One reading. What is unclear counts as what was predicted: without it only the slow ones would be left."""
     sample = reading.sample
     return Part(
         observed_ns=reading.observed_ns,
@@ -105,6 +103,7 @@ def part_of(reading: Reading, shared_ns: float = 0.0) -> Part:
         busy_ns=sample.busy_ns or sample.took_ns,
         variance=(reading.spread * reading.predicted_ns) ** 2,
         readings=1,
+        unclear=int(reading.unclear),
     )
 
 
@@ -153,7 +152,7 @@ class Suspicion:
         self.latest_ns = reading.sample.ended_ns
         part = part_of(reading, shared_ns)
         last = self._parts[-1] if self._parts else None
-        if last is not None and last.readings + last.unclear < self._part_size:
+        if last is not None and last.readings < self._part_size:
             last.add(part)
             return
         if len(self._parts) == MOST_PARTS:
@@ -270,7 +269,7 @@ class PathWatch:
 
     def _drop(self, suspicion: Suspicion) -> Suspicion | None:
         whole = suspicion.whole
-        if whole.readings + whole.unclear < RECENT:
+        if whole.readings < RECENT:
             return None
         if total(map(part_of, self.recent)).ratio <= self._settings.slow_ratio:
             return self.forget()
@@ -374,7 +373,7 @@ def attribute(
     suspicion = suspect.suspicion
     assert suspicion is not None
     whole = suspicion.whole
-    if whole.unclear > whole.readings:
+    if whole.unclear * 2 > whole.readings:
         return Attribution.APPLICATION, []
     states = [(rail, slow_too(suspect, suspicion, rail)) for rail in rails]
     better = [rail for rail, slow in states if slow is False]
