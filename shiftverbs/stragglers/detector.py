@@ -23,7 +23,7 @@ from shiftverbs.stragglers.records import (
 )
 from shiftverbs.stragglers.verdict import PathWatch, Suspicion
 
-# Whose fault it is is asked at every so many samples.
+# Whose fault it is is asked at every so many readings more.
 ASKED_EACH = 4
 # And it must have been the same so many times in a row to be said, and to be said otherwise later.
 AGREED = 2
@@ -43,7 +43,6 @@ class _Peer:
         self.paths: dict[int, PathWatch] = {}
         self.decision = decision
         self.probed = False
-        self.samples = 0
         self.look_ns = 0  # home was not well: not before that
         # Since the last move, by what home takes when it is well.
         self.trial = verdict.Part()
@@ -99,9 +98,8 @@ class Stragglers:
             actions.append(Recovered(sample.path, dropped.since_ns))
         watch.settle(sample.ended_ns, [other for other in peer.paths.values() if other is not watch])
         self._try(peer, sample, actions)
-        peer.samples += not sample.probe
         there = sample.path.rail == peer.decision.rail and not (sample.probe or peer.decision.moving)
-        if watch.suspicion is not None and there and peer.samples % ASKED_EACH == 0:
+        if watch.suspicion is not None and there and watch.suspicion.grown(ASKED_EACH):
             self._judge(peer, watch, watch.suspicion, actions)
         return self._probe(sample.path.peer, peer, actions)
 

@@ -135,12 +135,21 @@ class Suspicion:
         self.found_times = 0
         self._parts: list[Part] = []
         self._part_size = 1
+        self._asked_at = 0
 
     def renewed(self) -> Suspicion:
         """The same with no evidence yet: what was attributed elsewhere is not held against the path later."""
         fresh = Suspicion(self.since_ns, self.latest_ns)
         fresh.attribution, fresh.before = self.attribution, self.before
         return fresh
+
+    def grown(self, by: int) -> bool:
+        """Whether there are so many readings more than when that was last so."""
+        readings = self.whole.readings
+        if readings < self._asked_at + by:
+            return False
+        self._asked_at = readings
+        return True
 
     def find(self, attribution: Attribution) -> None:
         """It was attributed to that, this time."""
