@@ -195,11 +195,6 @@ class HealthyPath:
         self._learned = 0
         self._refit_at = REFIT_LEAST
 
-    @property
-    def coefficients(self) -> tuple[float, float, float]:
-        """Latency in ns, ns per byte, ns per message."""
-        return self._fitted
-
     def _base(self, size: int, messages: int) -> float:
         latency, per_byte, per_message = self._fitted
         return latency + per_byte * size + per_message * messages

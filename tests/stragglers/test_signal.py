@@ -133,7 +133,7 @@ def test_samples_that_cannot_be(what: dict[str, int]) -> None:
 
 
 def test_settings_and_pings_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="slow_ratio must be above 1, not 1.0"):
+    with pytest.raises(ValueError, match=r"slow_ratio must be above 1, not 1\.0"):
         Settings(slow_ratio=1.0)
     with pytest.raises(ValueError, match="probe_ns must be at least 1, not 0"):
         Settings(probe_ns=0)
