@@ -63,9 +63,8 @@ def main() -> int:
         for name in FAULTS:
             for line in fault_rows(name, use, range(settings.first, settings.first + settings.fault_seeds)):
                 print(line, flush=True)
-    print(
-        "\nslow and well by turns, 30 minutes\n| slow s | well s | moves | moves in the worst minute |\n|---|---|---|---|"
-    )
+    print("\nslow and well by turns, 30 minutes")
+    print("| slow s | well s | moves | moves in the worst minute |\n|---|---|---|---|")
     for slow, well in ((5, 5), (20, 20), (60, 60), (5, 120)):
         record = run_now_and_then(settings.first, slow * SECOND, well * SECOND, 1800 * SECOND)
         worst = max((sum(0 <= b - a < 60 * SECOND for b in record.moves) for a in record.moves), default=0)
