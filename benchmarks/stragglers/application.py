@@ -181,8 +181,8 @@ class Driver:
         """When the application sees a completion, and how long it had not looked."""
         if phase.poll_ns:
             looks = math.ceil((came - posted) / phase.poll_ns)
-            late, gap = self.world.seen(posted + looks * phase.poll_ns)
-            return late, max(phase.poll_ns, gap)
+            late, _ = self.world.seen(posted + looks * phase.poll_ns)
+            return late, late - (posted + (looks - 1) * phase.poll_ns)
         seen, gap = self.world.seen(came)
         return seen, gap
 
