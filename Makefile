@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench torch train fabric test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench torch train fabric straggler test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -24,6 +24,7 @@ help:
 	@echo "bench   pyverbs and shiftverbs side by side: table, build/bench/*.png and .svg   (BENCH_ARGS=--quick)"
 	@echo "train   a GPT through five failures: table, build/train/training.png and .svg   (TRAIN_ARGS='--ranks 4')"
 	@echo "fabric  congestion and flow control on rails: tables, build/fabric/*.png and .svg   (FABRIC_ARGS=--no-processes)"
+	@echo "straggler  slow paths in virtual time: tables   (STRAGGLER_ARGS='--seeds 2 --minutes 10')"
 	@echo "test    set-up, build, and all tests            (PYTEST_ARGS='-k name')"
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
 	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI)"
@@ -64,6 +65,10 @@ bench: build
 
 # Debian's torch, for the tests and programs that need it: not part of the set-up, it is 650 MB.
 torch: $(VENV)/stamp-torch
+
+# Slow paths in virtual time, the tables of docs/stragglers.md; STRAGGLER_ARGS='--fault-seeds 1 --seeds 2' is quicker.
+straggler: build
+	$(PYTHON) -m benchmarks.stragglers $(STRAGGLER_ARGS)
 
 # Fig. 8 of the SHIFT paper, small enough for two cores: docs/training.md.
 train: build $(VENV)/stamp-torch

@@ -14,10 +14,14 @@ from harness import ROOT
 PACKAGE = ROOT / "shiftverbs"
 PURE = (
     "state_machine",
-    *sorted(f"protocol.{path.stem}" for path in (PACKAGE / "protocol").glob("[a-z]*.py")),
+    *sorted(
+        f"{room}.{path.stem}"
+        for room in ("protocol", "stragglers")
+        for path in (PACKAGE / room).glob("[a-z]*.py")
+    ),
 )
 #: All that the pure core may know of the world outside.
-ALLOWED = {"__future__", "collections", "dataclasses", "enum", "hashlib", "hmac", "random", "struct"}
+ALLOWED = {"__future__", "collections", "dataclasses", "enum", "hashlib", "hmac", "math", "random", "struct"}
 FORBIDDEN = (
     *(
         "socket",
@@ -126,6 +130,8 @@ def test_the_core_runs_where_nothing_impure_can_be_imported() -> None:
         data = list(codec.encode([codec.Entry(1, 2, sync)], ours))
         assert codec.decode(data[0], theirs)[0].message == sync
         assert path_health.PingState(10).poll_ping(0) == 1
+        from shiftverbs.stragglers import detector, records
+        assert detector.Stragglers(records.Settings()).poll(0) == []
         assert "stateDiagram" in state_machine.mermaid()
         print("pure")
     """

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole stories in virtual time: benchmarks/stragglers is the world, and knows what is true."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.stragglers.application import Driver, Phase, Record, false_alarms, verdict_ns
+from benchmarks.stragglers.rails import Fault, Load, Pause, World
+from benchmarks.stragglers.stories import FAULT_END_NS, FAULT_NS, LOADS, faulty, run_hour, run_now_and_then
+from shiftverbs.stragglers.detector import Stragglers
+from shiftverbs.stragglers.records import (
+    MS,
+    SECOND,
+    Attribution,
+    Mode,
+    Move,
+    Observe,
+    Path,
+    Ping,
+    Return,
+    Sample,
+    Settings,
+)
+
+USES = {use.name: use for use in LOADS}
+MIB = 1 << 20
+
+
+def observed(record: Record) -> set[Attribution]:
+    return {action.evidence.attribution for _, action in record.actions if isinstance(action, Observe)}
+
+
+def run(world: World, mode: Mode = Mode.MIGRATE, poll_ns: int = 0, peers: int = 2) -> Record:
+    """Three minutes of 1 MiB messages to each peer."""
+    end_ns = 180 * SECOND
+    phases = {f"peer{i}": [Phase(end_ns, MIB, 8, 5 * MS, poll_ns)] for i in range(peers)}
+    return Driver(world, phases, [("all", end_ns)], "detector", Settings(mode=mode)).run()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("name", "load", "within_s", "least_share"),
+    [
+        ("+ 1 ms", "64 KiB", 5, 0.9),
+        ("+ 5 ms", "mixed", 10, 0.85),
+        ("+ 20 ms", "64 B", 5, 0.9),
+        ("half the rate", "1 MiB", 5, 0.9),
+        ("a tenth of it", "1 MiB", 5, 0.9),
+        ("another's incast, 4", "1 MiB", 5, 0.9),
+        ("loses 1 %", "1 MiB", 20, 0.85),
+    ],
+)
+def test_a_slow_path_is_left_and_come_back_to(
+    name: str, load: str, within_s: int, least_share: float, seed: int
+) -> None:
+    print(f"seed {seed}")
+    record, world = faulty(name, USES[load], seed, "detector")
+    oracle, _ = faulty(name, USES[load], seed, "oracle")
+    stay, _ = faulty(name, USES[load], seed, "stay")
+    took_ns = verdict_ns(record, FAULT_NS)
+    assert took_ns is not None and took_ns < within_s * SECOND
+    assert not false_alarms(record, world)
+    assert record.moves and len(record.moves) % 2 == 0, "it is at home in the end"
+    assert record.moves[-1] < FAULT_END_NS + 120 * SECOND
+    assert record.rate("during") > least_share * oracle.rate("during")
+    assert record.rate("during") > stay.rate("during")
+
+
+def test_load_that_both_rails_see_moves_nothing() -> None:
+    world = World(3, [], loads=[Load(0, 1.0, 0), Load(60 * SECOND, 0.5, 0)])
+    record = run(world)
+    assert observed(record) == {Attribution.BOTH_RAILS}
+    assert not record.moves
+
+
+def test_a_slow_peer_moves_nothing() -> None:
+    peers = frozenset(["peer1"])
+    faults = [Fault(rail, 60 * SECOND, 180 * SECOND, 2 * MS, rate=0.4, peers=peers) for rail in range(2)]
+    record = run(World(4, faults))
+    assert observed(record) == {Attribution.PEER}
+    assert not record.moves
+
+
+def test_who_polls_late_is_told_so() -> None:
+    """Home gains 2 ms, and nobody looks for 20: it cannot be known, and moving would not help."""
+    record = run(World(5, [Fault(0, 60 * SECOND, 180 * SECOND, 2 * MS)]), poll_ns=20 * MS)
+    assert not record.moves
+    assert Attribution.PATH not in observed(record)
+
+
+@pytest.mark.parametrize("host", [None, "peer0"])
+@pytest.mark.parametrize("apart_ms", [100, 1000])
+def test_pauses_of_a_host_move_nothing(host: str | None, apart_ms: int) -> None:
+    pauses = [
+        Pause(at, at + (10 + at // MS * 7 % 391) * MS, host)
+        for at in range(60 * SECOND, 170 * SECOND, (410 + apart_ms) * MS)
+    ]
+    record = run(World(6, [], pauses))
+    assert Attribution.PATH not in observed(record)
+    assert not record.moves
+
+
+def test_where_it_only_observes_it_moves_nothing_and_off_says_nothing() -> None:
+    world = World(7, [Fault(0, 60 * SECOND, 180 * SECOND, rate=0.2)])
+    record = run(world, Mode.OBSERVE, peers=1)
+    assert observed(record) == {Attribution.PATH}
+    assert not record.moves
+    assert run(world, Mode.OFF, peers=1).actions == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_false_alarm(seed: int) -> None:
+    """Five minutes each; `python -m benchmarks.stragglers` has hours."""
+    print(f"seed {seed}")
+    record, world = run_hour(seed, 300 * SECOND)
+    assert record.samples > 5000
+    assert false_alarms(record, world) == []
+
+
+@pytest.mark.parametrize(("slow_s", "well_s"), [(5, 5), (20, 20), (60, 60)])
+def test_it_does_not_go_to_and_fro(slow_s: int, well_s: int) -> None:
+    """A minute has at most four moves, and half an hour as many as a doubling hold allows."""
+    record = run_now_and_then(1, slow_s * SECOND, well_s * SECOND, 1800 * SECOND)
+    assert record.moves, "it is slow, after all"
+    for at in record.moves:
+        assert sum(at <= other < at + 60 * SECOND for other in record.moves) <= 4
+    assert len(record.moves) <= 24
+
+
+def steady(stragglers: Stragglers, begin_ns: int, count: int, took_ns: int, rail: int = 0) -> list[object]:
+    """Samples of 1 MiB one behind the other, pings and probes of both rails beside them."""
+    found: list[object] = []
+    now = begin_ns
+    for i in range(count):
+        jitter = 1 + (i * 7 % 11 - 5) / 100
+        ended = now + round(took_ns * jitter)
+        for other in range(2):
+            stragglers.handle_ping(Ping(Path("peer", other), now, now + round(20_000 * jitter)))
+        train = Sample(Path("peer", 1 - rail), 65536, 16, now, now + round(40_000 * jitter), probe=True)
+        found += stragglers.handle_sample(train)
+        found += stragglers.handle_sample(
+            Sample(Path("peer", rail), MIB, 1, now, ended, busy_ns=max(ended - now, 50 * MS))
+        )
+        now += 50 * MS
+    return found
+
+
+def test_a_move_that_does_not_help_is_undone() -> None:
+    stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
+    stragglers.add_peer("peer", 0)
+    assert steady(stragglers, 0, 200, 300_000) == []
+    found = steady(stragglers, 10 * SECOND, 100, 600_000)
+    assert [action.target for action in found if isinstance(action, Move)] == [1]
+    stragglers.handle_moved("peer", 1, 16 * SECOND, 5 * MS)
+    found = steady(stragglers, 17 * SECOND, 100, 900_000, rail=1)
+    assert [action.reason for action in found if isinstance(action, Return)] == [
+        "no better here than at home"
+    ]
+    stragglers.handle_moved("peer", 0, 23 * SECOND, 5 * MS)
+    assert stragglers.next_timeout_ns is None
+
+
+def test_nothing_is_moved_to_where_nothing_is_known() -> None:
+    stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
+    stragglers.add_peer("peer", 0)
+    actions: list[object] = []
+    for i in range(400):
+        took = 300_000 if i < 200 else 900_000
+        now = i * 50 * MS
+        actions += stragglers.handle_sample(Sample(Path("peer", 0), MIB, 1, now, now + took))
+    assert [a.evidence.attribution for a in actions if isinstance(a, Observe)] == [Attribution.UNKNOWN]
+    assert not [a for a in actions if isinstance(a, Move)]
+
+
+def test_peers_are_added_once_and_known() -> None:
+    stragglers = Stragglers(Settings())
+    stragglers.add_peer("a", 0)
+    with pytest.raises(ValueError, match="a is known already"):
+        stragglers.add_peer("a", 1)
+    stragglers.forget_peer("a")
+    with pytest.raises(ValueError, match=r"a is not known: add_peer\(\) first"):
+        stragglers.handle_ping(Ping(Path("a", 0), 1, 2))
+    assert stragglers.poll(0) == [] and stragglers.next_timeout_ns is None
