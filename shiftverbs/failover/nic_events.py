@@ -37,12 +37,6 @@ class ExposedQp(ProtectedQp, Protocol):
     def stands_on(self, nic: Nic) -> bool:
         """Whether one of its QPs may be on `nic`."""
 
-    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
-        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
-
-    def nic_dead(self, nic: Nic, t_ns: int) -> None:
-        """DEVICE_FATAL on `nic`."""
-
 
 class NicHost(Host, Protocol):
     """What this asks of the driver."""
@@ -97,7 +91,7 @@ class NicEvents:
         for connection in list(self._driver.connections.values()):
             if connection.shadow.handle(0) == element:
                 self._driver.safely(
-                    connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now
+                    connection, connection.evidence.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now
                 )
 
     def take(self) -> None:
@@ -149,7 +143,7 @@ class NicEvents:
             nic.dead = True
             self._driver.channel.nic_died(nic)
             for connection in list(self._driver.connections.values()):
-                self._driver.safely(connection, connection.nic_dead, nic, now)
+                self._driver.safely(connection, connection.evidence.nic_dead, nic, now)
         elif kind in (EventType.GID_CHANGE, EventType.LID_CHANGE):
             nic.look_again(lambda: self._driver.post(lambda: self._gids_changed(nic)))
 
@@ -191,7 +185,7 @@ class NicEvents:
         for connection in list(self._driver.connections.values()):
             for k in range(connection.n_pairs):
                 if connection.nic(k) is nic and connection.port(k) == port:
-                    self._driver.later(connection, connection.path_failed, k, why, now, True)
+                    self._driver.later(connection, connection.evidence.path_failed, k, why, now, True)
 
     def port_ok(self, nic: Nic, port: int) -> bool:
         """Whether that port of `nic` is, as far as events told, active."""
