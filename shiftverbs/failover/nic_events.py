@@ -104,7 +104,10 @@ class NicEvents:
                 self.unwatch_events(events)
         for nic in list(self._watched_nics.values()):
             try:
-                self._events_of(nic)
+                while nic.ctx and (event := nic.verbs.get_async_event(nic.ctx)) is not None:
+                    kind, element = event.type, event.element
+                    event.ack()
+                    self._on_async(nic, kind, element)
             except OSError as error:
                 logger.error(
                     "the events of %s cannot be read any more, it counts as dead: %s", nic.name, error
@@ -112,15 +115,6 @@ class NicEvents:
                 del self._watched_nics[nic.name]
                 self._driver.waiter.remove(nic.verbs.async_fd(nic.ctx))
                 self._on_async(nic, EventType.DEVICE_FATAL)
-
-    def _events_of(self, nic: Nic) -> None:
-        while nic.ctx:
-            event = nic.verbs.get_async_event(nic.ctx)
-            if event is None:
-                break
-            kind, element = event.type, event.element
-            event.ack()
-            self._on_async(nic, kind, element)
 
     def _on_async(self, nic: Nic, kind: int, element: int = 0) -> None:
         """One async event of our own handle on `nic`; element: the port number of a port's event."""

@@ -568,8 +568,8 @@ def ask_for_keys_without_a_protocol() -> Iterator[None]:
         Connection,
         "_schedule",
         (
-            "[p.next_timeout_ns, self.keys.due_ns] if p is not None else []",
-            "[p.next_timeout_ns if p is not None else None, self.keys.due_ns]",
+            "if p is not None and (due := self.keys.due_ns) is not None:",
+            "if (due := self.keys.due_ns) is not None:",
         ),
     ):
         yield

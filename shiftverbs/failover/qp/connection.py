@@ -337,13 +337,16 @@ class Connection:
         if self.driver.turns.is_going(self) and self._arrived():
             self.driver.turns.arrived(self)
         # Without a protocol nobody asks for keys: what is due of that stays so.
-        times = [p.next_timeout_ns, self.keys.due_ns] if p is not None else []
-        times.append(self.key_wait.due_ns)
+        due = p.next_timeout_ns if p is not None else None
+        times = [] if due is None else [due]
+        if p is not None and (due := self.keys.due_ns) is not None:
+            times.append(due)
+        if self.key_wait.since_ns is not None:
+            times.append(self.key_wait.due_ns)
         if self.fence is not None:
             times.append(self.fence.due_ns)
-        due = [t for t in times if t is not None]
-        if due:
-            self.driver.schedule(self, min(due))
+        if times:
+            self.driver.schedule(self, min(times))
 
     def await_nothing(self) -> None:
         """The QP ends: no message, receive or key is waited for any more."""
@@ -524,10 +527,12 @@ class Connection:
 
     def execute(self, actions: list[Action]) -> None:
         """Carry out actions in order."""
-        if any(type(action) is ev.SwitchStarted for action in actions):
+        kinds = set(map(type, actions))
+        if ev.SwitchStarted in kinds:
             # Its log lines, and those of what comes before it, can wait.
             self.driver.hurry(self.driver.now_ns())
-        if any(type(action) is not ev.SendMessage for action in actions):
+        kinds.discard(ev.SendMessage)
+        if kinds:
             # It goes on, and another QP's long wait in the same CQs must not delay that. What is only said is no news.
             self.driver.looks.expect()
         for action in actions:
