@@ -233,7 +233,7 @@ def take_what_completed_away_for_stuck() -> Iterator[None]:
 @mutation("what a peer said is as fresh as it was when it was said")
 def take_what_was_said_before_for_news() -> Iterator[None]:
     with rewritten(
-        ControlChannel, "ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
+        ControlChannel, "_ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
     ):
         yield
 
@@ -487,9 +487,7 @@ def forget_the_seals_of_a_path() -> Iterator[None]:
 
 @mutation("a process speaks for its own QPs only")
 def let_any_process_speak_for_a_qp() -> Iterator[None]:
-    with rewritten(
-        Driver, "_hear", ("not any(mine.link is path.link for mine in connection.paths)", "False")
-    ):
+    with rewritten(Driver, "_hear", ("path.link not in [mine.link for mine in connection.paths]", "False")):
         yield
 
 
