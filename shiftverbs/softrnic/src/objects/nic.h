@@ -234,6 +234,8 @@ void srn_async_srq_event(struct srn_srq *srq, enum ibv_event_type type);
 /* --- gid.c --- */
 /* The GID table of a NIC whose address is known. */
 void srn_gids_init(struct srn_nic *nic);
+/* Of a host's device on this rail, whatever it is called. Network order. */
+uint64_t srn_guid_make(const char *host, int rail);
 /* The GID of an address in a line of the table of its port. */
 void srn_gid_make(uint32_t ip, unsigned int index, union ibv_gid *gid);
 /* Whose GID is it? False if the line `index` of our table does not lead there. */
