@@ -84,10 +84,10 @@ def test_pulled_cable(program: Program) -> None:
 
 def test_cable_comes_back(program: Program) -> None:
     """Before that, nothing has happened."""
-    client, _server = perftest(program, "rc", "-t", "tag_lat", "-n", "100000000")
+    client, _server = perftest(program, "rc", "-t", "tag_lat", "-n", "100000000", UCX_RC_TIMEOUT="4s")
     client.expect(r"^\[thread 0\]", 60)
     faults.down("a/soft0")
-    wait_until(lambda: retries("a/soft0") + retries("b/soft0"), 20, "a retry")
+    wait_until(lambda: retries("a/soft0") + retries("b/soft0"), 60, "a retry")
     before = len(client.lines)
     faults.up("a/soft0")
     client.expect(r"^\[thread 0\]", 60, start=before)
