@@ -15,7 +15,7 @@ C_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.c' '
 CYTHON_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.pyx' '*.pxd' '*.pxi')
 BASH_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build demo bench torch train fabric straggler test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
+.PHONY: help setup build demo bench torch others train fabric straggler test simulate conformance yardstick compat test-san test-debian test-rxe soak-rxe fuzz soak docs lint wheel clean distclean
 
 help:
 	@echo "setup   Debian packages (as root or with sudo) and the virtual environment $(VENV)"
@@ -29,6 +29,7 @@ help:
 	@echo "conformance  rdma-core's own pyverbs tests on the software RNIC, with pyverbs and with shiftverbs: one table"
 	@echo "yardstick  torch's own tests of a process group, with gloo and with shift: one table (not in CI)"
 	@echo "torch   Debian's torch (650 MB): without it the tests of shiftverbs.torch are skipped"
+	@echo "others  UCX, Open MPI, libfabric, Gloo, Mooncake (some 200 MB): without them the tests of tests/others are skipped"
 	@echo "compat  core, mirror, failover and rdma-core's tests with pyverbs 59, built from PyPI's sources (not in CI)"
 	@echo "test-san  the same with our C under AddressSanitizer and UBSan"
 	@echo "test-rxe  failover, rdma-core's tests, interoperation on the kernel's soft-RoCE, in guests (soak-rxe: all of it)"
@@ -77,6 +78,14 @@ train: build $(VENV)/stamp-torch
 # DCQCN, PFC and neither, in virtual time and between processes, some four minutes: docs/fabric.md.
 fabric: build
 	nice $(PYTHON) -m benchmarks.fabric $(FABRIC_ARGS)
+
+# Other people's programs that use verbs, for the tests that run them on the software NIC: Debian's, and Mooncake's wheel.
+others: $(VENV)/stamp-others
+
+$(VENV)/stamp-others: tools/apt_packages.sh $(VENV)/stamp-python
+	@tools/apt_packages.sh ucx-utils openmpi-bin python3-mpi4py libfabric-bin libgloo-dev g++
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/others mooncake-transfer-engine-non-cuda
+	@touch $@
 
 $(VENV)/stamp-torch: tools/apt_packages.sh
 	@mkdir -p $(VENV)

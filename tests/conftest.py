@@ -29,7 +29,7 @@ BESIDE = tuple(
     f"tests/{name}"
     for name in (
         "benchmarks/", "checkpoint/", "core/test_instructions.py", "core/test_sanitized.py", "fuzz/", "model/",
-        "pages/", "protocol/", "simulator/", "soak/", "softrnic/test_layers.py", "stragglers/", "tensors/",
+        "others/", "pages/", "protocol/", "simulator/", "soak/", "softrnic/test_layers.py", "stragglers/", "tensors/",
         "test_docs.py", "test_packaging.py", "test_site.py", "torch/",
     )
 )  # fmt: skip

@@ -71,6 +71,12 @@ def own_card(name: str) -> str | None:
     return address.rpartition(".")[0] or None
 
 
+def is_the_kernels(name: str) -> bool:
+    """Whether this device is one of the kernel's: software NICs show files, too, where they are in front of libc."""
+    path = (INFINIBAND / name).resolve()
+    return path.exists() and "softrnic" not in path.parts
+
+
 class Doctor:
     """All checks, in an order in which each may rely on those before. progress: told what is being looked at."""
 
@@ -250,7 +256,7 @@ class Doctor:
     def _memlock(self) -> Iterator[Check]:
         soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
-        if not any((INFINIBAND / name).exists() for name in self._names):
+        if not any(is_the_kernels(name) for name in self._names):
             yield Check("memlock limit", True, f"{text}; no device here pins memory")
         elif soft == resource.RLIM_INFINITY or soft >= MEMLOCK_BYTES or _has_capability(CAP_IPC_LOCK):
             yield Check("memlock limit", True, text if soft != 0 else "privileged")

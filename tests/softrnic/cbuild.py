@@ -49,6 +49,19 @@ def build(
     return _compile(target, [f"-I{SOURCES}", *files], sanitizers)
 
 
+def build_plain(target: Path, test_source: str) -> Path:
+    """Build one test program alone, as a distribution would: it meets the library by LD_PRELOAD.
+
+    :param target: where the program goes
+    :param test_source: file in tests/softrnic/c
+    :raises AssertionError: it does not compile without warnings; the text says why
+    """
+    command = [compiler(), *FLAGS, str(TESTS / test_source), "-o", str(target), "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
 def build_library(target: Path) -> Path:
     """Build the whole software NIC with AddressSanitizer and UndefinedBehaviorSanitizer.
 

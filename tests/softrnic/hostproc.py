@@ -607,7 +607,8 @@ class Endpoint:
         self.qp.post_send(wr)
         [sent] = self.poll(1, timeout_s)
         ah.close()
-        return {"header": header.hex(), "status": sent["status"], "src_qp": found[0].src_qp}
+        wc = {"src_qp": found[0].src_qp, "sl": found[0].sl}
+        return {"header": header.hex(), "status": sent["status"], **wc}
 
     def ah_from(self, wc: WC, header: bytes) -> AH:
         """An address handle of a completion and the 40 bytes before a datagram."""

@@ -121,6 +121,8 @@ def test_datagrams(hosts: Callable[..., Any], index: int) -> None:
         assert statuses(left.poll()) == [(2, "SUCCESS")]
         answer = right.answer(size)
         assert answer["status"] == "SUCCESS" and answer["src_qp"] == left.info()["qpn"]
+        # As mlx5: a GRH, IPv6, IPv4. UCX looks there for where the addresses are.
+        assert answer["sl"] == {LINK_LOCAL_V2: 1, IPV4_V2: 2}.get(index, 0)
         header = bytes.fromhex(answer["header"])
         # BTH, DETH, immediate, payload, padding, ICRC
         length = 12 + 8 + 4 * (op == "SEND_WITH_IMM") + size + -size % 4 + 4

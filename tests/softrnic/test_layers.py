@@ -14,7 +14,7 @@ import pytest
 from softrnic.cbuild import FLAGS, SOURCES, compiler
 
 #: From the bottom up.
-LAYERS = ("fabric", "wire", "faults", "objects", "transport", "verbs")
+LAYERS = ("fabric", "wire", "faults", "objects", "transport", "system", "verbs")
 
 
 def layer(path: Path | str) -> int:
@@ -54,7 +54,13 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     folder = tmp_path_factory.mktemp("objects")
     with ThreadPoolExecutor(2) as pool:
         all_symbols = list(pool.map(lambda path: symbols(path, folder), sorted(SOURCES.rglob("*.c"))))
-    home = {symbol: name for name, defined, _ in all_symbols for symbol in defined}
+    # system/ stands before functions of the C library's: who calls those means the C library.
+    home = {
+        symbol: name
+        for name, defined, _ in all_symbols
+        for symbol in defined
+        if layer(name) != LAYERS.index("system") or symbol.startswith(("system_", "tree_"))
+    }
     return {
         name: {home[symbol] for symbol in wanted if symbol in home} - {name}
         for name, _, wanted in all_symbols

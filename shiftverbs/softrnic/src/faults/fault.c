@@ -313,6 +313,22 @@ bool fault_device_killed(const struct config *config, const struct config_device
     return dead;
 }
 
+bool fault_cable_is_in(const char *host_name, int rail) {
+    char err[256];
+    struct registry *reg = registry_open(err, sizeof(err));
+    bool in = true;
+    int host;
+
+    if (!reg)
+        return true;
+    registry_lock(reg);
+    host = registry_find_host(reg, host_name);
+    if (host >= 0)
+        in = reg->file->ports[host][rail].link_changes % 2 == 0;
+    registry_unlock(reg);
+    return in;
+}
+
 /* An event if this changes what the port is as a whole. */
 static int add_link_event(struct fault_port_private *priv, bool up, enum fault_event *events, int count,
                           int max) {

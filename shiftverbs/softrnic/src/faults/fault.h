@@ -86,6 +86,8 @@ bool fault_commands_hang_slow(const struct fault_port *port);
 /* Would a fresh claim of this device fail because it was killed? For open_device without a claim (null
  * devices too). */
 bool fault_device_killed(const struct config *config, const struct config_device *device);
+/* Is the cable of a host's device in? Of one that nobody has opened yet, it is. */
+bool fault_cable_is_in(const char *host, int rail);
 
 enum fault_event { FAULT_EVENT_PORT_ERR = 1, FAULT_EVENT_PORT_ACTIVE = 2, FAULT_EVENT_DEVICE_FATAL = 3 };
 

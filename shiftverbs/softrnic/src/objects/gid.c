@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The lines of the GID table, and the way from a GID to an address and back. */
+#include <stdio.h>
 #include <string.h>
 
 #include "objects/nic.h"
@@ -67,4 +68,21 @@ void srn_gids_init(struct srn_nic *nic) {
     nic->gid_count = SRN_GID_IPV4_V1;
     for (unsigned int i = 0; i < nic->gid_count; i++)
         memcpy(&nic->gids[i].raw[8], &nic->dev->guid, 8);
+}
+
+/* FNV-1a: a GUID that is the same in every process of one host, whatever the device is called, and another elsewhere. */
+uint64_t srn_guid_make(const char *host, int rail) {
+    char text[CONFIG_NAME_LEN + 16];
+    uint64_t h = 0xcbf29ce484222325u;
+    uint8_t guid[8];
+
+    snprintf(text, sizeof(text), "%s/soft%d", host, rail);
+    for (const char *p = text; *p; p++)
+        h = (h ^ (uint8_t)*p) * 0x100000001b3u;
+    memcpy(guid, &h, sizeof(guid));
+    guid[0] = (uint8_t)((guid[0] & 0xfc) | 0x02); /* locally administered, unicast */
+    guid[3] = 0xff;
+    guid[4] = 0xfe;
+    memcpy(&h, guid, sizeof(h));
+    return h;
 }

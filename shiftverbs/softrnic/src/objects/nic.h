@@ -68,6 +68,15 @@ static inline bool srn_gid_is_v2(unsigned int index) {
     return index & 1;
 }
 
+/*
+ * What a datagram's WC has in place of a service level, which Ethernet has none of: the network header that it came with,
+ * as mlx5's completions have it there (0 is a GRH, 1 IPv6, 2 IPv4). UCX reads from it where in the first 40 bytes the
+ * addresses are.
+ */
+static inline uint8_t srn_network_header(unsigned int index) {
+    return srn_gid_is_v2(index) ? (uint8_t)(srn_gid_is_ipv4(index) ? 2 : 1) : 0;
+}
+
 /* Where packets go or come from. */
 struct srn_peer {
     uint32_t ip;        /* network order; 0 = not set */
@@ -225,6 +234,8 @@ void srn_async_srq_event(struct srn_srq *srq, enum ibv_event_type type);
 /* --- gid.c --- */
 /* The GID table of a NIC whose address is known. */
 void srn_gids_init(struct srn_nic *nic);
+/* Of a host's device on this rail, whatever it is called. Network order. */
+uint64_t srn_guid_make(const char *host, int rail);
 /* The GID of an address in a line of the table of its port. */
 void srn_gid_make(uint32_t ip, unsigned int index, union ibv_gid *gid);
 /* Whose GID is it? False if the line `index` of our table does not lead there. */

@@ -74,6 +74,7 @@ void srn_ud_handle(struct srn_qp *qp, const struct wire_packet *pkt, struct srn_
         .opcode = IBV_WC_RECV,
         .byte_len = (uint32_t)(SRN_UD_GRH + pkt->payload_len),
         .src_qp = pkt->deth.src_qpn,
+        .sl = srn_network_header(from.gid_index),
         .imm_data = pkt->flags & WIRE_F_IMM ? pkt->imm_data : 0,
         .wc_flags = IBV_WC_GRH | (pkt->flags & WIRE_F_IMM ? IBV_WC_WITH_IMM : 0),
     };

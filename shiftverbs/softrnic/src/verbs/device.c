@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "system/answer.h"
 #include "verbs/entry.h"
 
 #define COMMAND_FILE "softrnic-command"
@@ -19,23 +20,6 @@ struct list_header {
 
 static struct srn_device *srn_device(struct ibv_device *device) {
     return srn_container(device, struct srn_device, ib);
-}
-
-/* FNV-1a: a GUID that is the same in every process of one host, whatever the device is called, and another elsewhere. */
-static uint64_t make_guid(const char *host, int rail) {
-    char text[CONFIG_NAME_LEN + 16];
-    uint64_t h = 0xcbf29ce484222325u;
-    uint8_t guid[8];
-
-    snprintf(text, sizeof(text), "%s/soft%d", host, rail);
-    for (const char *p = text; *p; p++)
-        h = (h ^ (uint8_t)*p) * 0x100000001b3u;
-    memcpy(guid, &h, sizeof(guid));
-    guid[0] = (uint8_t)((guid[0] & 0xfc) | 0x02); /* locally administered, unicast */
-    guid[3] = 0xff;
-    guid[4] = 0xfe;
-    memcpy(&h, guid, sizeof(h));
-    return h;
 }
 
 /* srn_global.lock held. Fills the device table from srn_global.config. */
@@ -52,9 +36,12 @@ static void devices_init(void) {
         d->ib.transport_type = IBV_TRANSPORT_IB;
         snprintf(d->ib.name, sizeof(d->ib.name), "%s", name);
         snprintf(d->ib.dev_name, sizeof(d->ib.dev_name), "uverbs_soft%d", d->config->rail);
-        snprintf(d->ib.dev_path, sizeof(d->ib.dev_path), "/nonexistent/softrnic/%s", name);
-        snprintf(d->ib.ibdev_path, sizeof(d->ib.ibdev_path), "/nonexistent/softrnic/%s", name);
-        d->guid = make_guid(srn_global.config.host, d->config->rail);
+        snprintf(d->ib.dev_path, sizeof(d->ib.dev_path), "/sys/class/infiniband_verbs/uverbs_soft%d",
+                 d->config->rail);
+        /* Where nobody would answer, a device of the system's may have this name. */
+        snprintf(d->ib.ibdev_path, sizeof(d->ib.ibdev_path), "%s/%s",
+                 system_is_asked() ? "/sys/class/infiniband" : "/nonexistent/softrnic", name);
+        d->guid = srn_guid_make(srn_global.config.host, d->config->rail);
     }
 }
 

@@ -129,7 +129,7 @@ SRN_EXPORT int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num
         return -1;
     }
     attr->port_num = port_num;
-    attr->sl = wc->sl;
+    attr->sl = 0; /* wc->sl is not what it came by: see objects/nic.h */
     attr->is_global = 1;
     attr->dlid = wc->slid;
     attr->src_path_bits = wc->dlid_path_bits;
