@@ -2,7 +2,7 @@
 """The per-QP state machine: four send states and two receive states, as one transition table each.
 
 The tables are the only truth: `SEND_TABLE` and `RECV_TABLE` map (state, input) to (next state, steps in order); what is
-not in a table is illegal and raises `IllegalTransition`. The machine performs nothing: `shiftverbs.protocol.pair` feeds
+not in a table is illegal and raises `IllegalTransition`. The machine performs nothing: `protocol.directions` feeds
 it and turns its steps into actions, and `shiftverbs.failover` carries those out. The states are those of the SHIFT
 paper, section 4.3; the diagram in docs/protocol.md is generated from the tables (`python -m shiftverbs.state_machine`).
 """

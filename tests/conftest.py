@@ -22,13 +22,15 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, print_b
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-# What wants a core, and has no deadline that another process could make it miss. Where pytest runs in two processes
-# (pytest-xdist's -n 2) one has these and the other all the rest: hosts, brokers and deadlines, one after the other.
+# What wants a core, and what is patient: no deadline in it is one that another process could make it miss. Where pytest
+# runs in two processes (pytest-xdist's -n 2) one has these and the other all the rest: hosts, brokers and deadlines,
+# one after the other.
 BESIDE = tuple(
     f"tests/{name}"
     for name in (
-        "core/test_instructions.py", "core/test_sanitized.py", "fuzz/", "model/", "pages/", "protocol/", "simulator/",
-        "soak/", "softrnic/test_layers.py", "test_docs.py", "test_packaging.py", "test_site.py",
+        "benchmarks/", "checkpoint/", "core/test_instructions.py", "core/test_sanitized.py", "fuzz/", "model/",
+        "pages/", "protocol/", "simulator/", "soak/", "softrnic/test_layers.py", "stragglers/", "tensors/",
+        "test_docs.py", "test_packaging.py", "test_site.py", "torch/",
     )
 )  # fmt: skip
 

@@ -43,6 +43,9 @@ struct event {
     bool in_nic, marked;
 };
 
+#define EVENTS (1 << 18)
+#include "agenda.h"
+
 struct flow {
     unsigned from, to, priority, in_nic;
     struct dcqcn_rp rp;
@@ -57,44 +60,8 @@ static struct fabric_params params;
 static struct fabric_switch rail;
 static struct flow flows[FLOWS];
 static unsigned flow_count;
-static struct event heap[1 << 18];
-static size_t heap_count;
-static uint64_t sequence, half, timeout_ns = 4000000, series_ns;
+static uint64_t half, timeout_ns = 4000000, series_ns;
 static uint32_t packet_bytes, window = 1000;
-
-static bool before(const struct event *a, const struct event *b) {
-    return a->at != b->at ? a->at < b->at : a->sequence < b->sequence;
-}
-
-static void push(uint64_t at, struct event event) {
-    size_t i = heap_count++;
-
-    event.at = at;
-    event.sequence = sequence++;
-    if (heap_count == sizeof(heap) / sizeof(heap[0]))
-        abort();
-    for (; i && before(&event, &heap[(i - 1) / 2]); i = (i - 1) / 2)
-        heap[i] = heap[(i - 1) / 2];
-    heap[i] = event;
-}
-
-static struct event pop(void) {
-    struct event first = heap[0], last = heap[--heap_count];
-    size_t i = 0;
-
-    for (;;) {
-        size_t child = 2 * i + 1;
-
-        if (child + 1 < heap_count && before(&heap[child + 1], &heap[child]))
-            child++;
-        if (child >= heap_count || !before(&heap[child], &last))
-            break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = last;
-    return first;
-}
 
 static void ask(struct event event, uint64_t now);
 

@@ -35,6 +35,7 @@ from shiftverbs.process.log_lines import Announcements, OutsideTheLock
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
 from shiftverbs.protocol.pair import MS, ProtocolConfig
+from shiftverbs.protocol.timers import NEVER
 from shiftverbs.stragglers.records import Mode
 
 if TYPE_CHECKING:
@@ -321,10 +322,12 @@ class Driver:
     def _once(self) -> None:
         now = self.now_ns()
         self._collect(now)
-        self.turns.admit(now)
+        if self.turns.waiting:
+            self.turns.admit(now)
         # The peer waits for what was said just now, here and below.
         self._work()
-        self.channel.flush()
+        if self.channel.dirty:
+            self.channel.flush()
         hurry = now < self._hurry_until_ns
         if not hurry:
             if self._hurry_until_ns:
@@ -336,9 +339,13 @@ class Driver:
                 self._exchanged_ns = now
                 self.directory.take()
         self._timeouts(now)
-        self._tick(now)
-        self.channel.flush()
-        if self._backlog or self._mail or self.channel.more or self.turns.may_begin:
+        due = self.looks.due_ns
+        if due is not None and now >= due:
+            self.looks.look()
+        self._next_ping_ns = self.channel.ping(now)
+        if self.channel.dirty:
+            self.channel.flush()
+        if self._backlog or self._mail or self.channel.more or (self.turns.waiting and self.turns.may_begin):
             self._attention.value = 1
         if not self._attention.value:  # else the next run follows at once
             self._arm_deadline()
@@ -441,7 +448,7 @@ class Driver:
         if (
             peer is None
             or int(peer.life, 16) != said.sender
-            or not any(mine.link is path.link for mine in connection.paths)
+            or path.link not in [mine.link for mine in connection.paths]
         ):
             self.channel.unknown += 1
             return
@@ -519,12 +526,6 @@ class Driver:
                 if self.measures is not None:
                     self.measures.look(now)
 
-    def _tick(self, now: int) -> None:
-        due = self.looks.due_ns
-        if due is not None and now >= due:
-            self.looks.look()
-        self._next_ping_ns = self.channel.ping(now)
-
     def _watch(self, now: int) -> None:
         """Look at the next connections; a round through very many takes several looks, so that each costs little."""
         if not self._to_watch:
@@ -562,15 +563,22 @@ class Driver:
             heapq.heappush(self._timers, (due_ns, next(self._ticket), connection))
 
     def _arm_deadline(self) -> None:
-        first = self._timers[0][0] if self._timers else None
-        awaited = (first, self._next_ping_ns, self.looks.due_ns, self.turns.due_ns)
-        times = [t for t in awaited if t is not None]
-        if self.connections:
-            times.append(self._watch_ns)
-        if self._hurry_until_ns:
-            times.append(self._hurry_until_ns)
+        first = NEVER
+        if self._timers:
+            first = self._timers[0][0]
+        if self._next_ping_ns is not None and self._next_ping_ns < first:
+            first = self._next_ping_ns
+        due = self.looks.due_ns
+        if due is not None and due < first:
+            first = due
+        if self.turns.waiting and self.turns.due_ns < first:
+            first = self.turns.due_ns
+        if self.connections and self._watch_ns < first:
+            first = self._watch_ns
+        if self._hurry_until_ns and self._hurry_until_ns < first:
+            first = self._hurry_until_ns
         self._soon_ns = 0
-        self.waiter.set_deadline(max(1, min(times)) if times else 0)
+        self.waiter.set_deadline(0 if first == NEVER else first if first > 0 else 1)
 
     # ---- commands to NICs -------------------------------------------------------------------------------------------
 

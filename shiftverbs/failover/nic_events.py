@@ -37,12 +37,6 @@ class ExposedQp(ProtectedQp, Protocol):
     def stands_on(self, nic: Nic) -> bool:
         """Whether one of its QPs may be on `nic`."""
 
-    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
-        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
-
-    def nic_dead(self, nic: Nic, t_ns: int) -> None:
-        """DEVICE_FATAL on `nic`."""
-
 
 class NicHost(Host, Protocol):
     """What this asks of the driver."""
@@ -97,7 +91,7 @@ class NicEvents:
         for connection in list(self._driver.connections.values()):
             if connection.shadow.handle(0) == element:
                 self._driver.safely(
-                    connection, connection.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now
+                    connection, connection.evidence.path_failed, 0, f"QP_FATAL on {connection.device(0)}", now
                 )
 
     def take(self) -> None:
@@ -110,7 +104,10 @@ class NicEvents:
                 self.unwatch_events(events)
         for nic in list(self._watched_nics.values()):
             try:
-                self._events_of(nic)
+                while nic.ctx and (event := nic.verbs.get_async_event(nic.ctx)) is not None:
+                    kind, element = event.type, event.element
+                    event.ack()
+                    self._on_async(nic, kind, element)
             except OSError as error:
                 logger.error(
                     "the events of %s cannot be read any more, it counts as dead: %s", nic.name, error
@@ -118,15 +115,6 @@ class NicEvents:
                 del self._watched_nics[nic.name]
                 self._driver.waiter.remove(nic.verbs.async_fd(nic.ctx))
                 self._on_async(nic, EventType.DEVICE_FATAL)
-
-    def _events_of(self, nic: Nic) -> None:
-        while nic.ctx:
-            event = nic.verbs.get_async_event(nic.ctx)
-            if event is None:
-                break
-            kind, element = event.type, event.element
-            event.ack()
-            self._on_async(nic, kind, element)
 
     def _on_async(self, nic: Nic, kind: int, element: int = 0) -> None:
         """One async event of our own handle on `nic`; element: the port number of a port's event."""
@@ -149,7 +137,7 @@ class NicEvents:
             nic.dead = True
             self._driver.channel.nic_died(nic)
             for connection in list(self._driver.connections.values()):
-                self._driver.safely(connection, connection.nic_dead, nic, now)
+                self._driver.safely(connection, connection.evidence.nic_dead, nic, now)
         elif kind in (EventType.GID_CHANGE, EventType.LID_CHANGE):
             nic.look_again(lambda: self._driver.post(lambda: self._gids_changed(nic)))
 
@@ -191,7 +179,7 @@ class NicEvents:
         for connection in list(self._driver.connections.values()):
             for k in range(connection.n_pairs):
                 if connection.nic(k) is nic and connection.port(k) == port:
-                    self._driver.later(connection, connection.path_failed, k, why, now, True)
+                    self._driver.later(connection, connection.evidence.path_failed, k, why, now, True)
 
     def port_ok(self, nic: Nic, port: int) -> bool:
         """Whether that port of `nic` is, as far as events told, active."""

@@ -259,7 +259,7 @@ class Runtime:
         with self.driver.locked():
             if connection.closed:
                 return
-            self.driver.safely(connection, connection.found_broken)
+            self.driver.safely(connection, connection.evidence.found_broken)
         self.driver.run()
 
     def qp_asked(self, shadow: Any, fields: dict[str, Any]) -> int:

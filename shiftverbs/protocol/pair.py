@@ -172,7 +172,10 @@ class PairProtocol:
         s = self.state
         if s.switching or s.move_out is not None or s.move_in is not None:
             return True
-        return any(p.state is not ArmState.IDLE for p in s.pairs)
+        for p in s.pairs:
+            if p.state is not ArmState.IDLE:
+                return True
+        return False
 
     @property
     def all_fit(self) -> bool:

@@ -29,13 +29,14 @@ class PingState:
 
     interval_ns: between pings. dead_after: that many unanswered pings in a row mean dead. before_first: pings have the
     numbers after that; where it is drawn at random, an answer to a former `PingState`'s fits no ping of this one.
+    earliest_ns: no ping is due before; for reading.
     """
 
     def __init__(self, interval_ns: int, dead_after: int = 3, before_first: int = 0) -> None:
         self.interval_ns = interval_ns
         self.dead_after = dead_after
         self.port_ok = True
-        self._next_ns = 0
+        self.earliest_ns = 0
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
         self._known_after: int | None = None  # the last ping for which the peer may not have known us yet
@@ -58,7 +59,7 @@ class PingState:
             self._since_ns = now_ns
         self._number += 1
         self._awaited.append((self._number, now_ns))
-        self._next_ns = now_ns + self.interval_ns
+        self.earliest_ns = now_ns + self.interval_ns
         return self._number
 
     @property
@@ -68,7 +69,7 @@ class PingState:
 
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""
-        self._next_ns = min(self._next_ns, now_ns + self.interval_ns)
+        self.earliest_ns = min(self.earliest_ns, now_ns + self.interval_ns)
 
     def peer_knows_us(self) -> None:
         """The peer has all its paths to us: pings from now on are answered, and one that is lost says something."""
@@ -112,7 +113,7 @@ class PingState:
         self._unanswered = self.dead_after
         self._answered = self._number
         self._awaited.clear()
-        self._next_ns = 0
+        self.earliest_ns = 0
 
     def answers(self, now_ns: int) -> bool:
         """Whether pings were answered up to now: one not long ago, and none is, or was just before, missing."""
@@ -134,4 +135,4 @@ class PingState:
     def next_timeout_ns(self) -> int:
         """When `poll_ping` wants to be called again, if no answer comes before."""
         keeps_up = len(self._awaited) < MOST_UNDER_WAY
-        return self._next_ns if keeps_up or self.alive is False else max(self._next_ns, self._counts_ns)
+        return self.earliest_ns if keeps_up or self.alive is False else max(self.earliest_ns, self._counts_ns)

@@ -63,7 +63,7 @@ class SwitchProcedure:
     def _attempt_deadline_ns(self, s: Switch) -> int:
         config = self._state.config
         patience, resend = config.peer_deadline_ns, config.resend_most_ns
-        usable = max(1, sum(not p.dead for p in self._state.pairs))
+        usable = max(1, len(self._state.pairs) - [p.dead for p in self._state.pairs].count(True))
         # One lost message must not end it, unless the user will not wait even for one that is said again.
         share = min(max(patience // usable, 2 * resend), patience)
         if s.command_ns is not None:

@@ -15,6 +15,7 @@ from shiftverbs import _core, _nic
 from shiftverbs.exchanger.records import ControlEndpoint, QpRecord
 from shiftverbs.failover.driver import Driver
 from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.evidence import Evidence
 from shiftverbs.failover.qp.watchdog import Watchdog
 from shiftverbs.failover.runtime import Domain
 from shiftverbs.failover.services.control_channel import ControlChannel
@@ -65,7 +66,7 @@ def make_nic(name: str = "nic0") -> Any:
     )  # fmt: skip
 
 
-class Connection(Double, real=RealConnection, own=("bug", "told", "nic_", "port_", "hears")):
+class Connection(Double, real=RealConnection, own=("bug", "told", "nic_", "port_", "hears", "path_failed")):
     """Remembers what it was told; raises where `bug` is set."""
 
     def __init__(self, nic: Any, bug: bool = False, port: int = 1) -> None:
@@ -81,7 +82,16 @@ class Connection(Double, real=RealConnection, own=("bug", "told", "nic_", "port_
         self.told: list[str] = []
         self.nic_ = nic
         self.port_ = port
+        self.evidence = double(
+            Evidence,
+            path_failed=lambda *args: self.path_failed(*args),
+            nic_dead=lambda *args: self.hears("nic_dead"),
+            path_changed=lambda path: self.hears("path_changed"),
+        )
         self.watchdog = double(Watchdog, watch=lambda now_ns: self.hears("watch"), wants_pings=False)
+
+    def path_failed(self, *args: Any) -> None:
+        self.hears("path_failed")
 
     def port(self, k: int) -> int:
         return self.port_

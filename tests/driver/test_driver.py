@@ -233,7 +233,7 @@ def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
         driver.turns.arrived(begun[arrived])
         arrived += 1
         driver.run()
-    assert len(begun) == 998 and not driver.turns._waiting and not driver.turns._going
+    assert len(begun) == 998 and not driver.turns.waiting and not driver.turns._going
 
 
 def test_who_is_under_way_for_long_keeps_nobody_waiting(

@@ -93,7 +93,7 @@ def test_a_run_that_fails_is_repeated(
     def bug(now: int) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(driver, "_tick", bug)
+    monkeypatch.setattr(driver.channel, "ping", bug)
     driver.run()
     assert clock.now < deadlines[-1] <= clock.now + WATCH_PERIOD_NS
 

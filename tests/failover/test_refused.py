@@ -294,7 +294,8 @@ watchdog.Watchdog.wants_pings = True  # so that each failure counts, the first o
 """
     )
     wait_until(
-        lambda: a("c.driver.run(); [c._path_answers(k) for k in range(2)]") == [True] * 2, what="pings"
+        lambda: a("c.driver.run(); [c.evidence.path_answers(k) for k in range(2)]") == [True] * 2,
+        what="pings",
     )
     a("ep.post('RDMA_WRITE', wr_id=5); ep.post('SEND', wr_id=6)")
     b("ep.recv(1)")

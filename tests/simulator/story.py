@@ -222,7 +222,7 @@ def feed(app: Application, event: ev.Event) -> None:
 def path_failed(app: Application, k: int, reason: str = "staged", advisory: bool = False) -> None:
     """Evidence, or a hint, that pair k is broken."""
     now = app.net.clock.now
-    tell(app, lambda: app.endpoint.connection.path_failed(k, reason, now, advisory))
+    tell(app, lambda: app.endpoint.connection.evidence.path_failed(k, reason, now, advisory))
 
 
 def on(app: Application, k: int) -> bool:

@@ -22,6 +22,7 @@ from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
 from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.ending import Ending
+from shiftverbs.failover.qp.evidence import Evidence
 from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
@@ -183,13 +184,13 @@ def forget_a_reset_under_way() -> Iterator[None]:
 
 @mutation("a WR that a healthy NIC refuses late ends the QP, and starts no SWITCH")
 def take_a_late_refusal_for_the_paths() -> Iterator[None]:
-    with rewritten(Connection, "_post_failed", ("if by_path and not", "if not")):
+    with rewritten(Evidence, "post_failed", ("if by_path and not", "if not")):
         yield
 
 
 @mutation("failures are counted where nothing else speaks against the path")
 def count_failures_on_silent_paths() -> Iterator[None]:
-    with replaced(Connection, "_path_answers", lambda connection, k: True):
+    with replaced(Evidence, "path_answers", lambda evidence, k: True):
         yield
 
 
@@ -232,7 +233,7 @@ def take_what_completed_away_for_stuck() -> Iterator[None]:
 @mutation("what a peer said is as fresh as it was when it was said")
 def take_what_was_said_before_for_news() -> Iterator[None]:
     with rewritten(
-        ControlChannel, "ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
+        ControlChannel, "_ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
     ):
         yield
 
@@ -258,7 +259,7 @@ def look_at_ports_among_the_commands() -> Iterator[None]:
 
 @mutation("a question is not asked, or agreed to, with work that is unsafe once more of it has completed")
 def ask_with_work_that_will_be_unsafe() -> Iterator[None]:
-    with rewritten(Connection, "_unsafe_soon", ("cqes_lost=True", "")):
+    with rewritten(Evidence, "unsafe_soon", ("cqes_lost=True", "")):
         yield
 
 
@@ -279,7 +280,7 @@ def serve_with_rights_that_were_withdrawn() -> Iterator[None]:
 
 @mutation("a QP that has broken unseen fails over before a change of it is refused")
 def leave_a_broken_qp_to_others() -> Iterator[None]:
-    with replaced(Connection, "found_broken", nothing):
+    with replaced(Evidence, "found_broken", nothing):
         yield
 
 
@@ -486,9 +487,7 @@ def forget_the_seals_of_a_path() -> Iterator[None]:
 
 @mutation("a process speaks for its own QPs only")
 def let_any_process_speak_for_a_qp() -> Iterator[None]:
-    with rewritten(
-        Driver, "_hear", ("not any(mine.link is path.link for mine in connection.paths)", "False")
-    ):
+    with rewritten(Driver, "_hear", ("path.link not in [mine.link for mine in connection.paths]", "False")):
         yield
 
 
@@ -567,8 +566,8 @@ def ask_for_keys_without_a_protocol() -> Iterator[None]:
         Connection,
         "_schedule",
         (
-            "[p.next_timeout_ns, self.keys.due_ns] if p is not None else []",
-            "[p.next_timeout_ns if p is not None else None, self.keys.due_ns]",
+            "if p is not None and (due := self.keys.due_ns) is not None:",
+            "if (due := self.keys.due_ns) is not None:",
         ),
     ):
         yield

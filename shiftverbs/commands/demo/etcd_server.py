@@ -99,27 +99,38 @@ class EtcdServer:
         shutil.rmtree(f"{self._directory}/data", ignore_errors=True)  # it knows the old ones
 
     def _start(self, timeout_s: float) -> None:
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        self._spawn("demo", f"demo={self._peer_url}", "--heartbeat-interval=20", "--election-timeout=200")
+        self._await_put(timeout_s)
+
+    @property
+    def _peer_url(self) -> str:
+        return f"http://127.0.0.1:{self._peer_port}"
+
+    def _spawn(self, name: str, cluster: str, *options: str) -> None:
+        """Start the process. cluster: name=URL of each member, the comma between; options: more of etcd's."""
+        client = f"http://127.0.0.1:{self.port}"
         command = [
             etcd_binary(),
-            "--name=demo",
+            f"--name={name}",
             f"--data-dir={self._directory}/data",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=demo={peer}",
-            # Throw-away data: no fsync, and no second of waiting for an election that nobody contests.
+            f"--listen-peer-urls={self._peer_url}",
+            f"--initial-advertise-peer-urls={self._peer_url}",
+            f"--initial-cluster={cluster}",
+            # Throw-away data: no fsync, and (options) no second of waiting for an election that nobody contests.
             "--unsafe-no-fsync",
-            "--heartbeat-interval=20",
-            "--election-timeout=200",
             "--log-level=warn",
+            *options,
         ]
         if threading.current_thread() is threading.main_thread() and shutil.which("setpriv"):
             # It goes when we are killed. (The kernel counts the thread that started it as the parent.)
             command = ["setpriv", "--pdeathsig", "KILL", *command]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _await_put(self, timeout_s: float) -> None:
+        assert self.process is not None
         deadline = time.monotonic() + timeout_s
         while not self._takes_a_put():
             if self.process.poll() is not None:

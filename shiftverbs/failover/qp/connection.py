@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import logging
-import os
 import random
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from shiftverbs.failover.qp.absence import Absence
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
 from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.ending import FLUSHED, Ending
+from shiftverbs.failover.qp.evidence import Evidence
 from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.qp.rebuild import Rebuild
@@ -42,7 +41,6 @@ from shiftverbs.protocol.codec import Entry
 from shiftverbs.protocol.events import Action, Status
 from shiftverbs.protocol.messages import Keys, Message, Move, Phase, Sync, WantKeys
 from shiftverbs.protocol.pair import LocalPair, PairProtocol
-from shiftverbs.shadows.nic import GONE
 from shiftverbs.state_machine import RecvState, SendState
 
 if TYPE_CHECKING:
@@ -76,6 +74,7 @@ class Connection:
         self.requirement = Requirement(self)
         self.reports = Reports(self)
         self.absence = Absence(self)
+        self.evidence = Evidence(self)
         self.watchdog = Watchdog(self)
         self.closed = False
         self.timer_ns: int | None = None
@@ -338,13 +337,16 @@ class Connection:
         if self.driver.turns.is_going(self) and self._arrived():
             self.driver.turns.arrived(self)
         # Without a protocol nobody asks for keys: what is due of that stays so.
-        times = [p.next_timeout_ns, self.keys.due_ns] if p is not None else []
-        times.append(self.key_wait.due_ns)
+        due = p.next_timeout_ns if p is not None else None
+        times = [] if due is None else [due]
+        if p is not None and (due := self.keys.due_ns) is not None:
+            times.append(due)
+        if self.key_wait.since_ns is not None:
+            times.append(self.key_wait.due_ns)
         if self.fence is not None:
             times.append(self.fence.due_ns)
-        due = [t for t in times if t is not None]
-        if due:
-            self.driver.schedule(self, min(due))
+        if times:
+            self.driver.schedule(self, min(times))
 
     def await_nothing(self) -> None:
         """The QP ends: no message, receive or key is waited for any more."""
@@ -402,92 +404,8 @@ class Connection:
         if isinstance(message, Sync | Move):
             self.keys.heed(message)  # before anything is sent on account of it
         asked = isinstance(message, Sync) and message.phase is Phase.ASK
-        unsafe = self._unsafe_soon() if asked else None
+        unsafe = self.evidence.unsafe_soon() if asked else None
         self.feed(ev.MessageReceived(message, unsafe))
-
-    def path_failed(
-        self, k: int, reason: str, t_ns: int, advisory: bool = False, wr: int | None = None
-    ) -> None:
-        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen. wr: the send WR that failed there."""
-        p = self.protocol
-        if self.ending.is_left_alone_on(k) and not advisory:
-            self.ending.lose(k)
-            return
-        if p is None or p.over or self.status is not Status.PROTECTED:
-            return
-        if wr is not None:
-            self.watchdog.stuck_wr = wr
-            if not self._path_answers(k):
-                wr = None  # that says why
-        unsafe = self._unsafe_soon() if advisory else None
-        was = p.switching
-        if not was and k in (p.send_pair, p.recv_pair) and not (advisory and unsafe):
-            self.timeline.seen(t_ns)
-        self.feed(ev.PathFailed(k, reason, advisory, unsafe, wr))
-
-    def found_broken(self) -> None:
-        """The default QP is in ERR, or its NIC gone, and it may be that nothing else has told so yet."""
-        self.drain(0)
-        self.look_again()  # what its WCs say comes first: the error may be the application's own
-        p = self.protocol
-        if not self.closed and p is not None and not p.switching and 0 in (p.send_pair, p.recv_pair):
-            self.path_failed(0, f"the QP on {self.device(0)} is broken", self.driver.now_ns())
-
-    def _path_answers(self, k: int) -> bool:
-        """Whether port and pings of pair k were fine up to now, so that a failure there says something about its WR."""
-        nic, now = self.nic(k), self.driver.now_ns()
-        return self.driver.nic_events.port_ok(nic, self.port(k)) and self.paths[k].ping.answers(now)
-
-    def _failed_wr(self, k: int) -> int | None:
-        """The send WR that failed on pair k. Its WC may not have been looked at, where a receive's came first."""
-        if k != self.send_pair:
-            return None
-        if self.core.failed_wr(k) is None:
-            self.drain(k)
-        return self.core.failed_wr(k)
-
-    def _post_failed(self, k: int, err: int, t_ns: int) -> None:
-        """Pair k's NIC refused what was journaled, or what a healthy NIC would not have refused."""
-        p = self.protocol
-        self.drain(k)
-        said = os.strerror(err)
-        by_path = (
-            err in GONE or err == errno.ENOMEM or self.nic(k).dead or self.core.first_error(k) is not None
-        )
-        if by_path and not (p is None or p.over):
-            self.path_failed(k, f"post on {self.device(k)} failed: {said}", t_ns, wr=self._failed_wr(k))
-        elif p is None or p.over:
-            # Let go of meanwhile: nobody else will deliver it.
-            self.ending.begin(self.core.first_error(k) or (int(WcStatus.LOC_QP_OP_ERR), err))
-        elif not p.switching:
-            self.ending.original = (int(WcStatus.LOC_QP_OP_ERR), err)
-            self.feed(
-                ev.WorkRefused(
-                    f"the application's own error: {self.device(k)} refuses what was posted: {said}"
-                )
-            )
-
-    def _unsafe_soon(self) -> str | None:
-        """What could not be replayed, now or when more of what is outstanding has completed: for a question."""
-        return self.core.unsafe_reason(cqes_lost=True)
-
-    def path_changed(self, path: Path) -> None:
-        """Health of one of our paths."""
-        p = self.protocol
-        for k, mine in enumerate(self.paths):
-            alive = path.told  # what it was when this was said; it may be unknown for the moment
-            if p is None or mine is not path or alive is None:
-                continue
-            if alive and p.pairs[k].alive is False and p.initiator and not p.switching:
-                # The way home, for every QP of the NIC at once: there is no hurry.
-                self.driver.turns.begin_in_turn(self, self._paths_alive)
-            else:
-                self.feed(ev.PathHealth(k, alive))
-
-    def _paths_alive(self) -> None:
-        for k, path in enumerate(self.paths):
-            if path.told:
-                self.feed(ev.PathHealth(k, True))
 
     def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
         """An event of the data path (see _core)."""
@@ -499,9 +417,9 @@ class Connection:
             elif k == self.core.send_pair and self.ending.original is None:
                 self.ending.original = (a, b)
             reason = f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}"
-            self.path_failed(k, reason, t_ns, wr=self._failed_wr(k))
+            self.evidence.path_failed(k, reason, t_ns, wr=self.evidence.failed_wr(k))
         elif kind == _core.EV_POST_FAILED:
-            self._post_failed(k, a, t_ns)
+            self.evidence.post_failed(k, a, t_ns)
         elif kind in (_core.EV_SQ_FENCED, _core.EV_RQ_FENCED):
             if self.fence is not None:
                 self.fence.progress(k)
@@ -559,7 +477,7 @@ class Connection:
         now = self.driver.now_ns()
         for k in range(self.n_pairs):
             if self.nic(k).dead and not p.pairs[k].dead:
-                self.nic_dead(self.nic(k), now)
+                self.evidence.nic_dead(self.nic(k), now)
         if p is not self.protocol or p.over:
             return
         if self.status is Status.PROTECTED and not self.core.guarded:
@@ -609,10 +527,12 @@ class Connection:
 
     def execute(self, actions: list[Action]) -> None:
         """Carry out actions in order."""
-        if any(type(action) is ev.SwitchStarted for action in actions):
+        kinds = set(map(type, actions))
+        if ev.SwitchStarted in kinds:
             # Its log lines, and those of what comes before it, can wait.
             self.driver.hurry(self.driver.now_ns())
-        if any(type(action) is not ev.SendMessage for action in actions):
+        kinds.discard(ev.SendMessage)
+        if kinds:
             # It goes on, and another QP's long wait in the same CQs must not delay that. What is only said is no news.
             self.driver.looks.expect()
         for action in actions:
@@ -853,19 +773,6 @@ class Connection:
         """The backup pairs whose CQs need no polling for this connection any more; forgets them."""
         gone, self._active = self._active - {0}, {0}
         return gone
-
-    def nic_dead(self, nic: Nic, t_ns: int) -> None:
-        """DEVICE_FATAL on `nic`."""
-        for k in range(self.n_pairs):
-            if self.nic(k) is nic:
-                p = self.protocol
-                if p is not None and k in (p.send_pair, p.recv_pair) and not p.switching:
-                    self.timeline.seen(t_ns)
-                if self.ending.is_left_alone_on(k):
-                    self.ending.lose(k)
-                self.feed(ev.NicDead(k))
-        if self.fence is not None:
-            self.fence.tick(t_ns)
 
     def give_up(self, reason: str) -> None:
         """Something of ours failed: what is outstanding gets its original error, the QP is a plain one again."""

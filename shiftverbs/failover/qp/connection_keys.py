@@ -86,8 +86,9 @@ class ConnectionKeys:
     @property
     def due_ns(self) -> int | None:
         """See the class."""
-        due = [t for t in (self._ask_ns, self._push_ns) if t is not None]
-        return min(due) if due else None
+        if self._ask_ns is None or self._push_ns is None:
+            return self._push_ns if self._ask_ns is None else self._ask_ns
+        return min(self._ask_ns, self._push_ns)
 
     def on_time(self, now_ns: int) -> None:
         """Say again what was not answered."""

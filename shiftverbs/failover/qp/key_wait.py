@@ -50,9 +50,9 @@ class KeyWait:
         self.posting: ev.PostReceives | ev.MoveReceives | None = None
 
     @property
-    def due_ns(self) -> int | None:
-        """When `on_time` is to be called next, or None."""
-        return self._c.driver.now_ns() + TICK_NS if self.since_ns is not None else None
+    def due_ns(self) -> int:
+        """When `on_time` is to be called next, while a WR lacks a key."""
+        return self._c.driver.now_ns() + TICK_NS
 
     def begin(self) -> None:
         """A WR lacks a key."""

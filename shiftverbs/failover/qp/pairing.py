@@ -58,9 +58,6 @@ class PairedQp(ProtectedQp, Protocol):
     def never_protected(self, why: str) -> None:
         """It cannot be protected as it is connected (why: a sentence)."""
 
-    def path_changed(self, path: Path) -> None:
-        """Health of one of its paths."""
-
 
 class Pairing:
     """Publishing one QP and finding its peer."""
@@ -323,7 +320,7 @@ class Pairing:
     def _path_changed(self, path: Path) -> None:
         if self.connection.protocol is not None:
             # One by one, in turn with what else is to be done: a path may have a thousand users.
-            self.driver.later(self.connection, self.connection.path_changed, path)
+            self.driver.later(self.connection, self.connection.evidence.path_changed, path)
         elif self._paths:
             self._start_if_ready()
 

@@ -62,9 +62,6 @@ class WatchedQp(ChangedQp, Protocol):
     def recv_state(self) -> str:
         """Name of the receive state."""
 
-    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
-        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
-
 
 class Watchdog:
     """What was seen of one connection's work.
@@ -124,19 +121,19 @@ class Watchdog:
         c = self._c
         for k in {p.send_pair, p.recv_pair}:
             if not c.driver.nic_events.port_ok(c.nic(k), c.port(k)):
-                c.path_failed(k, f"the port of {c.device(k)} is down", now_ns, advisory=True)
+                c.evidence.path_failed(k, f"the port of {c.device(k)} is down", now_ns, advisory=True)
                 return
         for k in list(c.unlike):
             if k not in (p.send_pair, p.recv_pair) or not changes.is_unlike(c, k):
                 c.unlike.discard(k)
             else:
-                c.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
+                c.evidence.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
                 return
         age_ns = c.core.oldest_post_age(now_ns)
         self._aging = bool(sends and age_ns > AGE_NS // 4)
         if sends and age_ns > AGE_NS and c.paths[p.send_pair].ping.alive is False:
             reason = f"no completion on {c.device(p.send_pair)} and no answer to pings"
-            c.path_failed(p.send_pair, reason, now_ns, advisory=True)
+            c.evidence.path_failed(p.send_pair, reason, now_ns, advisory=True)
 
     def _watch_pairing(self, now_ns: int) -> None:
         """Tell once of a QP that is at work and not protected yet, and why; and when it is, after that."""

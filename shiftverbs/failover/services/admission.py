@@ -31,8 +31,8 @@ class Beginner(Protocol):
 class Turns:
     """Which connections have begun, and which wait for their turn.
 
-    now_ns: the clock; run_again: has the driver run once more; later: puts a call of a connection's at the end of what
-    is to be handled.
+    waiting: those that wait, oldest first; for reading. now_ns: the clock; run_again: has the driver run once more;
+    later: puts a call of a connection's at the end of what is to be handled.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class Turns:
         self._now_ns = now_ns
         self._run_again = run_again
         self._later = later
-        self._waiting: dict[Beginner, Callable[[], None]] = {}
+        self.waiting: dict[Beginner, Callable[[], None]] = {}
         self._going: set[Beginner] = set()  # those that began in their turn, and have not arrived
         self._moved_ns = 0
 
     def begin_in_turn(self, connection: Beginner, begin: Callable[[], None]) -> None:
         """Have a connection begin what is not urgent: at once, or when few others are in the middle of that."""
-        if self._waiting or self._room() <= 0:
-            if not self._waiting:
+        if self.waiting or self._room() <= 0:
+            if not self.waiting:
                 self._moved_ns = self._now_ns()
-            self._waiting[connection] = begin
+            self.waiting[connection] = begin
         else:
             self._begin(connection, begin)
 
@@ -65,7 +65,7 @@ class Turns:
         """A connection has finished what it began in its turn, or never will."""
         if connection in self._going:
             self._going.remove(connection)
-            if self._waiting:
+            if self.waiting:
                 self._moved_ns = self._now_ns()
                 self._run_again()
 
@@ -81,25 +81,25 @@ class Turns:
     def admit(self, now: int) -> None:
         """Let those begin for whom there is room; some in any case where nothing moves on."""
         room = self._room()
-        if self._waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
+        if self.waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
             room = TURN_COUNT
-        for connection in list(itertools.islice(self._waiting, max(0, room))):
+        for connection in list(itertools.islice(self.waiting, max(0, room))):
             self._going.add(connection)
-            begin = self._waiting.pop(connection)
+            begin = self.waiting.pop(connection)
             self._moved_ns = now
             self._later(connection, self._begin, connection, begin)
 
     def drop(self, connection: Beginner) -> None:
         """The life of its QP is over that it has begun something for, or would."""
-        self._waiting.pop(connection, None)
+        self.waiting.pop(connection, None)
         self.arrived(connection)
 
     @property
     def may_begin(self) -> bool:
-        """Whether `admit` has something to do now."""
-        return bool(self._waiting) and self._room() > 0
+        """Whether `admit` has something to do now, where somebody waits."""
+        return self._room() > 0
 
     @property
-    def due_ns(self) -> int | None:
-        """When `admit` has something to do at the latest; None where nobody waits."""
-        return self._moved_ns + TURN_NS if self._waiting else None
+    def due_ns(self) -> int:
+        """When `admit` has something to do at the latest, where somebody waits."""
+        return self._moved_ns + TURN_NS

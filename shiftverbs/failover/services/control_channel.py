@@ -128,7 +128,7 @@ class ControlChannel:
         # The seals of links that are gone, for when they are made again: what was said before is not new then.
         self._kept_seals: collections.OrderedDict[tuple[str, int], Seals] = collections.OrderedDict()
         self._first_number = 1  # greater than that of any datagram under seals that were forgotten
-        self._dirty: dict[Path, None] = {}  # in order
+        self.dirty: dict[Path, None] = {}  # paths with something to `flush`, in order
         self._seldom = Seldom(logger)
         self.more = False  # whether datagrams were left in a port
         # Who is told of answers to pings: path, when the ping was sent, when its answer was heard.
@@ -311,23 +311,23 @@ class ControlChannel:
 
     def send(self, path: Path, entry: Entry) -> None:
         """Queue one entry; it leaves with the next `flush`, together with others for the same peer."""
-        if path.ready:
+        if path.ah:
             path.outbox.append(entry)
-            self._dirty[path] = None
+            self.dirty[path] = None
             if len(path.outbox) >= BATCH_ENTRIES:
                 self.flush_path(path)  # the peer may begin
 
     def flush(self) -> None:
         """Hand everything queued to the NICs."""
-        while self._dirty:
-            self.flush_path(next(iter(self._dirty)))
+        while self.dirty:
+            self.flush_path(next(iter(self.dirty)))
 
     def flush_path(self, path: Path) -> None:
         """Hand what is queued for one path to its NIC."""
-        self._dirty.pop(path, None)
+        self.dirty.pop(path, None)
         entries, path.outbox = path.outbox, []
         port = self._ports.get(path.nic.name)
-        if not entries or port is None or not path.ready:
+        if not entries or port is None or not path.ah:
             return
         if port.state == "error":
             self._revive(path.nic.name, path.nic, port)
@@ -399,19 +399,24 @@ class ControlChannel:
         for path in list(self.paths.values()):
             if path.failed is not None and not path.making and not path.nic.dead:
                 self._retry(path, now_ns)
-            dead = path.ping.alive is False
-            number = path.ping.poll_ping(now_ns)
-            if number is not None:
-                if path.asked and path.heard_ns is not None and not dead:
-                    # The peer has so much to say that its answer is late. One that counts as dead has to answer.
-                    path.ping.handle_sign_of_life(path.heard_ns)
-                path.asked, path.heard_ns = number, None
-                self.send(path, Entry(0, 0, Ping(number, False)))
-                self._tell(path)
-            due = path.ping.next_timeout_ns
+            due = path.ping.earliest_ns  # as a rule it is not: every run of the driver comes by here
+            if now_ns >= due:
+                self._ping(path, now_ns)
+                due = path.ping.next_timeout_ns
             if soonest is None or due < soonest:
                 soonest = due
         return soonest
+
+    def _ping(self, path: Path, now_ns: int) -> None:
+        dead = path.ping.alive is False
+        number = path.ping.poll_ping(now_ns)
+        if number is not None:
+            if path.asked and path.heard_ns is not None and not dead:
+                # The peer has so much to say that its answer is late. One that counts as dead has to answer.
+                path.ping.handle_sign_of_life(path.heard_ns)
+            path.asked, path.heard_ns = number, None
+            self.send(path, Entry(0, 0, Ping(number, False)))
+            self._tell(path)
 
     def _retry(self, path: Path, now_ns: int) -> None:
         if path.retry_ns == 0:

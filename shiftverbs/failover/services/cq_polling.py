@@ -39,7 +39,10 @@ class Carrier(Protocol):
 
 
 class Looks:
-    """Which CQs each connection wants polled. now_ns: the clock."""
+    """Which CQs each connection wants polled. now_ns: the clock.
+
+    due_ns: when `look` is due; None where nobody wants it.
+    """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -49,6 +52,7 @@ class Looks:
         self._looks: dict[Carrier, list[tuple[Any, int]]] = {}
         self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
         self._look_ns = 0
+        self.due_ns: int | None = None
         # Since when they found nothing, and nothing happened.
         self._in_vain_ns = 0
 
@@ -82,11 +86,14 @@ class Looks:
                 del self._looked_at[queue]
         if queues:
             self._looks[connection] = queues
+        self.due_ns = self._look_ns if self._looked_at else None
 
     def expect(self) -> None:
         """Something has happened that may complete soon: looks that had grown sparse are dense again."""
         self._in_vain_ns = now = self._now_ns()
         self._look_ns = min(self._look_ns, now + LOOK_NS)
+        if self._looked_at:
+            self.due_ns = self._look_ns
 
     def look(self) -> None:
         """Look at each of them, and let the application's next poll have what is its."""
@@ -102,8 +109,4 @@ class Looks:
             self._in_vain_ns = ended
         sparse = min((ended - self._in_vain_ns) // PATIENCE, LONGEST_LOOK_NS)
         self._look_ns = ended + max(LOOK_NS, sparse, LOOK_SHARE * (ended - began))
-
-    @property
-    def due_ns(self) -> int | None:
-        """When `look` is due; None where nobody wants it."""
-        return self._look_ns if self._looked_at else None
+        self.due_ns = self._look_ns if self._looked_at else None

@@ -203,6 +203,19 @@ class Host(Protocol):
         """A QP of ours has said `bye`, and is forgotten: whoever did not hear it is told the same."""
 
 
+class PathEvidence(Protocol):
+    """What is seen of a connection's paths."""
+
+    def path_failed(self, k: int, reason: str, t_ns: int, advisory: bool = False) -> None:
+        """Evidence, or a hint, that pair k is broken. t_ns: when it was seen."""
+
+    def path_changed(self, path: Path) -> None:
+        """Health of one of its paths."""
+
+    def nic_dead(self, nic: Nic, t_ns: int) -> None:
+        """DEVICE_FATAL on `nic`."""
+
+
 class ProtectedQp(HostedQp, Protocol):
     """What the parts of a connection ask of it, and of the process behind it."""
 
@@ -213,6 +226,10 @@ class ProtectedQp(HostedQp, Protocol):
     @property
     def core(self) -> QPCore:
         """Its part in the data path."""
+
+    @property
+    def evidence(self) -> PathEvidence:
+        """What is seen of its paths."""
 
     @property
     def status(self) -> Status:

@@ -126,25 +126,27 @@ cdef bint is_being_left(node):
 
 cdef int before_close(obj) except -1:
     """Let all that was dropped be closed before the object is: what stands on it must be."""
-    cdef int64_t until
+    cdef int64_t until = 0
     node = getattr(obj, "_node", None)
-    end_dropped()
-    if node is None or not node.children:
-        return 0
-    for entry in list(dropped):  # this thread is at that already, or others bring more
-        if stands_on(getattr(entry[1], "_node", None), node):
-            end_entry(entry)
-    if not being_ended or not is_being_left(node):
-        return 0
-    until = now_ns() + <int64_t>(CHILD_S * 1e9)
-    while is_being_left(node):
-        if now_ns() > until:
+    while True:
+        end_dropped()
+        if node is None or not node.children:
+            return 0
+        for entry in list(dropped):  # this thread is at that already, or others bring more
+            if stands_on(getattr(entry[1], "_node", None), node):
+                end_entry(entry)
+        # Whoever is waited for may be the collector, in a thread that ends memory first and then puts the rest aside:
+        # so it is looked once more when that is through.
+        if not being_ended or not is_being_left(node):
+            return 0
+        if not until:
+            until = now_ns() + <int64_t>(CHILD_S * 1e9)
+        elif now_ns() > until:
             raise PyverbsRDMAError(f"Another thread is closing what stands on this {type(obj).__name__}", EBUSY)
         _sleep(0.001)
         if put_off and PyThread_get_thread_ident() == main_thread:
             signals_off_again(signals_open())
         PyErr_CheckSignals()
-    return 0
 
 
 cdef int drops_after_fork() except -1:

@@ -307,6 +307,37 @@ def test_unmapped_under_writes(v: Verbs) -> None:
     end(cq, mr, pd, ctx)
 
 
+def test_closed_while_the_driver_collects(v: Verbs) -> None:
+    """The collector is at memory in the control thread, and at a QP next, when another thread closes their PD."""
+    ctx, pd, cq, mr, *pair = protected(v)
+    gc.disable()
+    other = v.pd.PD(ctx)
+    things = [v.mr.MR(other, 4096, 1)]  # first: the collector goes by age
+    things.append(v.qp.QP(other, v.rc(cq)))
+    assert settled(things[0]) and settled(things[1])
+    seen = cycle(*things)
+    things.clear()
+    begun, raised = threading.Event(), []
+
+    def close() -> None:
+        begun.set()
+        try:
+            other.close()
+        except BaseException as error:
+            raised.append(error)
+
+    cable("hang", "a/soft1")
+    driver().post(gc.collect)
+    until(lambda: seen() is None)  # found, and memory is waited for
+    closer = threading.Thread(target=close)
+    closer.start()
+    assert begun.wait(10)
+    cable("unhang", "a/soft1")
+    closer.join(30)
+    assert not closer.is_alive() and not raised, raised
+    end(*pair, cq, mr, pd, ctx)
+
+
 def test_two_thousand(v: Verbs) -> None:
     """Made and dropped in cycles, beside a driver that has much to do: nothing is used up."""
     ctx, pd, cq, mr, first, second = protected(v)

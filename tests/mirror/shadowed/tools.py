@@ -46,8 +46,8 @@ def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
     return value
 
 
-def cable(what: str) -> None:
-    command = [sys.executable, "-m", "shiftverbs.softrnic", what, "a/soft0"]
+def cable(what: str, device: str = "a/soft0") -> None:
+    command = [sys.executable, "-m", "shiftverbs.softrnic", what, device]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

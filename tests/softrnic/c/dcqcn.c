@@ -30,6 +30,13 @@ struct event {
     bool marked;
 };
 
+#define EVENTS (1 << 20)
+#include "../../../benchmarks/fabric/agenda.h"
+
+static void plan(uint64_t at, enum kind kind, unsigned flow, bool marked) {
+    push(at, (struct event){.kind = kind, .flow = flow, .marked = marked});
+}
+
 struct flow {
     unsigned from, to;
     struct dcqcn_rp rp;
@@ -41,42 +48,6 @@ static struct fabric_params params;
 static struct fabric_port ports[PORTS];
 static struct flow flows[PORTS];
 static unsigned flow_count;
-static struct event heap[1 << 20];
-static size_t heap_count;
-static uint64_t sequence;
-
-static bool before(const struct event *a, const struct event *b) {
-    return a->at != b->at ? a->at < b->at : a->sequence < b->sequence;
-}
-
-static void push(uint64_t at, enum kind kind, unsigned flow, bool marked) {
-    struct event event = {at, sequence++, kind, flow, marked};
-    size_t i = heap_count++;
-
-    if (heap_count == sizeof(heap) / sizeof(heap[0]))
-        abort();
-    for (; i && before(&event, &heap[(i - 1) / 2]); i = (i - 1) / 2)
-        heap[i] = heap[(i - 1) / 2];
-    heap[i] = event;
-}
-
-static struct event pop(void) {
-    struct event first = heap[0], last = heap[--heap_count];
-    size_t i = 0;
-
-    for (;;) {
-        size_t child = 2 * i + 1;
-
-        if (child + 1 < heap_count && before(&heap[child + 1], &heap[child]))
-            child++;
-        if (child >= heap_count || !before(&heap[child], &last))
-            break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = last;
-    return first;
-}
 
 static void send_cnp(struct flow *flow, unsigned index, uint64_t now) {
     uint64_t sent = fabric_send(&ports[flow->to], &params, now, CNP_BYTES);
@@ -85,7 +56,7 @@ static void send_cnp(struct flow *flow, unsigned index, uint64_t now) {
     if (flow->cnps++ && now - flow->last_cnp < flow->closest)
         flow->closest = now - flow->last_cnp;
     flow->last_cnp = now;
-    push(fate.out_ns + params.delay_ns, CNP, index, false);
+    plan(fate.out_ns + params.delay_ns, CNP, index, false);
 }
 
 static int wrong(const char *what) {
@@ -177,23 +148,23 @@ int main(int argc, char **argv) {
         if (sscanf(argv[i], "%u-%u", &flow->from, &flow->to) != 2 || flow->from >= PORTS || flow->to >= PORTS)
             return 2;
         flow->closest = UINT64_MAX;
-        push(0, SEND, flow_count++, false);
+        plan(0, SEND, flow_count++, false);
     }
-    push(half, SAMPLE, 0, false);
+    plan(half, SAMPLE, 0, false);
     for (struct event event = pop(); event.at < 2 * half; event = pop()) {
         struct flow *flow = &flows[event.flow];
         struct fabric_fate fate;
 
         switch (event.kind) {
         case SEND:
-            push(fabric_send(&ports[flow->from], &params, event.at, packet), SWITCH, event.flow, false);
-            push(dcqcn_sent(&flow->rp, &params.dcqcn, (double)params.rate, event.at, packet), SEND,
+            plan(fabric_send(&ports[flow->from], &params, event.at, packet), SWITCH, event.flow, false);
+            plan(dcqcn_sent(&flow->rp, &params.dcqcn, (double)params.rate, event.at, packet), SEND,
                  event.flow, false);
             break;
         case SWITCH:
             fate = fabric_forward(&ports[flow->to], &params, event.at, packet, true);
             if (!fate.dropped)
-                push(fate.out_ns + params.delay_ns, ARRIVE, event.flow, fate.marked);
+                plan(fate.out_ns + params.delay_ns, ARRIVE, event.flow, fate.marked);
             break;
         case ARRIVE:
             if (event.at >= half)
@@ -212,7 +183,7 @@ int main(int argc, char **argv) {
                 queues[i].sum += queue;
                 queues[i].squares += queue * queue;
             }
-            push(event.at + SAMPLE_NS * params.dilation, SAMPLE, 0, false);
+            plan(event.at + SAMPLE_NS * params.dilation, SAMPLE, 0, false);
             break;
         }
     }

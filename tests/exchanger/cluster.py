@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A real etcd of several members, whose leader can be killed."""
+
+from __future__ import annotations
+
+import urllib.error
+from types import TracebackType
+
+from harness import EtcdServer
+
+from .around import wait_until
+
+
+class Member(EtcdServer):
+    """One member of a cluster."""
+
+    def spawn(self, name: str, cluster: str) -> None:
+        """Start it, with the ports it has always had; etcd's own heartbeat and election times."""
+        self._spawn(name, cluster)
+
+    @property
+    def peer_url(self) -> str:
+        """Where the other members reach it."""
+        return self._peer_url
+
+    def leader(self) -> str | None:
+        """The id of the member that it takes for the leader; None where it runs not, or knows none."""
+        if self.process is None:
+            return None
+        try:
+            found = str(self.call("maintenance/status", {}, timeout_s=1.0).get("leader", "0"))
+        except (urllib.error.URLError, OSError, ValueError):
+            return None
+        return None if found == "0" else found
+
+    def id(self) -> str:
+        """Its id; it must be running."""
+        header = self.call("maintenance/status", {})["header"]
+        assert isinstance(header, dict)
+        return str(header["member_id"])
+
+
+class Cluster:
+    """An etcd of so many members, for a `with`."""
+
+    def __init__(self, members: int = 3) -> None:
+        self.members = [Member() for _ in range(members)]
+
+    @property
+    def endpoints(self) -> str:
+        """As SHIFTVERBS_ETCD takes it."""
+        return ",".join(member.endpoint for member in self.members)
+
+    def running(self) -> list[Member]:
+        """The members that were not killed."""
+        return [member for member in self.members if member.process is not None]
+
+    def start(self, member: Member) -> None:
+        """Start one, for the first time or again."""
+        cluster = ",".join(f"m{k}={one.peer_url}" for k, one in enumerate(self.members))
+        member.spawn(f"m{self.members.index(member)}", cluster)
+
+    def leader(self) -> Member | None:
+        """The leader, where all that run agree on one of themselves."""
+        running = self.running()
+        said = {member.leader() for member in running}
+        if len(said) != 1:
+            return None
+        (leader,) = said
+        return next((member for member in running if leader is not None and member.id() == leader), None)
+
+    def await_leader(self) -> Member:
+        """Wait for that."""
+        found: list[Member] = []
+
+        def is_there() -> bool:
+            found[:] = [leader for leader in [self.leader()] if leader is not None]
+            return bool(found)
+
+        wait_until(is_there, 60.0, "a leader")
+        return found[0]
+
+    def kill_leader(self) -> Member:
+        """Kill it as kill -9 does; its data stay."""
+        leader = self.await_leader()
+        leader.kill()
+        return leader
+
+    def __enter__(self) -> Cluster:
+        try:
+            for member in self.members:
+                self.start(member)
+            self.await_leader()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all of them and remove their data."""
+        for member in self.members:
+            member.close()
