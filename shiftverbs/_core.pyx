@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data path: what lies between an application's post/poll and the hardware's queues.
 
-The work is done on C records, in four declaration files whose functions are compiled in here:
+The work is done on C records, in five declaration files whose functions are compiled in here:
 
 | part | where |
 |---|---|
@@ -9,6 +9,7 @@ The work is done on C records, in four declaration files whose functions are com
 | journal rings, pairs, WC buffer, event ring; appending, handing over, retiring | `core/journal.pxd` |
 | one WC between hardware and application; posting | `core/dispatch.pxd` |
 | which replays would be seen | `core/replay.pxd` |
+| how long what is outstanding takes | `core/sampling.pxd`, and for Python `core/sampling.pxi` |
 | attention, events, key maps, CQCore | this file |
 | putting off signals | `core/signals.pxi` |
 | where an object ends that was dropped | `core/finalizers.pxi` |
@@ -40,8 +41,9 @@ from shiftverbs.native.core.dispatch cimport (
 )
 from shiftverbs.native.core cimport journal, replay
 from shiftverbs.native.core.journal cimport (
-    EVENT_SLOTS, KIND_ARM, KIND_MARKER, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
-    REC_TWO_SIDED, ChannelState, CQState, Event, Pair, QPState, RecvRec, SendRec, Siblings, abort_recvs, abort_sends,
+    EVENT_SLOTS, HEED_CLOSED, HEED_FAILED, HEED_SAMPLE, KIND_ARM, KIND_MARKER, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
+    REC_TWO_SIDED, SAMPLE_ENDED, WATCH_FIRST, ChannelState, CQState, Event, Pair, PathSample, QPState, RecvRec, SendRec,
+    Siblings, abort_recvs, abort_sends,
     after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
     forget_events, has_payload, has_room, is_answered_elsewhere, join_siblings, key_none, leave_siblings, make_id,
     now_ns, opcode_in, payload_out_opcodes, pump_recv, post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec,
@@ -49,6 +51,9 @@ from shiftverbs.native.core.journal cimport (
 )
 from shiftverbs.native.core.map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.native.core.replay cimport Seen, replay_seen
+from shiftverbs.native.core.sampling cimport (
+    looked, sample_begin, sample_break, sample_now, sample_unlist, sample_want,
+)
 from shiftverbs.native.verbs cimport (
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
@@ -367,6 +372,15 @@ cdef inline object make_wc(const ibv_wc *wc):
     return result
 
 
+cdef int look_ended(CQState *c) noexcept nogil:
+    """A poll that found nothing for the application ended, where that is to be heeded. The errno of a lost WC, or 0."""
+    cdef int failed = c.failed
+    looked(c)
+    c.failed = 0
+    c.heed &= ~HEED_FAILED
+    return failed
+
+
 include "native/core/channel.pxi"
 
 
@@ -516,11 +530,16 @@ cdef class CQCore:
             got += kept
         if shared.attention:
             self.run_driver_with(result)
-        if c.failed and got == 0:
-            n = c.failed
-            c.failed = 0
-            raise PyverbsRDMAError('Failed to poll CQ', n)
+        if c.heed:
+            self.heed_poll(got)
         return got, result
+
+    cdef int heed_poll(self, long got) except -1:
+        """A poll ended, where that is to be heeded. Not a part of it: it would be in its way."""
+        cdef int failed = look_ended(&self.c) if got == 0 else looked(&self.c)
+        if failed:
+            raise PyverbsRDMAError('Failed to poll CQ', failed)
+        return 0
 
     cdef int run_driver_with(self, list taken) except -1:
         """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken."""
@@ -632,6 +651,7 @@ cdef long poll_count(num_entries) except? -1:
 
 
 include "native/core/qp.pxi"
+include "native/core/sampling.pxi"
 include "native/core/cqex.pxi"
 include "native/core/qpex.pxi"
 include "native/core/objects.pxi"

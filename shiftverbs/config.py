@@ -26,6 +26,8 @@ DEFAULT_JOB = "default"
 DEADLINE_RANGE_MS = (10, 3_600_000)
 # struct sockaddr_un: 108 bytes with the terminating zero.
 MAX_SOCKET_PATH = 107
+# Values of SHIFTVERBS_STRAGGLER.
+STRAGGLER_MODES = ("off", "observe", "migrate")
 # Values of SHIFTVERBS_BROKER that are no paths.
 SHARED_BROKER = "shared"
 OWN_BROKER = "own"
@@ -93,6 +95,9 @@ class Config:
     peer_deadline_ms: int = 2000
     # SHIFTVERBS_BROKER: SHARED_BROKER, OWN_BROKER, or the UNIX socket of a broker that somebody looks after.
     broker: str = SHARED_BROKER
+
+    # SHIFTVERBS_STRAGGLER: one of STRAGGLER_MODES.
+    straggler: str = "observe"
 
     # SHIFTVERBS_METRICS: where to serve Prometheus metrics: address, first and last port to try.
     metrics: tuple[str, int, int] | None = None
@@ -224,6 +229,12 @@ def _broker(variable: str, value: str) -> str:
     if os.path.isdir(path):
         raise ConfigError(variable, value, "must be a socket's path, not a directory")
     return path
+
+
+def _straggler(variable: str, value: str) -> str:
+    if value.lower() not in STRAGGLER_MODES:
+        raise ConfigError(variable, value, f"must be one of {', '.join(STRAGGLER_MODES)}")
+    return value.lower()
 
 
 def _metrics(variable: str, value: str) -> tuple[str, int, int]:
@@ -416,6 +427,13 @@ VARIABLES: dict[str, Variable] = {
         "Which process speaks to etcd for this one. Not set, or shared: one for all processes of this user and host "
         "with the same settings, started by the first of them, its socket in SHIFTVERBS_RUN_DIR; where none can be "
         "shared, as own. Own: one for this process alone. A path: whoever listens on that socket.",
+    ),
+    "SHIFTVERBS_STRAGGLER": Variable(
+        "straggler",
+        _straggler,
+        " or ".join(f"`{mode}`" for mode in STRAGGLER_MODES),
+        "What is done about a path that works and is slow. Observe: an event, a log line, a line in `shiftverbs top`. "
+        "Migrate: QPs are moved off it as well, as `qp.shift.migrate()` does, and home again. Off: nobody measures.",
     ),
     "SHIFTVERBS_METRICS": Variable(
         "metrics",

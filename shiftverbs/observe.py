@@ -42,6 +42,8 @@ __all__ = [
     "PathFailed",
     "Protected",
     "Stats",
+    "Straggler",
+    "StragglerOver",
     "Subscription",
     "Unprotected",
     "flush",
@@ -159,6 +161,34 @@ class Failed(Event):
     """The failure could not be hidden: the application got its original errors. why: the reason."""
 
     why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler(Event):
+    """A path works and is slow (`SHIFTVERBS_STRAGGLER`). One event for all QPs of the path; qp_num: one of them.
+
+    path: our device on that path; peer: the peer's default GID, or LID. ratio: how long what was sent took, by what it
+    takes when the path is well. since_ns: when that began, CLOCK_MONOTONIC. samples: of sends, since then. lost_ns:
+    time lost by it. fault: whose it is: "path", "peer", "both_rails", "application" (it polls late) or "unknown"; only
+    "path" is ever left. qp_nums: the QPs.
+    """
+
+    path: str = ""
+    peer: str = ""
+    ratio: float = 1.0
+    since_ns: int = 0
+    samples: int = 0
+    lost_ns: int = 0
+    fault: str = ""
+    qp_nums: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerOver(Event):
+    """A path of which `Straggler` was told is as it was before. path, peer: as there."""
+
+    path: str = ""
+    peer: str = ""
 
 
 Callback = Callable[[Event], object]

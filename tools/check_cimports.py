@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "shiftverbs"
 LAYERS = [
     ["_core", "_nic", "_wr"],
     ["native.core.dispatch", "native.core.replay"],
+    ["native.core.sampling"],
     ["native.core.journal"],
     ["native.core.map"],
     ["native.pyverbs_abi"],

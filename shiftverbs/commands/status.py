@@ -208,6 +208,7 @@ def _process(
         else:
             yield _summary_table(process, rates)
     yield from _reasons(process)
+    yield from _slow_paths(process)
     yield Text()
 
 
@@ -288,6 +289,21 @@ def _reasons(process: dict[str, Any]) -> Iterator[RenderableType]:
     if failures:
         ago_s, qp = min(failures, key=lambda failure: failure[0])
         yield Text(f"  last failure {_span(ago_s)} ago, QP {qp['qp_num']:#x}: {qp['last_failure']['why']}")
+
+
+def _slow_paths(process: dict[str, Any]) -> Iterator[RenderableType]:
+    """Paths that work and are slow: a line for each."""
+    from rich.text import Text
+
+    stragglers = process.get("stragglers") or {}
+    if not stragglers.get("works", True):
+        yield Text("  the straggler detector failed: its log says why", style="red")
+    for each in stragglers.get("slow", ())[:MOST_REASONS]:
+        text = (
+            f"  slow: {each['path']} to {each['peer']} ({each['qps']} QPs), {each['ratio']:.1f} times as long for"
+            f" {_span(each['since_s'])}, {_span(each['lost_s'])} lost in {each['samples']} samples: {each['why']}"
+        )
+        yield Text(text, style="red" if each["fault"] == "path" else "yellow")
 
 
 def _span(seconds: float) -> str:

@@ -28,6 +28,7 @@ from shiftverbs.failover.services.cq_polling import Looks
 from shiftverbs.failover.services.directory import Directory
 from shiftverbs.failover.services.machine import Machine
 from shiftverbs.failover.services.memory_keys import KeyBook
+from shiftverbs.failover.services.stragglers import SlowPaths
 from shiftverbs.failover.services.totals import Totals
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.process.log_lines import Announcements, OutsideTheLock
@@ -35,6 +36,7 @@ from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
 from shiftverbs.protocol.pair import MS, ProtocolConfig
 from shiftverbs.protocol.timers import NEVER
+from shiftverbs.stragglers.records import Mode
 
 if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
@@ -123,6 +125,10 @@ class Driver:
         self.directory = Directory(self, exchanger)
         self.turns = Turns(self.now_ns, self.run_again, self.later)
         self.looks = Looks(self.now_ns)
+        mode = Mode(config.straggler)
+        self.measures = SlowPaths(self, mode) if mode is not Mode.OFF else None
+        if self.measures is not None:
+            self.channel.on_pong = self.measures.handle_pong
         self.stopped = False
         self._nics = nics
         self._lock = threading.RLock()
@@ -517,14 +523,17 @@ class Driver:
             self.nic_events.ask_ports(now)
             if now >= self._hurry_until_ns:
                 self.announcements.flush()
+                if self.measures is not None:
+                    self.measures.look(now)
 
     def _watch(self, now: int) -> None:
         """Look at the next connections; a round through very many takes several looks, so that each costs little."""
         if not self._to_watch:
             self._to_watch = list(self.connections.values())
             wanted, self._urgent = self._urgent, {}
+            dense = self.measures.dense if self.measures is not None else {}
             for path in self.channel.paths.values():
-                path.ping.interval_ns = wanted.get(path, QUIET_PING_NS)
+                path.ping.interval_ns = min(wanted.get(path, QUIET_PING_NS), dense.get(path, QUIET_PING_NS))
         for _ in range(WATCH_AT_ONCE):
             if not self._to_watch:
                 break
@@ -540,6 +549,8 @@ class Driver:
     def forget(self, connection: Connection) -> None:
         """A connection was closed. With the last one goes what still names any: nothing would look there again."""
         self.connections.pop(connection.core, None)
+        if self.measures is not None:
+            self.measures.left(connection)
         if not self.connections:
             self._to_watch.clear()
             self._timers.clear()

@@ -76,17 +76,21 @@ class PingState:
         if self._known_after is None:
             self._known_after = self._number
 
-    def handle_pong(self, number: int, now_ns: int) -> None:
-        """The peer answered ping `number`; numbers never sent, and old ones, are ignored."""
+    def handle_pong(self, number: int, now_ns: int) -> int | None:
+        """The peer answered ping `number`; numbers never sent, and old ones, are ignored.
+
+        Returns when that ping was sent, as far as it is known.
+        """
         if not self._answered < number <= self._number:
-            return
+            return None
         if self._known_after is None:
             self._known_after = number
         if number - 1 > max(self._answered, self._known_after):
             self._lost_ns = now_ns  # those between
         sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
+        found = None
         while self._awaited and self._awaited[0][0] <= number:
-            _, sent_ns = self._awaited.popleft()
+            found, sent_ns = self._awaited.popleft()
         took_ns = now_ns - sent_ns
         if took_ns >= self._takes_ns:
             self._takes_ns, self._learned_ns = took_ns, now_ns
@@ -96,6 +100,7 @@ class PingState:
         self._answered_ns = now_ns
         self._unanswered = 0
         self._since_ns = self._awaited[0][1] if self._awaited else now_ns
+        return sent_ns if found == number else None
 
     def handle_sign_of_life(self, heard_ns: int) -> None:
         """Something else came from there: as good as an answer then, but answers may still come, or be missing."""

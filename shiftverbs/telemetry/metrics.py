@@ -100,6 +100,17 @@ class Collector:
             "shiftverbs_broker_up", "Whether this process has a broker to speak to etcd",
             value=int(self._runtime.exchanger.broker_pid is not None),
         )  # fmt: skip
+        slow = CounterMetricFamily(
+            "shiftverbs_slow_paths",
+            "Verdicts that a path works and is slow, by NIC and whose fault that is",
+            labels=["device", "fault"],
+        )
+        for (device, fault), count in sorted(totals.slow_paths.items()):
+            slow.add_metric([device, fault], count)
+        yield slow
+        yield CounterMetricFamily(
+            "shiftverbs_straggler_moves", "Moves off slow paths, and home", value=totals.straggler_moves
+        )
 
 
 def serve(runtime: Runtime, host: str, ports: range) -> int | None:

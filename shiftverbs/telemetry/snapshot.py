@@ -62,7 +62,9 @@ def take(runtime: Runtime) -> dict[str, Any]:
             "homecomings": driver.totals.homecomings,
             "away_s": driver.totals.away_ns / 1e9,
             "failed": dict(driver.totals.failed),
+            "straggler_moves": driver.totals.straggler_moves,
         },
+        "stragglers": stragglers(driver, now_ns),
         "nics": [
             {
                 "name": nic.name,
@@ -72,6 +74,31 @@ def take(runtime: Runtime) -> dict[str, Any]:
             for nic in runtime.nics.all()
         ],
         "qps": [qp(connection, now_ns) for connection in connections_of(driver) if not connection.closed],
+    }
+
+
+def stragglers(driver: Driver, now_ns: int) -> dict[str, Any]:
+    """What is known of slow paths. now_ns: CLOCK_MONOTONIC."""
+    measures = driver.measures
+    if measures is None:
+        return {"mode": "off", "works": True, "slow": []}
+    return {
+        "mode": measures.mode.value,
+        "works": not measures.failed,
+        "slow": [
+            {
+                "path": each.device,
+                "peer": each.peer,
+                "ratio": each.evidence.ratio,
+                "since_s": (now_ns - each.evidence.since_ns) / 1e9,
+                "samples": each.evidence.samples,
+                "lost_s": each.evidence.lost_ns / 1e9,
+                "fault": each.evidence.attribution.name.lower(),
+                "why": each.evidence.attribution.value,
+                "qps": each.qps,
+            }
+            for each in measures.slow
+        ],
     }
 
 

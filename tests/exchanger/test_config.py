@@ -213,6 +213,15 @@ def test_metrics() -> None:
             read(METRICS=value)
 
 
+def test_straggler() -> None:
+    assert read().straggler == "observe"
+    for value in ("off", "observe", "Migrate"):
+        assert read(STRAGGLER=value).straggler == value.lower()
+    for value in ("1", "on", "observe,migrate"):
+        with pytest.raises(ConfigError, match=r"SHIFTVERBS_STRAGGLER=.*must be one of off, observe, migrate"):
+            read(STRAGGLER=value)
+
+
 def test_run_dir(tmp_path: Path) -> None:
     assert read(RUN_DIR=tmp_path).run_dir == str(tmp_path)
     (tmp_path / "file").write_text("")

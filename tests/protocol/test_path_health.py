@@ -47,6 +47,15 @@ def test_never_answered_is_death_too() -> None:
     assert ping.alive is False
 
 
+def test_an_answer_says_when_its_ping_was_sent() -> None:
+    ping = PingState(100, before_first=40)
+    for t in (0, 100, 200):
+        ping.poll_ping(t)
+    assert ping.handle_pong(42, 250) == 100
+    assert ping.handle_pong(41, 260) is ping.handle_pong(44, 260) is None
+    assert ping.handle_pong(43, 270) == 200
+
+
 def test_answers_to_nothing_and_late_ones_are_ignored() -> None:
     ping = PingState(100)
     ping.handle_pong(1, 0)

@@ -494,6 +494,11 @@ class VirtualMachine:
         lost, self.host.events_lost = self.host.events_lost, False
         return lost or _core.events_overflowed()
 
+    def ended_samples(self) -> list[Any]:
+        self.host.park()
+        samples, self.host.samples = self.host.samples, []
+        return samples
+
     def raise_attention(self) -> None:
         self.attention.value = 1
         self.host.notice()

@@ -21,6 +21,7 @@ from shiftverbs.protocol.events import Status
 
 TWO_SIDED = ("SEND", "WRITE_IMM")
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
+MOST_MOVES, MINUTE_NS = 4, 60 * 10**9
 #: What is done where a MOVE has succeeded, was called off, or something worse has come.
 MOVE_IS_OVER = ("OpenSend", "CancelMove", "CloseSend", "DeliverErrors", "SetStatus")
 
@@ -95,6 +96,9 @@ def check(net: Network) -> None:
     receives_before_messages(net)
     no_storm(net)
     nothing_is_given_up_early(net)
+    if net.straggler != "off":
+        only_slow_rails_are_said_to_be(net)
+        no_going_to_and_fro(net)
 
 
 def no_more_than_asked_for(net: Network) -> None:
@@ -162,6 +166,25 @@ def each_arm_resets_once(net: Network) -> None:
             if key in seen:
                 raise Violation("each ARM resets once", f"{name} at {t}: {action}")
             seen.add(key)
+
+
+def only_slow_rails_are_said_to_be(net: Network) -> None:
+    """No verdict against a path, unless its rail was slow at some time."""
+    for host in net.hosts:
+        if host.runtime.driver.measures.failed:
+            raise Violation("the detector works", "it is off")
+        for device, fault in host.runtime.driver.totals.slow_paths:
+            if fault == "path" and int(device[1:]) not in net.slowed:
+                raise Violation("only slow rails are said to be", f"{device} was well all the time")
+
+
+def no_going_to_and_fro(net: Network) -> None:
+    """No more than four moves in any minute, of each QP's sends, where no failure moves them."""
+    for app in net.apps:
+        times = [t for t, name, _ in net.whereabouts if name == app.name]
+        for n in range(len(times) - MOST_MOVES):
+            if times[n + MOST_MOVES] - times[n] < MINUTE_NS and not net.faults:
+                raise Violation("no going to and fro", f"{app.name}: {net.whereabouts}")
 
 
 def no_storm(net: Network) -> None:

@@ -76,7 +76,8 @@ class Cq:
 class Host:
     """One process. devices: what it opens, by name, with the NICs and the memory of each.
 
-    plain: without failover, as with pyverbs; invariants: the protocol's are looked at.
+    plain: without failover, as with pyverbs; invariants: the protocol's are looked at; straggler: what is done about
+    slow paths.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Host:
         plain: bool,
         invariants: bool,
         peer_deadline_ms: int,
+        straggler: str,
     ) -> None:
         self.net = net
         self.hardware = [nic for nics, _ in devices.values() for nic in nics]
@@ -93,6 +95,7 @@ class Host:
         self.attention = 0
         self.events: list[Any] = []
         self.events_lost = False
+        self.samples: list[Any] = []
         self.run_inline: Callable[[], object] | None = None
         self.watched: set[int] = set()
         self.thread = 1
@@ -111,7 +114,8 @@ class Host:
             if not plain:
                 self.machine = VirtualMachine(self)
                 self.runtime = Runtime(
-                    Config(invariants=invariants, peer_deadline_ms=peer_deadline_ms), self.machine
+                    Config(invariants=invariants, peer_deadline_ms=peer_deadline_ms, straggler=straggler),
+                    self.machine,
                 )
             self.devices = {name: Device(self, name, *has) for name, has in devices.items()}
         self.booting = False
@@ -154,6 +158,7 @@ class Host:
         if not self.plain:
             self.events += _core.take_events()
             self.events_lost |= _core.events_overflowed()
+            self.samples += _core.ended_samples()
 
     # ---- when its driver runs ---------------------------------------------------------------------------------------
 

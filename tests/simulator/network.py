@@ -53,7 +53,8 @@ class Network:
     plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
     at_start: so many receives are posted before they are connected; None: as many as there is room for.
     peer_deadline_ms: the programs' patience with a silent peer. two_contexts: all QPs but the first one are on another
-    Context of the same device. with_nics: what is to be done to the NICs before anybody opens them.
+    Context of the same device. with_nics: what is to be done to the NICs before anybody opens them. straggler: what is
+    done about slow paths, as SHIFTVERBS_STRAGGLER has it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Network:
         peer_deadline_ms: int = 2000,
         two_contexts: bool = False,
         with_nics: Callable[[dict[str, list[Nic]]], None] = lambda nics: None,
+        straggler: str = "off",
     ) -> None:
         self._world = World.entered()
         self._world.__enter__()
@@ -79,10 +81,12 @@ class Network:
         self.pairs = pairs
         self.capacity = capacity
         self.plain = plain
+        self.straggler = straggler
         self.running: Host | None = None
         self.flag = ctypes.c_int.from_address(_core.attention_address())
         self.flag.value = 0
         _core.take_events()
+        _core.ended_samples()
         self.posts = Posts()
         self.posts.take()
         self.objects: list[HwCq | HwQp] = []
@@ -111,6 +115,9 @@ class Network:
         self.trims: list[tuple[int, str, int]] = []
         self.pairings: list[tuple[int, str]] = []
         self.faults: list[str] = []
+        self.slowed: set[int] = set()  # rails that were slow on purpose
+        self.whereabouts: list[tuple[int, str, int]] = []  # when, whose sends, to which pair
+        self._slow_ns: dict[int, int] = {}
         self._reopened_ns: dict[tuple[str, int], int] = {}  # links, while the other direction is shut
         self.answered_unacknowledged: set[str] = set()  # who heard its peer again before that could hear it
         self.too_early: list[tuple[int, str, int]] = []
@@ -119,10 +126,11 @@ class Network:
         self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
         devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
         if one_process:
-            self.a = self.b = Host(self, devices, plain, INVARIANTS, peer_deadline_ms)
+            self.a = self.b = Host(self, devices, plain, INVARIANTS, peer_deadline_ms, straggler)
         else:
             self.a, self.b = (
-                Host(self, {name: devices[name]}, plain, INVARIANTS, peer_deadline_ms) for name in "ab"
+                Host(self, {name: devices[name]}, plain, INVARIANTS, peer_deadline_ms, straggler)
+                for name in "ab"
             )
         self.hosts = (self.a,) if one_process else (self.a, self.b)
         self.apps: list[Application] = []
@@ -286,6 +294,16 @@ class Network:
         if self.ports[name, k] is up and not nic.dead:
             nic.event(EventType.PORT_ACTIVE if up else EventType.PORT_ERR, 1)
 
+    def slow(self, k: int, delay_ns: int = 0, packet_ns: int = 0, loss: float = 0.0) -> None:
+        """Rail k takes so much longer, both ways, and loses so much; nothing: it is well again."""
+        for name in "ab":
+            link = self.links[name, k]
+            link.delay_ns += delay_ns - self._slow_ns.get(k, 0)
+            link.packet_ns, link.loss = packet_ns, loss
+        self._slow_ns[k] = delay_ns
+        if delay_ns or packet_ns or loss:
+            self.slowed.add(k)
+
     def wall(self, name: str, k: int, on: bool) -> None:
         """Packets from `name` on rail k vanish, and nobody says so."""
         self.walls[name, k] = int(on)
@@ -374,6 +392,8 @@ def _traced(connection: Connection, actions: list[ev.Action]) -> None:
                 net.trims.append((net.clock.now, name, action.peer_rx))
             elif type(action) is ev.Fence:
                 net.fencing[name] = action.pairs
+            elif type(action) is ev.OpenSend:
+                net.whereabouts.append((net.clock.now, name, action.pair))
     _execute(connection, actions)
 
 

@@ -62,6 +62,8 @@ class Link:
         self.duplicate = 0.0
         self.delay_ns = 10 * US
         self.jitter_ns = 0
+        self.packet_ns = 0  # how long a packet keeps it busy: others wait behind it
+        self._free_ns = 0
         self.echo_ns = 0  # some packets come a second time, up to this much later
         self.drops: list[Callable[[Any], bool]] = []  # one packet each: the first that matches is dropped
         self.hole: Callable[[Any], bool] = lambda packet: False  # these never get through
@@ -81,11 +83,19 @@ class Link:
         if self.datagram_loss and isinstance(packet, Datagram) and rng.random() < self.datagram_loss:
             return
         copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
+        takes_ns = self.delay_ns + self._queue()
         for _ in range(copies):
             jitter = rng.randrange(self.jitter_ns) if self.jitter_ns else 0
-            self.clock.later(self.delay_ns + jitter, self._arrive, packet, arrive)
+            self.clock.later(takes_ns + jitter, self._arrive, packet, arrive)
         if self.echo_ns and rng.random() < 0.3:
-            self.clock.later(self.delay_ns + rng.randrange(self.echo_ns), self._arrive, packet, arrive)
+            self.clock.later(takes_ns + rng.randrange(self.echo_ns), self._arrive, packet, arrive)
+
+    def _queue(self) -> int:
+        """How long a packet takes to leave, behind those that wait for that."""
+        if not self.packet_ns:
+            return 0
+        self._free_ns = max(self._free_ns, self.clock.now) + self.packet_ns
+        return self._free_ns - self.clock.now
 
     def _arrive(self, packet: Any, arrive: Callable[[Any], None]) -> None:
         # What was on the wire when the cable was pulled is gone; what waits in a switch comes out later.

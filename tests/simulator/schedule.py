@@ -32,11 +32,12 @@ class Schedule:
     """What a seed stands for.
 
     One seed in six has READs land where something was sent from; one has one-sided work on two cells, with fences and
-    hardly a completion; one registers its memory anew now and then.
+    hardly a completion; one registers its memory anew now and then. straggler: what is done about slow paths.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, straggler: str = "off") -> None:
         self.seed = seed
+        self.straggler = straggler
         rng = self.rng = random.Random(seed)
         self.pairs = rng.choices([1, 2, 3], [2, 73, 25])[0]
         self.qps = rng.choices([1, 2, 3], [80, 15, 5])[0]
@@ -123,6 +124,7 @@ class Schedule:
             self.qps,
             one_cq=self.one_cq,
             one_process=self.one_process,
+            straggler="off" if plain else self.straggler,
         )
         rng = random.Random(self.seed + 1)
         again = random.Random(self.seed + 3)

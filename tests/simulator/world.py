@@ -5,6 +5,7 @@ is, a wait."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import sys
 import types
@@ -148,5 +149,8 @@ class World:
         stack.enter_context(mock.patch.object(Seldom, "exception", _note_seldom))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
+        clock = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: cls.net().clock.now)
+        stack.callback(lambda kept: _core.set_sample_clock(0), clock)
+        _core.set_sample_clock(ctypes.cast(clock, ctypes.c_void_p).value or 0)
         stack.callback(_core.set_driver, None)
         _core.set_driver(lambda: cls.net().run_inline())

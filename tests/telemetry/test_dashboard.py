@@ -24,6 +24,7 @@ def scraped() -> Any:
     """A scrape of a process with one QP that is away, and one that failed."""
     totals = Totals()
     totals.gave_up("rkey 0x17 was refused 3 times")
+    totals.slow_path("soft0", "path")
     timeline = SimpleNamespace(away_since_ns=0)
     status = SimpleNamespace(value="PROTECTED")
     connection = SimpleNamespace(
@@ -87,6 +88,8 @@ def test_the_values(scraped: Any) -> None:
     assert value("shiftverbs_qps", {"status": "PROTECTED", "device": "soft0", "carrier": "soft1"}) == 1
     assert value("shiftverbs_qps_away") == 1 and value("shiftverbs_away_seconds_total") > 0
     assert value("shiftverbs_failed_qps_total", {"reason": "rkey N was refused N times"}) == 1
+    assert value("shiftverbs_slow_paths_total", {"device": "soft0", "fault": "path"}) == 1
+    assert value("shiftverbs_straggler_moves_total") == 0
     assert value("shiftverbs_etcd_up") == value("shiftverbs_broker_up") == 0
     assert value("shiftverbs_nic_up", {"device": "soft0"}) == 0
 

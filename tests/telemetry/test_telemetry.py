@@ -199,6 +199,17 @@ def test_eighty_columns_are_enough_whatever_there_is_to_show(rates: Any) -> None
         assert word in text
 
 
+def test_slow_paths_have_a_line_each_and_a_detector_that_failed_is_told_of() -> None:
+    slow = {
+        "path": "mlx5_0", "peer": "fe80::1", "ratio": 3.21, "since_s": 65.0, "samples": 40, "lost_s": 12.5,
+        "fault": "path", "why": "this path", "qps": 2,
+    }  # fmt: skip
+    stragglers = {"mode": "observe", "works": False, "slow": [slow]}
+    text = " ".join(drawn(reader.Answers([process([qp(1)], stragglers=stragglers)])).split())
+    line = "slow: mlx5_0 to fe80::1 (2 QPs), 3.2 times as long for 65 s, 12 s lost in 40 samples: this path"
+    assert line in text and "the straggler detector failed" in text
+
+
 def test_a_thousand_qps_are_summed_up_and_shown_one_by_one_where_that_is_asked_for() -> None:
     many = [qp(number, path="mlx5_bond_0" if number % 4 else "mlx5_bond_1") for number in range(1, 1001)]
     answers = reader.Answers([process(many)])

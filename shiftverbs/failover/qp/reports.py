@@ -68,6 +68,8 @@ class Reports:
         if c.status is Status.PROTECTED:
             c.requirement.met()
             self._publish(observe.Protected, backups=self._backups())
+            if c.driver.measures is not None:
+                c.driver.measures.joined(c)
         elif c.status is Status.FAILED:
             self._log(logging.ERROR, f"{what}: {c.why}")
             c.timeline.last_failure = (c.driver.now_ns(), c.why or "")

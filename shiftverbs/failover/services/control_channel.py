@@ -131,6 +131,8 @@ class ControlChannel:
         self.dirty: dict[Path, None] = {}  # paths with something to `flush`, in order
         self._seldom = Seldom(logger)
         self.more = False  # whether datagrams were left in a port
+        # Who is told of answers to pings: path, when the ping was sent, when its answer was heard.
+        self.on_pong: Callable[[Path, int, int], None] | None = None
         # Datagrams that were dropped: no datagram of this release; of another release; not from whom they say; taken
         # before; from nobody we have to do with, or about a QP that is not here (those are entries).
         self.malformed = self.other_version = self.forged = self.replayed = self.unknown = 0
@@ -384,7 +386,9 @@ class ControlChannel:
     def _on_ping(self, link: Link, ping: Ping, now_ns: int) -> None:
         if ping.answer:
             for path in list(link.paths):  # the numbers of one fit no other
-                path.ping.handle_pong(ping.number, now_ns)
+                sent_ns = path.ping.handle_pong(ping.number, now_ns)
+                if sent_ns is not None and self.on_pong is not None:
+                    self.on_pong(path, sent_ns, now_ns)
                 self._tell(path)
         elif link.path is not None:
             self.send(link.path, Entry(0, 0, Ping(ping.number, True)))

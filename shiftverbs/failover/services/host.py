@@ -94,6 +94,13 @@ class HostedQp(Protocol):
         """Something of ours failed: the QP is a plain one again."""
 
 
+class Measures(Protocol):
+    """Who measures how long sends take."""
+
+    def joined(self, connection: Any) -> None:
+        """A connection is protected from now on."""
+
+
 class Host(Protocol):
     """What connections ask of the process that they are in: the clock, the NICs, the other connections, the peers."""
 
@@ -140,6 +147,10 @@ class Host(Protocol):
     @property
     def looks(self) -> Looks:
         """Which CQs are looked at."""
+
+    @property
+    def measures(self) -> Measures | None:
+        """Who measures how long sends take; None where nobody does."""
 
     @property
     def announcements(self) -> Announcements:

@@ -62,6 +62,9 @@ class Machine(Protocol):
     def events_overflowed(self) -> bool:
         """Whether some of it was lost since the last call."""
 
+    def ended_samples(self) -> list[_core.SendSample]:
+        """Samples of sends that have ended since the last call."""
+
     def raise_attention(self) -> None:
         """Ask for a run, and wake who is blocked in a wait for completions."""
 
@@ -95,6 +98,7 @@ class ThisMachine:
     set_driver = staticmethod(_core.set_driver)
     take_events = staticmethod(_core.take_events)
     events_overflowed = staticmethod(_core.events_overflowed)
+    ended_samples = staticmethod(_core.ended_samples)
     raise_attention = staticmethod(_core.raise_attention)
     clear_attention = staticmethod(_core.clear_attention)
     readable = staticmethod(_nic.readable)

@@ -215,6 +215,7 @@ cdef class ChannelCore:
                 slot = map_find(&self.c.cqs, <uintptr_t>cq)
                 if slot != NULL:
                     state = <CQState *><uintptr_t>slot.value
+                    looked(state)  # up to now nothing was there that the hardware had not told of
                     if not state.rearmed and state.is_pending == 1:
                         channel_forget(state)  # the same arming's
                     state.armed = state.rearmed > 0

@@ -53,9 +53,7 @@ cdef class CQCursor:
         if not c.count:
             if failed and not self.core.guards():
                 return -failed
-            failed = c.failed
-            c.failed = 0
-            return failed if failed else ENOENT
+            return look_ended(c) if c.heed else ENOENT
         cq_pop(c, &self.wc)
         self.ex.wr_id = self.wc.wr_id
         self.ex.status = self.wc.status

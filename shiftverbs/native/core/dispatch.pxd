@@ -13,12 +13,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from shiftverbs.native.core.journal cimport (
     EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED, EV_RQ_FENCED,
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
-    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, CQState, KeptError, Pair, QPState, RecvRec, SendRec, abort_recvs,
-    abort_sends, after_retire, cq_push, device_gone, discount_answered, emit, fence_last, flush_proven, hand_over,
-    post_refused, provider_errno, pump_recv, pump_send, recv_append, recv_rec, retire_below, send_append, send_cut,
-    send_rec, sends_shown, seq_mask,
+    REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, WATCH_FIRST, WATCH_SAMPLE, CQState, KeptError, Pair, QPState,
+    RecvRec, SendRec, abort_recvs, abort_sends, after_retire, cq_push, device_gone, discount_answered, emit,
+    fence_last, flush_proven, hand_over, post_refused, provider_errno, pump_recv, pump_send, recv_append, recv_rec,
+    retire_below, send_append, send_cut, send_rec, sends_shown, seq_mask,
 )
 from shiftverbs.native.core.map cimport MapSlot, map_find
+from shiftverbs.native.core.sampling cimport sample_reached
 from shiftverbs.native.verbs cimport (
     IBV_SEND_SIGNALED, IBV_WC_FATAL_ERR, IBV_WC_GENERAL_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RESP_TIMEOUT_ERR,
     IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, ibv_poll_cq,
@@ -192,10 +193,13 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
 
 # --- one WC --------------------------------------------------------------------------------------------------
 
-cdef inline void first_wc(QPState *q, int k) noexcept nogil:
-    if q.pairs[k].watch_first:
-        q.pairs[k].watch_first = 0
+cdef inline void heed_wc(QPState *q, int k) noexcept nogil:
+    """A completion came on pair k, which is watched."""
+    if q.pairs[k].watch & WATCH_FIRST:
+        q.pairs[k].watch &= ~WATCH_FIRST
         emit(q, EV_FIRST_WC, k, 0, 0)
+    if q.pairs[k].watch & WATCH_SAMPLE and q.head >= q.sample_end:
+        sample_reached(q, k)
 
 
 cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv_wc *wc) noexcept nogil:
@@ -258,8 +262,8 @@ cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
         return 1
     if rec.two_sided > q.acked_ts:
         q.acked_ts = rec.two_sided
-    if q.pairs[k].watch_first:
-        first_wc(q, k)
+    if q.pairs[k].watch:
+        heed_wc(q, k)
     if not rec.state & REC_SIGNALED:
         after_retire(q)
         return 0
@@ -304,8 +308,8 @@ cdef inline int recv_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
             emit(q, EV_RX_REACHED, k, <int64_t>q.rx, 0)
         if k != q.send_pair and q.crossed < q.wired:
             q.crossed = q.wired
-        if pair.watch_first:
-            first_wc(q, k)
+        if pair.watch:
+            heed_wc(q, k)
     return 1
 
 
@@ -453,9 +457,8 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
     cdef SendRec *last = NULL
     cdef int err = 0
     cdef int rc = 0
-    if q.closed:
-        bad[0] = wr
-        return EINVAL
+    if q.heed:
+        return q.shared.heed_post(q, wr, bad)
     q.one_by_one = 0
     while at != NULL:
         err = send_append(q, at)

@@ -70,6 +70,24 @@ cdef enum:
     MARKER_SEEN = 2
 
 cdef enum:
+    HEED_CLOSED = 1       # bits of QPState.heed: nothing is taken any more
+    HEED_SAMPLE = 2       # the next post begins a sample
+
+cdef enum:
+    HEED_FAILED = 1       # bits of CQState.heed: `failed` is to be told
+    HEED_SAMPLED = 2      # a sample waits for a completion here: when it is looked at matters
+
+cdef enum:
+    WATCH_FIRST = 1       # bits of Pair.watch: the first completion here is to be told of
+    WATCH_SAMPLE = 2      # a sample ends here
+
+cdef enum:
+    SAMPLE_NONE = 0
+    SAMPLE_WANTED = 1     # it begins with the next post
+    SAMPLE_UNDER_WAY = 2
+    SAMPLE_ENDED = 3      # or was broken off; it waits to be taken
+
+cdef enum:
     KEY_REMOTE = 1        # bits of EV_KEY_MISSING's b
     KEY_UNSHADOWABLE = 2
 
@@ -90,6 +108,10 @@ ctypedef struct Shared:
     uint32_t first
     uint32_t count
     uint64_t dropped
+    PathSample *ended      # samples that wait to be taken, oldest first
+    PathSample *ended_last
+    int64_t (*clock)() noexcept nogil   # of samples; NULL: CLOCK_MONOTONIC
+    int (*heed_post)(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noexcept nogil   # where a post has more to do
     Event events[EVENT_SLOTS]
 
 
@@ -125,6 +147,9 @@ ctypedef struct CQState:
     int quiet              # > 0: what enters the buffer needs no synthetic event
     int is_pending         # a synthetic event waits: 1 of the last arming, 2 of one before
     int failed             # errno of a lost WC (no memory for the buffer)
+    int heed               # HEED_*: what a poll has to do beside polling
+    uint32_t sampled       # how many samples wait for a completion here
+    int64_t looked_ns      # when a poll last ended, while there were any
     uint64_t polled
     uint64_t swallowed
 
@@ -153,7 +178,7 @@ ctypedef struct Pair:
     uint8_t sq_marker
     uint8_t rq_marker
     uint8_t own_fence      # a fence WRITE of ours is on its way here: one at a time, there is no room for more
-    uint8_t watch_first
+    uint8_t watch          # WATCH_*: what a completion here has to do beside completing
     int first_status
     uint32_t first_vendor_err
     uint64_t failed_seq    # 1 + the number of the send WR that failed first, or was refused; 0: none
@@ -174,6 +199,24 @@ ctypedef struct RecvRec:
     uint64_t app_wr_id
     uint64_t state
     uint64_t sends_before   # number of the first send WR that was posted after it
+
+
+# What was outstanding on one pair of some QPs when a post was made, and how long it takes until that is complete.
+ctypedef struct PathSample:
+    PyObject *owner
+    Shared *shared
+    PathSample *next_ended
+    QPState **members
+    int n_members
+    int k                  # the pair
+    int state              # SAMPLE_*
+    int left               # members that have some of it outstanding
+    uint64_t bytes         # 0 messages: it was broken off
+    uint64_t messages
+    uint64_t begun_bytes   # of the oldest WRs, which may have been under way
+    int64_t began_ns
+    int64_t ended_ns
+    int64_t unseen_ns
 
 
 # QPs of one default NIC that are open, on whatever Contexts of it.
@@ -202,6 +245,9 @@ ctypedef struct QPState:
     KeptError kept_recv
     int ends_at_post       # sends are withheld for good, and the first of them is told of: it ends the QP
     int closed
+    int heed               # HEED_*: what a post has to do beside posting
+    PathSample *sample     # this QP is a member of it
+    uint64_t sample_end    # sends below it are in it
     Pair pairs[MAX_PAIRS]
 
     char *sends
@@ -422,6 +468,7 @@ cdef inline void cq_pop(CQState *c, ibv_wc *wc) noexcept nogil:
 cdef inline void cq_push(CQState *c, const ibv_wc *wc) noexcept nogil:
     if c.count == c.slots and not cq_reserve(c, 1):
         c.failed = ENOMEM
+        c.heed |= HEED_FAILED
         return
     c.buffer[(c.first + c.count) & (c.slots - 1)] = wc[0]
     c.count += 1

@@ -131,6 +131,8 @@ cdef class QPCore:
         if self.q.shared == NULL:
             return
         self.q.closed = 1
+        self.q.heed |= HEED_CLOSED
+        sample_break(self.q.sample)
         leave_siblings(&self.q)
         for k in range(MAX_PAIRS):
             self.unregister(k)
@@ -468,6 +470,7 @@ cdef class QPCore:
     def close_send(self) -> None:
         """From now on sends are journaled only."""
         self.q.send_open = 0
+        sample_break(self.q.sample)
 
     def close_recv(self) -> None:
         """From now on receives are journaled only. The peer sends nothing before it hears that they are posted."""
@@ -477,10 +480,11 @@ cdef class QPCore:
     def open_send(self, int k) -> None:
         """Sends go to pair k, first those that wait in the journal."""
         cdef Pair *pair = self.ready(k)
-        pair.watch_first = 1
+        pair.watch |= WATCH_FIRST
         pair.sending = 1
         self.q.send_pair = k
         self.q.send_open = 1
+        sample_break(self.q.sample)
         self.pump()
 
     def open_recv(self, int k) -> int:
@@ -492,7 +496,7 @@ cdef class QPCore:
         cdef Pair *pair = self.ready(k)
         cdef int withheld = self.q.recv_withheld
         cdef int rc
-        pair.watch_first = 1
+        pair.watch |= WATCH_FIRST
         pair.recv_stale = 0
         if self.q.crossed < self.q.wired and is_answered_elsewhere(&self.q):
             self.q.crossed = self.q.wired  # an answer may have come that was no message; a SWITCH takes `wired` back
@@ -678,6 +682,7 @@ cdef class QPCore:
         cdef uint8_t known = pair.known
         cdef uint8_t generation = (pair.generation + 1) & 15
         cdef uint8_t fencing = pair.fence_again
+        sample_break(self.q.sample)
         memset(pair, 0, sizeof(Pair))
         pair.qp = qp
         pair.qp_num = qp_num
@@ -834,6 +839,7 @@ cdef class QPCore:
         cdef int first
         cdef int k
         self.pair(0)
+        sample_break(q.sample)
         pair = &q.pairs[q.send_pair]
         if status is not None:
             first = status
@@ -867,6 +873,7 @@ cdef class QPCore:
         cdef QPState *q = &self.q
         cdef int k
         self.pair(0)
+        sample_break(q.sample)
         q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
         for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:

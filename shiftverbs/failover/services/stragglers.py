@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Feeds the straggler detector, and does what it says: slow paths are told of, and left where that is wanted.
+
+What is judged is one peer over the same rails, whatever number of QPs go there (docs/stragglers.md). Samples are the
+data path's (`_core.SendSample`), pings those of path health; the periodic look takes in what has ended, one sample at a
+time, so that what it costs is bounded however many peers there are. A path without traffic ends no sample, and so costs
+nothing. Nothing here has to do with whether a path fails: an error in here ends the judging and nothing else.
+
+Everything runs under the driver's lock.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shiftverbs import _core, observe
+from shiftverbs.failover.services.host import ProtectedQp
+from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.events import Status
+from shiftverbs.stragglers.detector import Stragglers
+from shiftverbs.stragglers.records import (
+    MS,
+    SECOND,
+    Action,
+    Attribution,
+    Evidence,
+    Mode,
+    Move,
+    Observe,
+    Path,
+    Ping,
+    Probe,
+    Recovered,
+    Return,
+    Sample,
+    Settings,
+)
+
+if TYPE_CHECKING:
+    from shiftverbs.failover.services.control_channel import Path as ControlPath
+    from shiftverbs.failover.services.host import Host
+
+logger = logging.getLogger("shiftverbs.stragglers")
+
+# Between the end of a path's sample and the next: fewer than 20 a second.
+REST_NS = 60 * MS
+# While a path is suspected both rails are pinged so often. No more often: four pings without answer make a path dead,
+# and a peer that is paused for a moment is not.
+DENSE_PING_NS = 25 * MS
+# So often, and so many times on each path, until it is known what a round trip takes there.
+LEARNING_PING_NS = 100 * MS
+LEARNING_PINGS = 32
+# Pings of a path without traffic are not looked at any more after that.
+QUIET_NS = 60 * SECOND
+# A QP more than these is not in its path's samples.
+MOST_QPS = 64
+# The same path is told of again after that, at the earliest.
+SAID_NS = 10 * SECOND
+# A MOVE that has not come to its end by then is called off.
+MOVE_NS = 5 * SECOND
+
+
+class MeasuredQp(ProtectedQp, Protocol):
+    """A connection whose sends are measured, and which may be moved."""
+
+    @property
+    def preferred(self) -> int:
+        """The pair that traffic should be on while all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A path that is slow, for those who look: device, the peer's address, what speaks for it, how many QPs it has."""
+
+    device: str
+    peer: str
+    evidence: Evidence
+    qps: int
+
+
+class _Peer:
+    """A peer as far as it is reached over the same rails. name: what the detector calls it."""
+
+    def __init__(self, name: str, first: MeasuredQp) -> None:
+        self.name = name
+        self.paths = tuple(first.paths)
+        self.address = str(first.peer.default.gid or first.peer.default.lid) if first.peer is not None else ""
+        self.devices = [first.device(k) for k in range(first.n_pairs)]
+        self.members: dict[MeasuredQp, None] = {}  # in order
+        self.sample = _core.SendSample()
+        self.rests = False  # between two samples
+        self.rail = 0  # where its traffic is
+        self.preferred = 0  # where we asked it to be
+        self.target: int | None = None  # where it is on its way to
+        self.ordered_ns = 0
+        self.suspected_ns: int | None = None  # how far apart pings are wanted on its account
+        self.pongs = 0  # of all its paths
+        self.heard_ns: int | None = None  # the end of its last sample
+        self.measured: list[_core.QPCore] = []  # whose sends
+        self.complete: int | None = None  # their WRs so far, at the last sample
+        self.said_ns = -SAID_NS
+        self.unsaid: Evidence | None = None  # it was too early to tell of that
+
+
+class SlowPaths:
+    """The straggler detector of one process, fed. host: the driver; mode: what is done about a slow path.
+
+    moves: how many were carried out. failed: it had an error of its own, and is off since. slow: paths that are slow,
+    replaced as a whole.
+    """
+
+    def __init__(self, host: Host, mode: Mode) -> None:
+        self.mode = mode
+        self.moves = 0
+        self.failed = False
+        self.slow: tuple[Slow, ...] = ()
+        #: Paths that are to be pinged often, and how far apart.
+        self.dense: dict[ControlPath, int] = {}
+        self._host = host
+        self._detector = Stragglers(Settings(mode=mode, probe_ns=DENSE_PING_NS))
+        self._peers: dict[tuple[ControlPath, ...], _Peer] = {}
+        self._by_name: dict[str, _Peer] = {}
+        self._by_path: dict[ControlPath, list[tuple[_Peer, int]]] = {}
+        self._by_sample: dict[Any, _Peer] = {}
+        self._peer_of: dict[MeasuredQp, _Peer] = {}
+        self._number = 0
+        self._ended: collections.deque[_Peer] = collections.deque()
+        self._resting: collections.deque[tuple[int, _Peer]] = collections.deque()
+        self._moving: list[_Peer] = []
+        self._left: list[_Peer] = []  # those that were moved, and have not come home since
+        self._verdicts: dict[Path, Slow] = {}
+        self._told: set[Path] = set()  # those of them that were told of
+        self._silent: list[_Peer] = []
+
+    # ---- what the driver tells --------------------------------------------------------------------------------------
+
+    def joined(self, connection: MeasuredQp) -> None:
+        """A connection is protected from now on."""
+        self._safely(self._join, connection)
+
+    def left(self, connection: MeasuredQp) -> None:
+        """A connection was closed: nothing here names it any more."""
+        self._safely(self._leave, connection)
+
+    def look(self, now_ns: int) -> None:
+        """The periodic look: take in what has ended, at most one sample, and do what follows."""
+        self._safely(self._look, now_ns)
+
+    def handle_pong(self, path: ControlPath, sent_ns: int, heard_ns: int) -> None:
+        """A ping of that path was answered."""
+        if path in self._by_path and heard_ns > sent_ns:
+            self._safely(self._take_in_pong, path, sent_ns, heard_ns)
+
+    def _safely(self, call: Callable[..., None], *args: Any) -> None:
+        if self.failed:
+            return
+        try:
+            call(*args)
+        except Exception:
+            self.failed = True
+            with contextlib.suppress(Exception):
+                self._end()
+            logger.exception("the straggler detector failed, and is off in this process from now on")
+
+    def _end(self) -> None:
+        self.slow = ()
+        self.dense = {}
+        for peer in self._peers.values():
+            peer.sample.drop()
+        for what in (
+            self._peers,
+            self._by_name,
+            self._by_path,
+            self._by_sample,
+            self._peer_of,
+            self._verdicts,
+        ):
+            what.clear()
+        for those in (self._ended, self._resting, self._moving, self._left, self._silent, self._told):
+            those.clear()
+
+    # ---- who is measured --------------------------------------------------------------------------------------------
+
+    def _join(self, connection: MeasuredQp) -> None:
+        key = tuple(connection.paths)
+        peer = self._peers.get(key)
+        is_new = peer is None
+        if peer is None:
+            self._number += 1
+            instance = connection.peer.instance if connection.peer is not None else ""
+            peer = _Peer(f"{instance} {self._number}", connection)
+            self._peers[key] = self._by_name[peer.name] = peer
+            self._by_sample[peer.sample] = peer
+            for rail, path in enumerate(key):
+                self._by_path.setdefault(path, []).append((peer, rail))
+            self._detector.add_peer(peer.name, 0)
+        if connection in peer.members:
+            return
+        self._leave(connection)  # where it went before
+        peer.members[connection] = None
+        self._peer_of[connection] = peer
+        if peer.target is not None or peer.preferred:
+            # The others have left, or are about to.
+            at = peer.preferred if peer.target is None else peer.target
+            self._host.later(connection, connection.feed, ev.PreferPair(at))
+        if is_new:
+            self._measure(peer)
+        else:  # a thousand come one after the other
+            self._rest(peer)
+
+    def _leave(self, connection: MeasuredQp) -> None:
+        peer = self._peer_of.pop(connection, None)
+        if peer is None:
+            return
+        del peer.members[connection]
+        if not peer.members:
+            self._forget(peer)
+
+    def _rest(self, peer: _Peer) -> None:
+        """It is measured again in a while."""
+        if not peer.rests:
+            peer.rests = True
+            self._resting.append((self._host.now_ns() + REST_NS, peer))
+
+    def _there(self, peer: _Peer) -> list[MeasuredQp]:
+        """Its connections that are protected and still go that way; others are forgotten."""
+        for c in list(peer.members):
+            if c.closed or c.status is not Status.PROTECTED or tuple(c.paths) != peer.paths:
+                del peer.members[c]
+                del self._peer_of[c]
+        return list(peer.members)
+
+    def _forget(self, peer: _Peer) -> None:
+        peer.sample.drop()
+        peer.unsaid = None
+        self._wishes(peer, 0)
+        self._detector.forget_peer(peer.name)
+        self._peers.pop(peer.paths, None)
+        self._by_name.pop(peer.name, None)
+        self._by_sample.pop(peer.sample, None)
+        for path in peer.paths:
+            left = [each for each in self._by_path.get(path, ()) if each[0] is not peer]
+            if left:
+                self._by_path[path] = left
+            else:
+                self._by_path.pop(path, None)
+                self.dense.pop(path, None)
+        for path_key in [key for key in self._verdicts if key.peer == peer.name]:
+            del self._verdicts[path_key]
+            self._told.discard(path_key)
+        self.slow = tuple(self._verdicts.values())
+
+    def _measure(self, peer: _Peer) -> None:
+        """Have the next post there begin a sample."""
+        members = self._there(peer)
+        if not members:
+            self._forget(peer)
+            return
+        rails = collections.Counter(c.send_pair for c in members)
+        rail = peer.rail if peer.rail in rails else rails.most_common(1)[0][0]
+        if rail != peer.rail:
+            if peer.preferred:  # a failure has come between: what we wished for is over
+                self._ask([c for c in members if c.preferred == peer.preferred], 0)
+            self._wishes(peer, 0)
+            self._arrived(peer, rail, None)
+        there = [c.core for c in members if c.send_pair == rail][:MOST_QPS]
+        if there != peer.measured:
+            peer.measured, peer.complete = there, None
+        peer.sample.want(there, rail)
+
+    # ---- what is measured -------------------------------------------------------------------------------------------
+
+    def _look(self, now_ns: int) -> None:
+        for sample in self._host.machine.ended_samples():
+            ended = self._by_sample.get(sample)
+            if ended is not None and ended not in self._ended:
+                self._ended.append(ended)
+        while self._resting and self._resting[0][0] <= now_ns:
+            _, peer = self._resting.popleft()
+            peer.rests = False
+            if peer.name in self._by_name and peer.target is None:
+                self._measure(peer)
+        if self._ended:
+            peer = self._ended.popleft()
+            if peer.name in self._by_name and peer.target is None:
+                self._rest(peer)
+                self._take_in(peer)
+        for peer in list(self._moving):
+            self._look_at_move(peer, now_ns)
+        if self._silent:
+            self._break_silence(now_ns)
+        if self._left:  # else nothing is to come home
+            due_ns = self._detector.next_timeout_ns
+            if due_ns is not None and now_ns >= due_ns:
+                self._carry_out(self._detector.poll(now_ns))
+
+    def _take_in(self, peer: _Peer) -> None:
+        taken = peer.sample.take()
+        if taken is None:
+            return
+        size, messages, began_ns, ended_ns, unseen_ns, begun_bytes = taken
+        before, peer.complete = peer.complete, sum(core.oldest_wr for core in peer.measured)
+        busy_ns = 0
+        if peer.heard_ns is not None and before is not None:
+            as_much = (peer.complete - before) / messages
+            busy_ns = self._busy_ns(ended_ns - began_ns, ended_ns - peer.heard_ns, as_much)
+        if peer.heard_ns is None:
+            self._ping(peer)
+        peer.heard_ns = ended_ns
+        path = Path(peer.name, peer.rail)
+        sample = Sample(path, size, messages, began_ns, ended_ns, unseen_ns, busy_ns, begun_bytes)
+        self._carry_out(self._detector.handle_sample(sample))
+
+    @staticmethod
+    def _busy_ns(took_ns: int, since_ns: int, as_much: float) -> int:
+        """For how long work was outstanding since the last sample, which the data path does not measure.
+
+        took_ns: the sample; since_ns: the time; as_much: the WRs that were complete since then, as a multiple of the
+        sample's. Where all of them are alike, that is right.
+        """
+        return max(took_ns, min(since_ns, round(took_ns * as_much)))
+
+    def _take_in_pong(self, path: ControlPath, sent_ns: int, heard_ns: int) -> None:
+        for peer, rail in self._by_path[path]:
+            if peer.heard_ns is not None and heard_ns - peer.heard_ns < QUIET_NS:
+                peer.pongs += 1
+                if peer.pongs == LEARNING_PINGS * len(peer.paths):
+                    self._ping(peer)
+                self._detector.handle_ping(Ping(Path(peer.name, rail), sent_ns, heard_ns))
+
+    def _ping(self, peer: _Peer) -> None:
+        """Have its paths pinged as often as is needed now."""
+        learning = peer.pongs < LEARNING_PINGS * len(peer.paths)
+        interval_ns = peer.suspected_ns or (LEARNING_PING_NS if learning else None)
+        now_ns = self._host.now_ns()
+        for path in peer.paths:
+            if interval_ns is None:
+                self.dense.pop(path, None)
+            else:
+                self.dense[path] = interval_ns
+                path.ping.interval_ns = min(path.ping.interval_ns, interval_ns)
+                path.ping.hurry(now_ns)
+
+    # ---- what follows -----------------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Observe():
+                    self._observed(self._by_name[action.evidence.path.peer], action.evidence)
+                case Recovered():
+                    self._recovered(self._by_name[action.path.peer], action.path)
+                case Probe():
+                    peer = self._by_name[action.peer]
+                    peer.suspected_ns = action.interval_ns
+                    self._ping(peer)
+                case Move():
+                    evidence = action.evidence
+                    why = f"{evidence.ratio:.1f} times as slow as when it was well"
+                    self._order(self._by_name[action.path.peer], action.target, why)
+                case Return():
+                    self._order(self._by_name[action.path.peer], action.path.rail, action.reason)
+
+    def _observed(self, peer: _Peer, evidence: Evidence) -> None:
+        now_ns = self._host.now_ns()
+        device = peer.devices[evidence.path.rail]
+        peer.unsaid = None
+        self._verdicts[evidence.path] = Slow(device, peer.address, evidence, len(peer.members))
+        self.slow = tuple(self._verdicts.values())
+        self._host.totals.slow_path(device, evidence.attribution.name.lower())
+        if now_ns - peer.said_ns < SAID_NS:
+            peer.unsaid = evidence
+            if peer not in self._silent:
+                self._silent.append(peer)
+        else:
+            self._say(peer, evidence, now_ns)
+
+    def _break_silence(self, now_ns: int) -> None:
+        """Tell of what it was too early for, where it is so still."""
+        for peer in [each for each in self._silent if now_ns - each.said_ns >= SAID_NS]:
+            self._silent.remove(peer)
+            evidence, peer.unsaid = peer.unsaid, None
+            if evidence is not None and evidence.path in self._verdicts:
+                self._say(peer, evidence, now_ns)
+
+    def _say(self, peer: _Peer, evidence: Evidence, now_ns: int) -> None:
+        device = peer.devices[evidence.path.rail]
+        peer.said_ns = now_ns
+        self._told.add(evidence.path)
+        logger.log(
+            logging.WARNING if evidence.attribution is Attribution.PATH else logging.INFO,
+            "%s to %s is slow: %.1f times as long as when it was well, for %.1f s, in %d samples; %.2f s lost; %s",
+            device,
+            peer.address,
+            evidence.ratio,
+            (now_ns - evidence.since_ns) / SECOND,
+            evidence.samples,
+            evidence.lost_ns / SECOND,
+            evidence.attribution.value,
+        )
+        self._publish(
+            peer,
+            observe.Straggler,
+            path=device,
+            peer=peer.address,
+            ratio=evidence.ratio,
+            since_ns=evidence.since_ns,
+            samples=evidence.samples,
+            lost_ns=evidence.lost_ns,
+            fault=evidence.attribution.name.lower(),
+            qp_nums=tuple(c.shadow.qp_num for c in peer.members),
+        )
+
+    def _publish(self, peer: _Peer, kind: type[observe.Event], /, **fields: Any) -> None:
+        first = next(iter(peer.members), None)
+        if first is None:
+            return
+        event = kind(qp_num=first.shadow.qp_num, device=first.device(0), **fields)
+        self._host.aside(functools.partial(observe.publish, event))
+
+    def _recovered(self, peer: _Peer, path: Path) -> None:
+        if self._verdicts.pop(path, None) is None:
+            return
+        self.slow = tuple(self._verdicts.values())
+        if path not in self._told:
+            return
+        self._told.discard(path)
+        device = peer.devices[path.rail]
+        logger.info("%s to %s is as it was before", device, peer.address)
+        self._publish(peer, observe.StragglerOver, path=device, peer=peer.address)
+
+    # ---- moves ------------------------------------------------------------------------------------------------------
+
+    def _obstacle(self, peer: _Peer, members: list[MeasuredQp], target: int) -> str | None:
+        """Why it is not moved to that rail, or None."""
+        for c in members:
+            p = c.protocol
+            if p is None or p.over or p.busy:
+                return "something else is under way"
+            if p.preferred != peer.preferred:
+                return "somebody has asked for another rail"
+            if p.pairs[target].dead or p.pairs[target].alive is False:
+                return f"{peer.devices[target]} does not answer"
+            if not p.pairs[target].clean and target not in (p.send_pair, p.recv_pair):
+                return p.unfit(target) or "the pair there is not fit"
+        return None if members else "nothing is there any more"
+
+    def _order(self, peer: _Peer, target: int, why: str) -> None:
+        now_ns = self._host.now_ns()
+        members = self._there(peer)
+        obstacle = self._obstacle(peer, members, target)
+        if obstacle is not None:
+            self._detector.handle_refused(peer.name, now_ns)
+            logger.info("%s to %s is kept: %s", peer.devices[peer.rail], peer.address, obstacle)
+            return
+        logger.warning(
+            "moving %d QPs to %s from %s to %s: %s",
+            len(members),
+            peer.address,
+            peer.devices[peer.rail],
+            peer.devices[target],
+            why,
+        )
+        peer.sample.drop()
+        peer.target, peer.ordered_ns = target, now_ns
+        self._moving.append(peer)
+        self._ask(members, target)
+
+    def _ask(self, members: list[MeasuredQp], pair: int) -> None:
+        """What `qp.shift.migrate(pair)` asks for."""
+        for c in members:
+            self._host.later(c, c.feed, ev.PreferPair(pair))
+
+    def _look_at_move(self, peer: _Peer, now_ns: int) -> None:
+        members = self._there(peer)
+        target = peer.target
+        if peer.name not in self._by_name or not members or target is None:
+            self._moving.remove(peer)
+            self._forget(peer)
+        elif all((c.send_pair, c.recv_pair) == (target, target) for c in members):
+            self._moving.remove(peer)
+            self.moves += 1
+            self._host.totals.straggler_moves += 1
+            peer.target = None
+            self._wishes(peer, target)
+            self._arrived(peer, target, max(1, now_ns - peer.ordered_ns))
+            self._measure(peer)
+        elif now_ns - peer.ordered_ns >= MOVE_NS:
+            self._moving.remove(peer)
+            peer.target = None
+            self._ask(members, peer.preferred)
+            self._detector.handle_refused(peer.name, now_ns)
+            logger.info("%s to %s is kept: the move took too long", peer.devices[peer.rail], peer.address)
+            self._measure(peer)
+
+    def _wishes(self, peer: _Peer, pair: int) -> None:
+        """That is where we asked its traffic to be."""
+        peer.preferred = pair
+        if pair and peer not in self._left:
+            self._left.append(peer)
+        elif not pair and peer in self._left:
+            self._left.remove(peer)
+
+    def _arrived(self, peer: _Peer, rail: int, took_ns: int | None) -> None:
+        """Its traffic is on that rail now. took_ns: how long a move of ours took; None: it was not ours."""
+        peer.rail = rail
+        peer.heard_ns = None
+        self._carry_out(self._detector.handle_moved(peer.name, rail, self._host.now_ns(), took_ns))
+        self._recovered(peer, Path(peer.name, rail))  # or it will be told of anew

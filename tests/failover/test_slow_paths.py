@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A rail that works and is slow, between real processes: it is told of, and left where that is wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Spawn
+from hosts import Host, Network, connect
+
+from shiftverbs.softrnic import fabric
+
+# What the child does beside what a test says: sends as a program does that waits for each.
+STREAM = '''
+import time
+from shiftverbs import observe
+from shiftverbs.failover import runtime
+from shiftverbs.stragglers.records import Path, Sample
+
+events = []
+subscription = observe.subscribe(events.append, (observe.Straggler, observe.StragglerOver))
+
+def stream(done, timeout_s):
+    """Post one WRITE after the other, and poll for each, until done()."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(str((events, ep.shift(), measures().slow)))
+        ep.post("RDMA_WRITE", length=1024)
+        (wc,) = ep.poll(1, 20)
+        time.sleep(0.001)  # it computes; and other processes have a turn on a small machine
+        if wc[1] != "SUCCESS":
+            raise RuntimeError(str((wc, ep.shift())))
+
+def measures():
+    return runtime.current().driver.measures
+
+def learned():
+    """Whether it is known what this takes on rail 0, and a round trip on both."""
+    (peer,) = measures()._by_name.values()
+    rails = [measures()._detector.watch(Path(peer.name, rail)) for rail in range(2)]
+    known = rails[0].healthy.predict(Sample(rails[0].path, 1024, 1, 0, 1)) is not None
+    return known and all(rail.healthy_ping.takes_ns is not None and not rail.suspicion for rail in rails)
+'''
+
+
+@pytest.fixture
+def slow(faults: Any) -> Iterator[Callable[[], None]]:
+    """Has rail 0 take 30 ms longer each way: much more than a busy machine does."""
+    yield lambda: fabric.limit("rail0", 10e9, delay_s=30e-3)
+    fabric.unlimit()
+
+
+def streaming(network: Network, mode: str) -> tuple[Host, Host]:
+    """Two hosts, one of which has sent for long enough for its paths to be known."""
+    a, b = network.host("a", SHIFTVERBS_STRAGGLER=mode), network.host("b", SHIFTVERBS_STRAGGLER="off")
+    connect(a, b, attrs="timeout=16, retry=7")  # slow, and no failure
+    for host in (a, b):
+        assert host("ep.qp.shift.wait_protected(20)"), host("ep.shift()")
+    a(f"exec({STREAM!r}, globals())")
+    a("stream(learned, 120)", 150)
+    assert a("ep.qp.shift.path") == "soft0"
+    assert not a("[repr(e) for e in events if e.kind == 'Straggler' and e.fault == 'path']")
+    return a, b
+
+
+def test_a_slow_rail_is_told_of(
+    network: Network, slow: Callable[[], None], spawn: Spawn, tmp_path: Path
+) -> None:
+    network.env["SHIFTVERBS_RUN_DIR"] = str(tmp_path)
+    a, b = streaming(network, "observe")
+    slow()
+    a("stream(lambda: any(e.kind == 'Straggler' and e.fault == 'path' for e in events), 120)", 150)
+    told = a(
+        "[(e.device, e.path, e.ratio, e.samples, e.lost_ns, e.qp_nums == (ep.qp.qp_num,)) for e in events]"
+    )
+    device, path, ratio, samples, lost_ns, all_there = told[-1]
+    assert (device, path, all_there) == ("soft0", "soft0", True), told
+    assert ratio > 2 and samples >= 16 and lost_ns > 0, told
+    env = {"SHIFTVERBS_RUN_DIR": str(tmp_path), "NO_COLOR": "1"}
+    shown = spawn("-m", "shiftverbs", "status", "--json", softrnic=None, env=env, name="status").succeed(20)
+    processes = {each["host"]: each for each in json.loads(shown)["processes"]}
+    assert processes["b"]["stragglers"]["mode"] == "off"
+    (found,) = processes["a"]["stragglers"]["slow"]
+    assert (found["path"], found["fault"], found["qps"]) == ("soft0", "path", 1), found
+    text = spawn("-m", "shiftverbs", "top", "--count", "1", softrnic=None, env=env, name="top").succeed(20)
+    assert "slow: soft0 to " in text, text
+    assert a("ep.qp.shift.path") == b("ep.qp.shift.path") == "soft0", "it is only observed"
+
+
+def test_a_rail_with_a_low_rate_is_told_of(network: Network, slow: Callable[[], None]) -> None:
+    """Pings show less of it than messages: whose fault it is may stay unknown."""
+    a, _ = streaming(network, "observe")
+    before = a("len(events)")
+    fabric.limit("rail0", 2e5)  # 40 ms for a message
+    a(f"stream(lambda: any(e.kind == 'Straggler' and e.ratio > 2 for e in events[{before}:]), 120)", 150)
+    assert a("events[-1].path") == "soft0"
+
+
+def test_a_slow_rail_is_left_and_come_back_to(network: Network, slow: Callable[[], None]) -> None:
+    a, b = streaming(network, "migrate")
+    slow()
+    a("stream(lambda: ep.qp.shift.path == ep.qp.shift.recv_path == 'soft1', 120)", 150)
+    assert b("ep.wait(\"s.path == s.recv_path == 'soft1'\", 20)")
+    assert a("ep.qp.shift.counters['moves']") >= 1 and a("ep.qp.shift.preferred") == 1
+    assert a("ep.qp.shift.status") == "PROTECTED" and a("runtime.current().driver.totals.switches") == 0
+    fabric.unlimit()
+    a("stream(lambda: runtime.current().driver.totals.straggler_moves == 2, 120)", 150)
+    assert a("ep.qp.shift.path") == a("ep.qp.shift.recv_path") == "soft0"
+    assert a("runtime.current().driver.totals.switches") == 0
