@@ -9,7 +9,7 @@ import pytest
 from exchanger.conftest import qp_record
 from harness import ROOT
 from simulator.clock import US
-from simulator.story import armed, ends, plan, until, wait
+from simulator.story import armed, ends, plan, telling, until, wait
 
 from benchmarks import scale
 from shiftverbs.exchanger import ControlEndpoint, Route, ShadowRoute, qp_key
@@ -51,16 +51,16 @@ def test_who_watches_whole_directories() -> None:
 
 
 def test_messages_of_a_switch() -> None:
-    net = armed()
-    a, b = ends(net)
-    protocols = [app.endpoint.protocol for app in (a, b)]
-    before = [p.counts.messages_out for p in protocols]
-    plan(a, "SEND", signaled=True)
-    net.port("a", 0, False, 10 * US)
-    a.due()
-    until(net, lambda: len(a.wcs) == 1)
-    wait(net, 1)
-    sent = sum(p.counts.messages_out for p in protocols) - sum(before)
+    with telling(armed) as net:
+        a, b = ends(net)
+        protocols = [app.endpoint.protocol for app in (a, b)]
+        before = [p.counts.messages_out for p in protocols]
+        plan(a, "SEND", signaled=True)
+        net.port("a", 0, False, 10 * US)
+        a.due()
+        until(net, lambda: len(a.wcs) == 1)
+        wait(net, 50)
+        sent = sum(p.counts.messages_out for p in protocols) - sum(before)
     assert abs(sent - scale.SWITCH) <= 3, sent
 
 

@@ -328,7 +328,9 @@ def test_closed_while_the_driver_collects(v: Verbs) -> None:
 
     cable("hang", "a/soft1")
     driver().post(gc.collect)
-    until(lambda: seen() is None)  # found, and memory is waited for
+    until(
+        lambda: seen() is None and ctx._domain.backups[0].worker.pending()
+    )  # found, and memory is waited for
     closer = threading.Thread(target=close)
     closer.start()
     assert begun.wait(10)
