@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -422,3 +423,106 @@ def test_a_forked_child_closes_nothing_of_its_parents() -> None:
     assert not ended
     _core.close_dropped()
     assert ended == [("a", False)]
+
+
+def test_ends_that_close_each_others_parents_do_not_wait_for_each_other(ignored: list[Any]) -> None:
+    """Neither can go first: one is refused its parent's end, which is the program's own mistake, and at once."""
+    ended: list[tuple[str, bool]] = []
+    both = threading.Barrier(2, timeout=20)
+    parents = [Thing(name, ended) for name in ("first", "second")]
+    for parent in parents:
+        parent._node = node()
+
+    def theirs(thing: Thing) -> None:
+        both.wait()
+        parents[int(thing.name)].close()
+
+    Mine = type("Mine", (Thing,), {"__del__": _core.and_end(theirs, Thing.__del__.our_end)})  # type: ignore[attr-defined]
+    things = [Mine("0", ended), Mine("1", ended)]
+    for thing, parent in zip(things, reversed(parents), strict=True):
+        thing._node = node(parent._node)
+    del thing
+    with LOCK:
+        things.clear()
+    closers = [threading.Thread(target=_core.close_dropped, daemon=True) for _ in range(2)]
+    for closer in closers:
+        closer.start()
+    for closer in closers:
+        closer.join(20)
+        assert not closer.is_alive()
+    names = sorted(name for name, _ in ended)
+    assert names in (["0", "1", "first"], ["0", "1", "second"])
+    assert [what.exc_value.error_code for what in ignored] == [errno.EBUSY]
+
+
+def test_a_child_process_waits_for_no_thread_of_its_parents() -> None:
+    ended: list[tuple[str, bool]] = []
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Thing):
+        @_core.whole_end
+        def __del__(self) -> None:
+            begun.set()
+            go.wait(20)
+            self.close()
+
+    parent = Thing("parent", ended)
+    parent._node = node()
+    things = [Slow("child", ended)]
+    things[0]._node = node(parent._node)
+    thread = threading.Thread(target=things.clear)
+    thread.start()
+    assert begun.wait(10)
+    pids: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        pids.append(os.fork())  # in the middle of the wait
+        if pids[0]:
+            go.set()
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        parent.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    if pids == [0]:
+        os._exit(0 if ended == [("parent", False)] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 0
+    assert [name for name, _ in ended] == ["child", "parent"]
+    thread.join()
+
+
+def test_a_handler_closes_the_parent_that_is_waited_with() -> None:
+    ended: list[tuple[str, bool]] = []
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Thing):
+        @_core.whole_end
+        def __del__(self) -> None:
+            begun.set()
+            go.wait(20)
+            self.close()
+
+    parent = Thing("parent", ended)
+    parent._node = node()
+    things = [Slow("child", ended)]
+    things[0]._node = node(parent._node)
+    thread = threading.Thread(target=things.clear)
+    thread.start()
+    assert begun.wait(10)
+    timer = threading.Timer(0.3, go.set)
+
+    def handler(number: int, frame: object) -> None:
+        timer.start()
+        parent.close()
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        parent.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [name for name, _ in ended] == ["child", "parent"]
+    thread.join()
+    timer.join()

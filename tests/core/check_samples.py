@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 
 import pytest
-from fake import RETRY_EXC, SUCCESS, World
+from fake import REM_ACCESS, RETRY_EXC, SUCCESS, World
 
 from shiftverbs import _core
 
@@ -212,4 +212,29 @@ def test_a_closed_qp_takes_no_post(guarded: World) -> None:
     guarded.qp.close()
     with pytest.raises(Exception, match="post send"):
         guarded.send(1)
+    assert ended(sample) is None
+
+
+@pytest.mark.parametrize("how", ["own error", "moved to ERR", "not guarded any more"])
+def test_a_qp_that_fails_for_itself_holds_up_no_other(make: Callable[..., World], how: str) -> None:
+    """Nothing that was outstanding there completes any more, and the QP may stay open for long."""
+    first = make()
+    second = make(qp_num=0x200, join=first)
+    for w in (first, second):
+        w.protect()
+    second.send(1)
+    first.send(2)
+    sample = _core.SendSample()
+    sample.want([first.qp, second.qp], 0)
+    first.send(3)
+    if how == "moved to ERR":
+        second.qp.app_touched()
+    elif how == "not guarded any more":
+        second.qp.guarded = False
+    if how == "own error":
+        second.hw[0].fail_send(REM_ACCESS)
+    second.hw[0].flush()
+    first.hw[0].complete(2)
+    first.poll()
+    assert first.qp.outstanding == second.qp.outstanding == (0, 0)
     assert ended(sample) is None

@@ -419,3 +419,39 @@ def test_an_error_of_its_own_ends_it(around: Around, caplog: pytest.LogCaptureFi
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == [
         "the straggler detector failed, and is off in this process from now on"
     ]
+
+
+def test_who_comes_back_in_the_middle_of_a_move_is_a_peer_of_its_own(around: Around) -> None:
+    """The move of those that are gone ends without anything that those have who came since."""
+    around.join()
+    around.says(Move(Path("ab 1", 0), 1, slow("ab 1")))
+    measures = around.measures
+    for member in around.members:
+        around.driver.forget(member)
+    around.members = [around.connection(3)]
+    sample = around.join()
+    around.look(1)
+    assert [peer.name for peer in measures._peers.values()] == list(measures._by_name) == ["ab 2"]
+    late = around.connection(4)
+    measures.joined(late)
+    around.look(REST_NS)
+    assert len(Sample.made) == 2, "it goes where the other does"
+    sample.taken = (64, 1, 1, 2, 0, 0)
+    around.detector.fails = True
+    around.ended = [sample]
+    around.look(REST_NS)
+    assert measures.failed and [each.wanted for each in Sample.made] == [None, None]
+
+
+def test_a_wish_of_somebody_elses_stays_where_a_move_is_called_off(around: Around) -> None:
+    around.join()
+    around.says(Move(Path("ab 1", 0), 1, slow("ab 1")))
+    around.asked()
+    for fed in around.fed.values():
+        fed.clear()
+    around.members[0].protocol.preferred = 1  # as it was asked
+    around.members[1].protocol.preferred = 2  # by hand, since
+    around.look(MOVE_NS)
+    for _, call, args in list(around.driver._backlog):
+        call(*args)
+    assert [[event.pair for event in around.fed[member]] for member in around.members] == [[0], []]

@@ -237,12 +237,13 @@ class SlowPaths:
         return list(peer.members)
 
     def _forget(self, peer: _Peer) -> None:
+        if self._by_name.pop(peer.name, None) is None:
+            return  # long since; who goes that way now is another one
         peer.sample.drop()
         peer.unsaid = None
         self._wishes(peer, 0)
         self._detector.forget_peer(peer.name)
         self._peers.pop(peer.paths, None)
-        self._by_name.pop(peer.name, None)
         self._by_sample.pop(peer.sample, None)
         for path in peer.paths:
             left = [each for each in self._by_path.get(path, ()) if each[0] is not peer]
@@ -494,7 +495,9 @@ class SlowPaths:
         elif now_ns - peer.ordered_ns >= MOVE_NS:
             self._moving.remove(peer)
             peer.target = None
-            self._ask(members, peer.preferred)
+            # Somebody else's wish, since, stays.
+            asked = [c for c in members if c.protocol and c.protocol.preferred in (target, peer.preferred)]
+            self._ask(asked, peer.preferred)
             self._detector.handle_refused(peer.name, now_ns)
             logger.info("%s to %s is kept: the move took too long", peer.devices[peer.rail], peer.address)
             self._measure(peer)

@@ -19,7 +19,7 @@ from shiftverbs.native.core.journal cimport (
     retire_below, send_append, send_cut, send_rec, sends_shown, seq_mask,
 )
 from shiftverbs.native.core.map cimport MapSlot, map_find
-from shiftverbs.native.core.sampling cimport sample_reached
+from shiftverbs.native.core.sampling cimport sample_break, sample_reached
 from shiftverbs.native.verbs cimport (
     IBV_SEND_SIGNALED, IBV_WC_FATAL_ERR, IBV_WC_GENERAL_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RESP_TIMEOUT_ERR,
     IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, ibv_poll_cq,
@@ -253,6 +253,7 @@ cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
     q.head = seq + 1
     if wc.status != IBV_WC_SUCCESS:
         q.sends_failed = True
+        sample_break(q.sample)  # nothing that is outstanding there completes any more
         if q.proven_end > q.head:
             cq_push(q.scq, wc)
             flush_proven(q)

@@ -37,6 +37,7 @@ cdef double CHILD_S = 65.0
 
 cdef object dropped = _deque()   # [what ends it, the object, the thread that is at it], oldest first
 cdef dict being_ended = {}       # those that a thread is at, by id, and objects that end at once
+cdef dict left_by = {}           # threads that wait in before_close, and for what stands on which node
 cdef object bell = None          # tells the thread that closes what was dropped
 cdef list inherited_drops = []   # in a forked child: the parent's, which closes them
 
@@ -115,12 +116,24 @@ cdef bint stands_on(child, node):
     return False
 
 
-cdef bint is_being_left(node):
-    """Whether another thread is about to end what stands on it, and pyverbs does not find any more."""
+cdef set leavers(node):
+    """The threads that are about to end what stands on it, and pyverbs does not find any more."""
+    return {entry[2] for entry in list(being_ended.values()) if stands_on(getattr(entry[1], "_node", None), node)}
+
+
+cdef bint waits_for_me(set threads):
+    """Whether one of these threads waits for what the calling one is ending, or for one that does."""
     me = PyThread_get_thread_ident()
-    for entry in list(being_ended.values()):
-        if entry[2] != me and stands_on(getattr(entry[1], "_node", None), node):
+    seen = set()
+    while threads:
+        thread = threads.pop()
+        if thread in seen or thread not in left_by:
+            continue
+        seen.add(thread)
+        found = leavers(left_by[thread])
+        if me in found:
             return True
+        threads |= found
     return False
 
 
@@ -128,6 +141,7 @@ cdef int before_close(obj) except -1:
     """Let all that was dropped be closed before the object is: what stands on it must be."""
     cdef int64_t until = 0
     node = getattr(obj, "_node", None)
+    me = PyThread_get_thread_ident()
     while True:
         end_dropped()
         if node is None or not node.children:
@@ -137,16 +151,28 @@ cdef int before_close(obj) except -1:
                 end_entry(entry)
         # Whoever is waited for may be the collector, in a thread that ends memory first and then puts the rest aside:
         # so it is looked once more when that is through.
-        if not being_ended or not is_being_left(node):
+        if not being_ended:
+            return 0
+        others = leavers(node)
+        others.discard(me)
+        if not others:
             return 0
         if not until:
             until = now_ns() + <int64_t>(CHILD_S * 1e9)
-        elif now_ns() > until:
-            raise PyverbsRDMAError(f"Another thread is closing what stands on this {type(obj).__name__}", EBUSY)
-        _sleep(0.001)
-        if put_off and PyThread_get_thread_ident() == main_thread:
-            signals_off_again(signals_open())
-        PyErr_CheckSignals()
+        before = left_by.get(me)  # below a handler: what the thread waits for otherwise
+        left_by[me] = node
+        try:
+            if now_ns() > until or waits_for_me(others):
+                raise PyverbsRDMAError(f"Another thread is closing what stands on this {type(obj).__name__}", EBUSY)
+            _sleep(0.001)
+            if put_off and me == main_thread:
+                signals_off_again(signals_open())
+            PyErr_CheckSignals()
+        finally:
+            if before is None:
+                left_by.pop(me, None)
+            else:
+                left_by[me] = before
 
 
 cdef int drops_after_fork() except -1:
