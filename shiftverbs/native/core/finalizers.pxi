@@ -182,6 +182,9 @@ cdef int drops_after_fork() except -1:
     me = PyThread_get_thread_ident()
     inherited_drops.extend(dropped)
     dropped.clear()
+    for thread in list(left_by):
+        if thread != me:
+            del left_by[thread]  # its number may be another's next
     for entry in list(being_ended.values()):
         if entry[2] != me:
             inherited_drops.append(being_ended.pop(id(entry)))
