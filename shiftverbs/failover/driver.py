@@ -563,22 +563,18 @@ class Driver:
             heapq.heappush(self._timers, (due_ns, next(self._ticket), connection))
 
     def _arm_deadline(self) -> None:
-        first = NEVER
-        if self._timers:
-            first = self._timers[0][0]
-        if self._next_ping_ns is not None and self._next_ping_ns < first:
-            first = self._next_ping_ns
-        due = self.looks.due_ns
-        if due is not None and due < first:
-            first = due
-        if self.turns.waiting and self.turns.due_ns < first:
-            first = self.turns.due_ns
-        if self.connections and self._watch_ns < first:
-            first = self._watch_ns
-        if self._hurry_until_ns and self._hurry_until_ns < first:
-            first = self._hurry_until_ns
+        first = self._timers[0][0] if self._timers else NEVER
+        for due in (
+            self._next_ping_ns,
+            self.looks.due_ns,
+            self.turns.due_ns if self.turns.waiting else None,
+            self._watch_ns if self.connections else None,
+            self._hurry_until_ns or None,
+        ):
+            if due is not None and due < first:
+                first = due
         self._soon_ns = 0
-        self.waiter.set_deadline(0 if first == NEVER else first if first > 0 else 1)
+        self.waiter.set_deadline(max(1, first) if first != NEVER else 0)  # 0: none
 
     # ---- commands to NICs -------------------------------------------------------------------------------------------
 

@@ -455,8 +455,8 @@ def test_ends_that_close_each_others_parents_do_not_wait_for_each_other(ignored:
     assert [what.exc_value.error_code for what in ignored] == [errno.EBUSY]
 
 
-def test_a_child_process_waits_for_no_thread_of_its_parents() -> None:
-    ended: list[tuple[str, bool]] = []
+def parent_of_a_slow_child(ended: list[tuple[str, bool]]) -> tuple[Thing, threading.Thread, threading.Event]:
+    """A parent whose child another thread is ending, until it is told to go on. That thread, and how it is told."""
     begun, go = threading.Event(), threading.Event()
 
     class Slow(Thing):
@@ -473,6 +473,12 @@ def test_a_child_process_waits_for_no_thread_of_its_parents() -> None:
     thread = threading.Thread(target=things.clear)
     thread.start()
     assert begun.wait(10)
+    return parent, thread, go
+
+
+def test_a_child_process_waits_for_no_thread_of_its_parents() -> None:
+    ended: list[tuple[str, bool]] = []
+    parent, thread, go = parent_of_a_slow_child(ended)
     pids: list[int] = []
 
     def handler(number: int, frame: object) -> None:
@@ -495,22 +501,7 @@ def test_a_child_process_waits_for_no_thread_of_its_parents() -> None:
 
 def test_a_handler_closes_the_parent_that_is_waited_with() -> None:
     ended: list[tuple[str, bool]] = []
-    begun, go = threading.Event(), threading.Event()
-
-    class Slow(Thing):
-        @_core.whole_end
-        def __del__(self) -> None:
-            begun.set()
-            go.wait(20)
-            self.close()
-
-    parent = Thing("parent", ended)
-    parent._node = node()
-    things = [Slow("child", ended)]
-    things[0]._node = node(parent._node)
-    thread = threading.Thread(target=things.clear)
-    thread.start()
-    assert begun.wait(10)
+    parent, thread, go = parent_of_a_slow_child(ended)
     timer = threading.Timer(0.3, go.set)
 
     def handler(number: int, frame: object) -> None:

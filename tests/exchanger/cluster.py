@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.error
-from types import TracebackType
+from collections.abc import Iterator
 
 from harness import EtcdServer
 
@@ -41,9 +42,9 @@ class Member(EtcdServer):
 
 
 class Cluster:
-    """An etcd of so many members, for a `with`."""
+    """An etcd of so many members, none of which runs yet."""
 
-    def __init__(self, members: int = 3) -> None:
+    def __init__(self, members: int) -> None:
         self.members = [Member() for _ in range(members)]
 
     @property
@@ -86,22 +87,17 @@ class Cluster:
         leader.kill()
         return leader
 
-    def __enter__(self) -> Cluster:
-        try:
-            for member in self.members:
-                self.start(member)
-            self.await_leader()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Kill all of them and remove their data."""
         for member in self.members:
             member.close()
+
+
+@contextlib.contextmanager
+def running_cluster(members: int = 3) -> Iterator[Cluster]:
+    """A cluster that has a leader."""
+    with contextlib.closing(Cluster(members)) as made:
+        for member in made.members:
+            made.start(member)
+        made.await_leader()
+        yield made

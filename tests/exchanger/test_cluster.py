@@ -15,7 +15,7 @@ from shiftverbs.config import Config
 from shiftverbs.exchanger import Found, qp_key
 
 from .around import launch, wait_until
-from .cluster import Cluster, Member
+from .cluster import Cluster, Member, running_cluster
 from .conftest import GID_A, EtcdWorld, Watched, publish_qp, qp_record
 from .test_bulk import Deletions
 
@@ -25,7 +25,7 @@ HOSTS = 4
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
+    with running_cluster() as made:
         yield made
 
 
