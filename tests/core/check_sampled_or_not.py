@@ -81,7 +81,8 @@ class Program:
         what = r.choice(
             ["send"] * 8
             + ["complete"] * 6
-            + ["poll"] * 6
+            + ["poll"] * 4
+            + ["read"] * 2
             + ["fail", "refuse", "switch", "home", "move"]
             + ["own", "touched", "reset", "abort", "close", "end", "cq", "notify", "drain", "guard"]
         )
@@ -124,6 +125,18 @@ class Program:
 
     def poll(self, w: World, at: int) -> None:
         self.seen.append(w.poll_cq(w.scq, self.random.choice([0, 1, 2, 64])))
+
+    def read(self, w: World, at: int) -> None:
+        """As of an extended CQ: up to so many completions, and what each call returned."""
+        cursor, queue = _core.CQCursor(w.scq, w.scqs[0].ptr), w.scqs[0].ptr
+        rc = cursor.start_poll(None)
+        self.seen.append(rc)
+        for _ in range(self.random.choice([0, 1, 64])):
+            if rc:
+                break
+            self.seen.append((LIB.fv_cursor_wr_id(queue), LIB.fv_cursor_status(queue), cursor.read_opcode()))
+            rc = cursor.poll_next()
+            self.seen.append(rc)
 
     def fail(self, w: World, at: int) -> None:
         hw = self.live(w)

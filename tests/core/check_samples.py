@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -109,6 +110,33 @@ def test_a_look_in_vain_is_noted_and_an_event_is_as_good_as_one(
     clock.now = 2000
     w.poll()
     assert ended(sample) == (64, 1, 1000, 2000, 100, 0)
+
+
+def test_a_cursor_that_finds_nothing_says_so_while_a_sample_waits(guarded: World, clock: Clock) -> None:
+    cursor = _core.CQCursor(guarded.scq, guarded.scqs[0].ptr)
+    sample = _core.SendSample()
+    sample.want([guarded.qp], 0)
+    guarded.send(1)
+    clock.now = 1400
+    assert cursor.start_poll(None) == errno.ENOENT
+    clock.now = 1500
+    guarded.hw[0].complete()
+    assert cursor.start_poll(None) == 0
+    assert cursor.poll_next() == errno.ENOENT
+    assert ended(sample) == (64, 1, 1000, 1500, 100, 0)
+
+
+def test_a_completion_that_the_cursor_finds_was_a_look(guarded: World, clock: Clock) -> None:
+    cursor = _core.CQCursor(guarded.scq, guarded.scqs[0].ptr)
+    guarded.send(1)
+    sample = _core.SendSample()
+    sample.want([guarded.qp], 0)
+    guarded.send(2)
+    for now in (1400, 1500):
+        clock.now = now
+        guarded.hw[0].complete()
+        assert cursor.start_poll(None) == 0
+    assert ended(sample) == (128, 2, 1000, 1500, 100, 64)
 
 
 def test_several_qps_are_one_sample(make: Callable[..., World], clock: Clock) -> None:

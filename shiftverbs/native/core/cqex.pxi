@@ -50,10 +50,12 @@ cdef class CQCursor:
             if shared.attention:
                 # What was just polled gave the driver something to do, and that may have made WCs.
                 run_driver_inline()
+            if c.heed and c.count:
+                looked(c)
         if not c.count:
             if failed and not self.core.guards():
                 return -failed
-            return look_ended(c) if c.heed else ENOENT
+            return (look_ended(c) if c.heed else 0) or ENOENT
         cq_pop(c, &self.wc)
         self.ex.wr_id = self.wc.wr_id
         self.ex.status = self.wc.status
