@@ -19,7 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.suite.lab import ROOT, Lab, SuiteError, machine
-from benchmarks.train import exactness, launcher
+from benchmarks.train import exactness, launcher, slow_rail
+from benchmarks.train.figure import draw
 from benchmarks.train.record import Breakdown, Run, break_down
 from benchmarks.train.settings import FAULTS, SETTINGS
 
@@ -54,6 +55,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--fabric",
         default=os.environ.get("SOFTRNIC_FABRIC", FABRIC),
         help="limits of the rails, as SOFTRNIC_FABRIC takes them; '': none (default: that variable, or %(default)s)",
+    )
+    add(
+        "--slow-rail",
+        action="store_true",
+        help="no failures: a rail that becomes slow, without and with moving off it",
     )
     default = ROOT / "build" / "train"
     add("--output", metavar="DIR", type=Path, default=default, help="figure and JSON (default build/train)")
@@ -140,6 +146,77 @@ def print_tables(
     console.print(weights)
 
 
+def print_slow_rail(console: Console, runs: dict[int, Run], found: dict[int, slow_rail.Steps]) -> None:
+    """How long steps took, and when it moved."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("setting")
+    for name in ("run", "step before", "on the slow rail", "on the other", "slow until moved"):
+        table.add_column(name, justify="right")
+    for number, steps in found.items():
+        cells = [f"{runs[number].total_s:.1f} s", f"{steps.before * 1000:.0f} ms"]
+        cells += ["" if value is None else f"{value * 1000:.0f} ms" for value in (steps.slow, steps.moved)]
+        cells.append("" if steps.until_moved_s is None else f"{steps.until_moved_s:.1f} s")
+        table.add_row(runs[number].name, *cells)
+    console.print(table)
+
+
+def main_slow_rail(options: argparse.Namespace, job: launcher.Job, console: Console) -> int:
+    """What `--slow-rail` asks for."""
+    told = machine("softrnic")
+    bar = Bar(console)
+    try:
+        with Lab() as lab, bar.progress:
+            runs = slow_rail.measure(lab, job, lambda name: bar.announce(name, job.last_step))
+    except SuiteError as error:
+        console.print(f"{error}", style="red", markup=False)
+        return 1
+    found = {number: slow_rail.summarise(run) for number, run in runs.items()}
+    print_slow_rail(console, runs, found)
+    same = all(exactness.compare(run, runs[1]).is_same for run in runs.values())
+    console.print(f"weights: {'as without it, bit for bit' if same else 'NOT as without it'}")
+    line = f"{told['cpu']}, {told['cores']} cores, Linux {told['kernel']}, {told['device']}, {told['commit']}"
+    console.print(f"{line}; load before: {told['load']:.1f}")
+    record = {
+        **describe(options, told),
+        "steps": {number: steps.to_json() for number, steps in found.items()},
+        "step_seconds": {
+            number: [step[2] for step in slow_rail.durations(run)] for number, run in runs.items()
+        },
+        "runs": [run.to_json() for run in runs.values()],
+    }
+    write(console, options.output, "slow-rail", record, lambda: slow_rail.draw(options.output, runs, line))
+    return 0 if same else 1
+
+
+def describe(options: argparse.Namespace, told: dict[str, Any]) -> dict[str, Any]:
+    """What ran where and when, for the JSON file."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **told,
+        "model": options.model,
+        "ranks": options.ranks,
+        "epochs": options.epochs,
+        "epoch_steps": options.steps,
+        "seed": options.seed,
+        "fabric": options.fabric or None,
+    }
+
+
+def write(
+    console: Console, directory: Path, name: str, record: dict[str, Any], draw: Callable[[], list[Path]]
+) -> None:
+    """Write the record and the figure, and say so."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    console.print(f"wrote {path}")
+    try:
+        for path in draw():
+            console.print(f"wrote {path}")
+    except ModuleNotFoundError as missing:
+        console.print(f"no figure: {missing} (pip install 'shiftverbs[plot]')")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print, write. Exit status 1 where weights differ or a run does not come to its end."""
     options = parse(argv)
@@ -150,6 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = launcher.Job(
         options.model, options.ranks, options.epochs, options.steps, options.seed, fabric=options.fabric
     )
+    if options.slow_rail:
+        return main_slow_rail(options, job, console)
     began = time.monotonic()
     told = machine("softrnic")
     try:
@@ -161,28 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_tables(console, breakdowns, comparisons)
     line = f"{told['cpu']}, {told['cores']} cores, Linux {told['kernel']}, {told['device']}, {told['commit']}"
     console.print(f"{line}; load before: {told['load']:.1f}; took {time.monotonic() - began:.0f} s")
-    options.output.mkdir(parents=True, exist_ok=True)
     record = {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **told,
-        "model": options.model,
-        "ranks": options.ranks,
-        "epochs": options.epochs,
-        "epoch_steps": options.steps,
-        "seed": options.seed,
-        "fabric": options.fabric or None,
+        **describe(options, told),
         "breakdown": {number: parts.to_json() for number, parts in breakdowns.items()},
         "weights": [one.to_json() for one in comparisons],
         "runs": [run.to_json() for run in runs.values()],
     }
-    path = options.output / "training.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(f"wrote {path}")
-    try:
-        from benchmarks.train.figure import draw
-
-        for path in draw(options.output, runs, breakdowns, line):
-            console.print(f"wrote {path}")
-    except ModuleNotFoundError as missing:
-        console.print(f"no figure: {missing} (pip install 'shiftverbs[plot]')")
+    write(console, options.output, "training", record, lambda: draw(options.output, runs, breakdowns, line))
     return 0 if all(one.is_same for one in comparisons) else 1

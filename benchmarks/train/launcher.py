@@ -132,7 +132,7 @@ class Supervisor:
     """One run of a setting.
 
     :param lab: its network and etcd
-    :param fault: one of settings.FAULTS
+    :param fault: one of settings.FAULTS, or settings.SLOW
     """
 
     def __init__(self, lab: Lab, setting: Setting, job: Job, fault: str, progress: Progress) -> None:
@@ -150,6 +150,8 @@ class Supervisor:
             env["SHIFTVERBS_DISABLE"] = "1"
         if self._job.fabric:
             env["SOFTRNIC_FABRIC"] = self._job.fabric
+        if self._setting.straggler:
+            env["SHIFTVERBS_STRAGGLER"] = self._setting.straggler
         return env
 
     def supervise(self) -> Run:
@@ -240,6 +242,10 @@ class Supervisor:
         """That weights are the same says nothing where no failure was met."""
         paths = self.run.paths
         if not (self._setting.fails and self._setting.is_protected):
+            return
+        if self._setting.straggler == "observe":
+            if len(paths) > 1:
+                raise SuiteError(f"{self._setting.name}: it was moved: {' → '.join(paths)}")
             return
         if len(paths) < 2:
             raise SuiteError(f"{self._setting.name}, {self._fault}: it never ran on its backup")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shiftverbs.softrnic import faults
+from shiftverbs.softrnic import fabric, faults
 
 #: Where in the run the failure is, in epochs (SHIFT, 5.2: "approximately 1.78 epochs").
 FAILS_AT = 1.78
@@ -20,15 +20,20 @@ FAULTS = {
 }
 
 
+#: What rail 0 carries where it is slow, in bits per second: a tenth of what `make train` gives it.
+SLOW_RATE = 40e6
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One of the five.
+    """One of the five, or of those with a slow rail.
 
     :param number: the paper's
     :param is_protected: with shiftverbs; else its code runs as plain pyverbs
     :param is_fatal: the NIC stays away until the job has ended or restarts; else it is away for a while
     :param is_busy: other traffic on the backup's rail, from beginning to end
     :param stops: runs to the next checkpoint, stops, and resumes once the NIC is back
+    :param straggler: SHIFTVERBS_STRAGGLER; "": as it is by default
     """
 
     number: int
@@ -38,6 +43,7 @@ class Setting:
     is_fatal: bool = True
     is_busy: bool = False
     stops: bool = False
+    straggler: str = ""
 
     @property
     def name(self) -> str:
@@ -56,14 +62,26 @@ SETTINGS = {
     )
 }
 
+#: No failure, but a rail that becomes slow, and stays so: without and with who moves off it.
+SLOW_RAIL = (
+    Setting(6, "slow rail, stays", straggler="observe"),
+    Setting(7, "slow rail, moves", straggler="migrate"),
+)
+#: What becomes of the rail in these.
+SLOW = "slow"
+
 
 def break_network(fault: str) -> None:
-    """Make a failure happen; it is there until `heal`. Raises KeyError for what is none of FAULTS."""
+    """Make a failure happen; it is there until `heal`, a slow rail until a job sets its limits anew.
+
+    Raises KeyError for what is neither of FAULTS nor SLOW.
+    """
     {
         "down": lambda: faults.down("a/soft0"),
         "kill": lambda: faults.kill("a/soft0"),
         "switch-down": lambda: faults.switch_down("rail0"),
         "lost-ack": lambda: faults.drop("a/soft0", direction="rx", opcode="ack", then="down"),
+        SLOW: lambda: fabric.limit("rail0", SLOW_RATE),
     }[fault]()
 
 

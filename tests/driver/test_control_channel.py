@@ -19,6 +19,7 @@ from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress, Phase, Sync
 from shiftverbs.protocol.seal import TAG_BYTES
+from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
 
 def test_a_removed_device_does_not_keep_the_control_thread_awake(
@@ -136,6 +137,63 @@ def test_a_pair_that_answers_is_not_suspected_again_and_again(
     clock.now += TRUST_NS
     driver.channel.suspect(path, clock.now)
     assert told == [True, False, True, False]
+
+
+def test_a_train_goes_ahead_of_a_ping_and_is_read_by_nobody(
+    driver: Driver, nic: Any, clock: SimpleNamespace, caplog: Any
+) -> None:
+    one, _heard, _arrive = heard_of(driver, nic)
+    channel, path, port = driver.channel, one.paths[0], driver.channel.port(nic)
+    peer = Peer(driver, nic)
+    pongs: list[tuple[Any, ...]] = []
+    channel.on_pong = lambda *what: pongs.append(what)
+
+    def pinged() -> list[bytes]:
+        """What goes out with the next ping, and the ping."""
+        port.sent.clear()
+        clock.now += QUIET_PING_NS
+        driver.run()
+        (ping,) = peer.hears(port.sent[-1])
+        assert ping.message == Ping(path.asked, False)
+        port.inbox = peer.says(Entry(0, 0, Ping(path.asked, True)))
+        clock.now += 1000
+        driver.run()
+        return list(port.sent[:-1])
+
+    assert pinged() == []
+    channel.trains.want(path, 1)
+    sent = pinged()
+    assert len(sent) == TRAIN_MESSAGES - 1 and set(sent) == {codec.FILL}
+    assert sum(map(len, sent)) + len(codec.FILL) == TRAIN_BYTES
+    where, sent_ns, heard_ns = pongs[-1]
+    assert where is path and channel.trains.handle_pong(path, sent_ns, heard_ns)
+    # They say nothing, whoever sends them and whatever is in them, and are no sign of life.
+    dropped = (channel.malformed, channel.forged, channel.unknown, channel.replayed)
+    path.heard_ns = None
+    port.inbox = arrived(*sent, codec.FILL[:2], codec.FILL[:2] + bytes(range(256)))
+    driver.run()
+    while channel.more:
+        driver.run()
+    assert channel.filled == TRAIN_MESSAGES + 1 and path.heard_ns is None
+    assert (channel.malformed, channel.forged, channel.unknown, channel.replayed) == dropped
+    port.max_message = codec.MAX_DATAGRAM_BYTES - 1
+    assert pinged() == [], "smaller ones show something else"
+    del port.max_message
+    assert len(pinged()) == TRAIN_MESSAGES - 1
+
+
+def test_a_train_that_did_not_fit_into_the_queue_is_none(
+    driver: Driver, nic: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _heard, _arrive = heard_of(driver, nic)
+    path, port = one.paths[0], driver.channel.port(nic)
+    driver.channel.trains.want(path, 1)
+    went = iter(range(1000))
+    send = port.send
+    monkeypatch.setattr(port, "send", lambda *what: send(*what) and next(went) != 30)
+    clock.now += QUIET_PING_NS
+    driver.run()
+    assert len(port.sent) > 31 and not driver.channel.trains.handle_pong(path, clock.now, clock.now + 1)
 
 
 def test_who_has_much_to_say_is_not_taken_for_dead(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:

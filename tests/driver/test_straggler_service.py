@@ -42,6 +42,7 @@ from shiftverbs.stragglers.records import (
     Recovered,
     Return,
 )
+from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
 SECRET = "5e" * 16
 
@@ -291,6 +292,75 @@ def test_a_suspicion_has_both_rails_pinged_often(around: Around) -> None:
     around.says(Probe("ab 1", None))
     around.driver._watch(around.clock.now)
     assert all(path.ping.interval_ns == QUIET_PING_NS for path in around.paths)
+
+
+def trained(around: Around) -> list[int | None]:
+    """Ahead of every how many pings of each path a train goes."""
+    trains = around.driver.channel.trains
+    return [trains._paths[path].each if path in trains._paths else None for path in around.paths]
+
+
+def test_trains_go_over_the_rail_without_traffic_where_qps_may_move(
+    around: Around, make: Callable[[Mode], Around]
+) -> None:
+    around.join()
+    assert trained(around) == [None, None], "nothing was sent yet"
+    around.says()
+    assert trained(around) == [None, 2], "what it takes is learned"
+    peer = around.measures._peers[tuple(around.paths)]
+    peer.pongs = 2 * stragglers.LEARNING_PINGS - 1
+    around.measures.handle_pong(around.paths[0], around.clock.now, around.clock.now + 5)
+    assert trained(around) == [None, 5]
+    around.says(Probe("ab 1", DENSE_PING_NS))
+    assert trained(around) == [None, 2]
+    around.says(Move(Path("ab 1", 0), 1, slow("ab 1")))
+    around.go_to(1)
+    around.look(5_000_000)
+    around.says(Probe("ab 1", None))
+    assert trained(around) == [5, None], "home is looked at"
+    around.clock.now += 61 * SECOND
+    around.measures.handle_pong(around.paths[0], around.clock.now, around.clock.now + 5)
+    assert trained(around) == [None, None], "nothing is sent any more"
+    around.says()
+    assert trained(around) == [5, None]
+    for member in around.members:
+        around.measures.left(member)
+    assert trained(around) == [None, None]
+    observing = make(Mode.OBSERVE)
+    observing.join()
+    observing.says(Probe("ab 1", DENSE_PING_NS))
+    assert trained(observing) == [None, None]
+
+
+def test_an_error_of_its_own_ends_the_trains(around: Around) -> None:
+    around.join()
+    around.says()
+    around.detector.fails = True
+    around.says()
+    assert around.measures.failed and trained(around) == [None, None]
+
+
+def test_what_a_train_took_is_a_sample_and_no_ping(around: Around) -> None:
+    around.join()
+    around.says()
+    trains, path, now = around.driver.channel.trains, around.paths[1], around.clock.now
+    for ping in (1, 2):
+        assert trains.handle_ping(path, now + ping * SECOND) == (ping == 2)
+    around.measures.handle_pong(path, now + 2 * SECOND, now + 2 * SECOND + 700)
+    told = around.told("handle_sample")[-1][0]
+    assert (told.path, told.bytes, told.messages) == (Path("ab 1", 1), TRAIN_BYTES, TRAIN_MESSAGES)
+    assert told.probe and told.took_ns == 700
+    around.measures.handle_pong(path, now + SECOND, now + SECOND + 300)
+    assert [each[0].path.rail for each in around.told("handle_ping")] == [1]
+    # Its traffic has come there meanwhile: what the train took is no example.
+    for ping in (3, 4):
+        trains.handle_ping(path, now + ping * SECOND)
+    around.go_to(1)
+    around.look(REST_NS)
+    around.says()
+    before = len(around.told("handle_sample"))
+    around.measures.handle_pong(path, now + 4 * SECOND, now + 4 * SECOND + 700)
+    assert len(around.told("handle_sample")) == before and len(around.told("handle_ping")) == 1
 
 
 def test_a_verdict_is_shown_counted_and_told_seldom(around: Around, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry, Forged, MalformedDatagram, OtherVersion, Ping, Replayed
 from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import SECRET_BYTES, Seals
+from shiftverbs.stragglers.trains import TRAIN_MESSAGES, Trains
 
 if TYPE_CHECKING:
     from shiftverbs.failover.services.machine import Machine
@@ -133,9 +134,11 @@ class ControlChannel:
         self.more = False  # whether datagrams were left in a port
         # Who is told of answers to pings: path, when the ping was sent, when its answer was heard.
         self.on_pong: Callable[[Path, int, int], None] | None = None
+        self.trains = Trains()  # what goes ahead of pings, so that these tell what a rail carries
         # Datagrams that were dropped: no datagram of this release; of another release; not from whom they say; taken
-        # before; from nobody we have to do with, or about a QP that is not here (those are entries).
-        self.malformed = self.other_version = self.forged = self.replayed = self.unknown = 0
+        # before; from nobody we have to do with, or about a QP that is not here (those are entries); nothing in it but
+        # room taken up.
+        self.malformed = self.other_version = self.forged = self.replayed = self.unknown = self.filled = 0
 
     # ---- ports ------------------------------------------------------------------------------------------------------
 
@@ -254,6 +257,7 @@ class ControlChannel:
         if not link.paths:
             del self._links[link.key]
             self._keep_seals(link)
+        self.trains.forget(path)
         ah, path.ah = path.ah, 0
         if ah:
             self._destroy_ah(path.nic, ah)
@@ -347,6 +351,9 @@ class ControlChannel:
             datagrams = port.recv(READ_AT_ONCE)
             self.more |= port.more
             for data, source_qpn, _source_gid in datagrams:
+                if codec.is_fill(data):
+                    self.filled += 1
+                    continue
                 found = self._open(name, data, source_qpn, now_ns)
                 if found is None:
                     continue
@@ -415,8 +422,18 @@ class ControlChannel:
                 # The peer has so much to say that its answer is late. One that counts as dead has to answer.
                 path.ping.handle_sign_of_life(path.heard_ns)
             path.asked, path.heard_ns = number, None
+            port = self._ports.get(path.nic.name)
+            if path.ah and port is not None and port.max_message >= codec.MAX_DATAGRAM_BYTES:
+                if self.trains.handle_ping(path, now_ns) and not self._fill(path, port):
+                    self.trains.handle_failed(path)
             self.send(path, Entry(0, 0, Ping(number, False)))
             self._tell(path)
+
+    @staticmethod
+    def _fill(path: Path, port: Any) -> bool:
+        """Send what goes ahead of a ping. Returns whether all of it is on its way."""
+        to = (path.ah, path.endpoint.qpn, path.endpoint.qkey)
+        return all(port.send(*to, codec.FILL) for _ in range(TRAIN_MESSAGES - 1))
 
     def _retry(self, path: Path, now_ns: int) -> None:
         if path.retry_ns == 0:

@@ -41,6 +41,7 @@ from shiftverbs.stragglers.records import (
     Sample,
     Settings,
 )
+from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
 if TYPE_CHECKING:
     from shiftverbs.failover.services.control_channel import Path as ControlPath
@@ -56,6 +57,9 @@ DENSE_PING_NS = 25 * MS
 # So often, and so many times on each path, until it is known what a round trip takes there.
 LEARNING_PING_NS = 100 * MS
 LEARNING_PINGS = 32
+# Where QPs may be moved, what their other rails carry is asked by a train of datagrams ahead of every so-many-th ping,
+# and of more of them while a path is suspected, or it is being learned.
+TRAIN_EACH, DENSE_TRAIN_EACH = 5, 2
 # Pings of a path without traffic are not looked at any more after that.
 QUIET_NS = 60 * SECOND
 # A QP more than these is not in its path's samples.
@@ -102,10 +106,16 @@ class _Peer:
         self.suspected_ns: int | None = None  # how far apart pings are wanted on its account
         self.pongs = 0  # of all its paths
         self.heard_ns: int | None = None  # the end of its last sample
+        self.quiet = True  # that was too long ago for anything to be asked on its account
         self.measured: list[_core.QPCore] = []  # whose sends
         self.complete: int | None = None  # their WRs so far, at the last sample
         self.said_ns = -SAID_NS
         self.unsaid: Evidence | None = None  # it was too early to tell of that
+
+    @property
+    def learning(self) -> bool:
+        """Whether it is not known yet what a round trip takes on its paths."""
+        return self.pongs < LEARNING_PINGS * len(self.paths)
 
 
 class SlowPaths:
@@ -173,6 +183,8 @@ class SlowPaths:
         self.dense = {}
         for peer in self._peers.values():
             peer.sample.drop()
+        for path in self._by_path:
+            self._host.channel.trains.want(path, None)
         for what in (
             self._peers,
             self._by_name,
@@ -252,6 +264,7 @@ class SlowPaths:
             else:
                 self._by_path.pop(path, None)
                 self.dense.pop(path, None)
+            self._wish_trains(path)
         for path_key in [key for key in self._verdicts if key.peer == peer.name]:
             del self._verdicts[path_key]
             self._told.discard(path_key)
@@ -311,9 +324,10 @@ class SlowPaths:
         if peer.heard_ns is not None and before is not None:
             as_much = (peer.complete - before) / messages
             busy_ns = self._busy_ns(ended_ns - began_ns, ended_ns - peer.heard_ns, as_much)
-        if peer.heard_ns is None:
-            self._ping(peer)
         peer.heard_ns = ended_ns
+        if peer.quiet:
+            peer.quiet = False
+            self._ping(peer)
         path = Path(peer.name, peer.rail)
         sample = Sample(path, size, messages, began_ns, ended_ns, unseen_ns, busy_ns, begun_bytes)
         self._carry_out(self._detector.handle_sample(sample))
@@ -328,20 +342,40 @@ class SlowPaths:
         return max(took_ns, min(since_ns, round(took_ns * as_much)))
 
     def _take_in_pong(self, path: ControlPath, sent_ns: int, heard_ns: int) -> None:
-        for peer, rail in self._by_path[path]:
-            if peer.heard_ns is not None and heard_ns - peer.heard_ns < QUIET_NS:
-                peer.pongs += 1
-                if peer.pongs == LEARNING_PINGS * len(peer.paths):
-                    self._ping(peer)
-                self._detector.handle_ping(Ping(Path(peer.name, rail), sent_ns, heard_ns))
+        behind_a_train = self._host.channel.trains.handle_pong(path, sent_ns, heard_ns)
+        for peer, rail in list(self._by_path[path]):
+            if peer.quiet or peer.name not in self._by_name:
+                continue
+            if peer.heard_ns is None or heard_ns - peer.heard_ns >= QUIET_NS:
+                peer.quiet = True
+                self._ping(peer)
+                continue
+            peer.pongs += 1
+            if peer.pongs == LEARNING_PINGS * len(peer.paths):
+                self._ping(peer)
+            there = Path(peer.name, rail)
+            if not behind_a_train:
+                self._detector.handle_ping(Ping(there, sent_ns, heard_ns))
+            elif rail != peer.rail and peer.target is None:
+                train = Sample(there, TRAIN_BYTES, TRAIN_MESSAGES, sent_ns, heard_ns, probe=True)
+                self._carry_out(self._detector.handle_sample(train))
+
+    def _wish_trains(self, path: ControlPath) -> None:
+        """Have trains go over a path as often as those want that could move there, or come home."""
+        each = None
+        for peer, rail in self._by_path.get(path, ()):
+            if self.mode is Mode.MIGRATE and rail != peer.rail and not peer.quiet:
+                wanted = DENSE_TRAIN_EACH if peer.suspected_ns or peer.learning else TRAIN_EACH
+                each = min(each or wanted, wanted)
+        self._host.channel.trains.want(path, each)
 
     def _ping(self, peer: _Peer) -> None:
         """Have its paths pinged as often as is needed now."""
-        learning = peer.pongs < LEARNING_PINGS * len(peer.paths)
-        interval_ns = peer.suspected_ns or (LEARNING_PING_NS if learning else None)
+        interval_ns = peer.suspected_ns or (LEARNING_PING_NS if peer.learning else None)
         now_ns = self._host.now_ns()
         for path in peer.paths:
-            if interval_ns is None:
+            self._wish_trains(path)
+            if interval_ns is None or peer.quiet:
                 self.dense.pop(path, None)
             else:
                 self.dense[path] = interval_ns
@@ -513,6 +547,8 @@ class SlowPaths:
     def _arrived(self, peer: _Peer, rail: int, took_ns: int | None) -> None:
         """Its traffic is on that rail now. took_ns: how long a move of ours took; None: it was not ours."""
         peer.rail = rail
-        peer.heard_ns = None
+        peer.heard_ns, peer.quiet = None, True
+        for path in peer.paths:
+            self._wish_trains(path)
         self._carry_out(self._detector.handle_moved(peer.name, rail, self._host.now_ns(), took_ns))
         self._recovered(peer, Path(peer.name, rail))  # or it will be told of anew
