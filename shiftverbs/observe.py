@@ -169,8 +169,9 @@ class Straggler(Event):
 
     path: our device on that path; peer: the peer's default GID, or LID. ratio: how long what was sent took, by what it
     takes when the path is well. since_ns: when that began, CLOCK_MONOTONIC. samples: of sends, since then. lost_ns:
-    time lost by it. fault: whose it is: "path", "peer", "both_rails", "application" (it polls late) or "unknown"; only
-    "path" is ever left. qp_nums: the QPs.
+    time lost by it. counted: what our NIC there has counted since it was suspected, for all its traffic, by mlx5's
+    names (`local_ack_timeout_err`, `rp_cnp_handled`, …), as far as that grew. fault: whose it is: "path", "peer",
+    "both_rails", "application" (it polls late) or "unknown"; only "path" is ever left. qp_nums: the QPs.
     """
 
     path: str = ""
@@ -179,6 +180,7 @@ class Straggler(Event):
     since_ns: int = 0
     samples: int = 0
     lost_ns: int = 0
+    counted: dict[str, int] = field(default_factory=dict)
     fault: str = ""
     qp_nums: tuple[int, ...] = ()
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shiftverbs.telemetry import congestion
+from shiftverbs.shadows import congestion
 from shiftverbs.telemetry.snapshot import connections_of, nic_state
 
 if TYPE_CHECKING:

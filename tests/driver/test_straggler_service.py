@@ -15,7 +15,7 @@ import pytest
 from driver.doubles import make_nic, with_port
 from typed_doubles import Double, double
 
-from shiftverbs import _core
+from shiftverbs import _core, observe
 from shiftverbs.exchanger.records import ControlEndpoint, QpRecord, Route
 from shiftverbs.failover.driver import QUIET_PING_NS, Driver
 from shiftverbs.failover.qp.connection import Connection as RealConnection
@@ -361,6 +361,55 @@ def test_what_a_train_took_is_a_sample_and_no_ping(around: Around) -> None:
     before = len(around.told("handle_sample"))
     around.measures.handle_pong(path, now + 4 * SECOND, now + 4 * SECOND + 700)
     assert len(around.told("handle_sample")) == before and len(around.told("handle_ping")) == 1
+
+
+def test_a_verdict_says_what_the_nic_counted_meanwhile(
+    around: Around, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shiftverbs.stragglers")
+    looks: list[Callable[[], None]] = []
+    counts = {"soft0": {"local_ack_timeout_err": 7, "packet_seq_err": 1}, "soft1": {}}
+    monkeypatch.setattr(
+        stragglers.congestion, "read", lambda devices: {name: counts[name] for name in devices}
+    )
+    for nic in around.nics:
+        nic.look_again = looks.append
+
+    def looked() -> None:
+        """The NICs' threads are done, and the driver has heard of it."""
+        for look in looks:
+            look()
+        looks.clear()
+        while around.driver._posted:
+            around.driver._posted.popleft()()
+
+    told: list[observe.Straggler] = []
+    with observe.subscribe(told.append, (observe.Straggler,)):
+        around.join()
+        around.says()
+        assert not looks, "not where nothing is suspected"
+        around.says(Probe("ab 1", DENSE_PING_NS))
+        assert len(looks) == 2
+        looked()
+        counts["soft0"] = {"local_ack_timeout_err": 38, "packet_seq_err": 1}
+        around.clock.now += stragglers.COUNT_NS
+        around.says()
+        looked()
+        around.says(Observe(slow("ab 1")))
+        assert observe.flush(10) and around.driver.outside.flush(10)
+        assert [event.counted for event in told] == [{"local_ack_timeout_err": 31}]
+        (record,) = caplog.records
+        assert "lost; local_ack_timeout_err +31, this path" in record.getMessage()
+        # Another suspicion begins anew, and who hears nothing says nothing.
+        around.says(Recovered(Path("ab 1", 0), 0), Probe("ab 1", None))
+        around.says(Probe("ab 1", DENSE_PING_NS))
+        around.clock.now += SAID_NS
+        around.says(Observe(slow("ab 1")))
+        assert observe.flush(10) and told[-1].counted == {}
+        for member in around.members:
+            around.measures.left(member)
+        looked()
+    assert not around.measures.failed
 
 
 def test_a_verdict_is_shown_counted_and_told_seldom(around: Around, caplog: pytest.LogCaptureFixture) -> None:

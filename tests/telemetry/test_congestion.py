@@ -12,8 +12,9 @@ import pytest
 
 from shiftverbs import softrnic
 from shiftverbs.failover.services.totals import Totals
+from shiftverbs.shadows import congestion
 from shiftverbs.softrnic import fabric, faults
-from shiftverbs.telemetry import congestion, metrics
+from shiftverbs.telemetry import metrics
 
 
 @pytest.fixture

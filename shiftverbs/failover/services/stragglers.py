@@ -23,6 +23,7 @@ from shiftverbs import _core, observe
 from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
+from shiftverbs.shadows import congestion
 from shiftverbs.stragglers.detector import Stragglers
 from shiftverbs.stragglers.records import (
     MS,
@@ -64,6 +65,8 @@ TRAIN_EACH, DENSE_TRAIN_EACH = 5, 2
 QUIET_NS = 60 * SECOND
 # A QP more than these is not in its path's samples.
 MOST_QPS = 64
+# While a path is suspected it is asked so often what the NICs there have counted meanwhile.
+COUNT_NS = 500 * MS
 # The same path is told of again after that, at the earliest.
 SAID_NS = 10 * SECOND
 # A MOVE that has not come to its end by then is called off.
@@ -105,6 +108,10 @@ class _Peer:
         self.ordered_ns = 0
         self.suspected_ns: int | None = None  # how far apart pings are wanted on its account
         self.pongs = 0  # of all its paths
+        # What the NICs of its rails had counted when it was suspected, and since then; and when that was last asked.
+        self.counted_before: dict[int, dict[str, int]] = {}
+        self.counted: dict[int, dict[str, int]] = {}
+        self.asked_ns = 0
         self.heard_ns: int | None = None  # the end of its last sample
         self.quiet = True  # that was too long ago for anything to be asked on its account
         self.measured: list[_core.QPCore] = []  # whose sends
@@ -328,6 +335,8 @@ class SlowPaths:
         if peer.quiet:
             peer.quiet = False
             self._ping(peer)
+        if peer.suspected_ns and ended_ns - peer.asked_ns >= COUNT_NS:
+            self._count(peer)
         path = Path(peer.name, peer.rail)
         sample = Sample(path, size, messages, began_ns, ended_ns, unseen_ns, busy_ns, begun_bytes)
         self._carry_out(self._detector.handle_sample(sample))
@@ -382,6 +391,24 @@ class SlowPaths:
                 path.ping.interval_ns = min(path.ping.interval_ns, interval_ns)
                 path.ping.hurry(now_ns)
 
+    def _count(self, peer: _Peer) -> None:
+        """Have the threads that look at the NICs of its rails read what these count."""
+        peer.asked_ns = self._host.now_ns()
+        for rail, path in enumerate(peer.paths):
+            path.nic.look_again(functools.partial(self._read_counters, peer.name, rail, path.nic.name))
+
+    def _read_counters(self, name: str, rail: int, device: str) -> None:
+        """On such a thread."""
+        found = congestion.read([device]).get(device, {})
+        self._host.post(functools.partial(self._safely, self._take_in_counters, name, rail, found))
+
+    def _take_in_counters(self, name: str, rail: int, found: dict[str, int]) -> None:
+        peer = self._by_name.get(name)
+        if peer is not None:
+            before = peer.counted_before.setdefault(rail, found)
+            grown = {what: count - before.get(what, 0) for what, count in found.items()}
+            peer.counted[rail] = {what: by for what, by in grown.items() if by > 0}
+
     # ---- what follows -----------------------------------------------------------------------------------------------
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -395,6 +422,9 @@ class SlowPaths:
                     peer = self._by_name[action.peer]
                     peer.suspected_ns = action.interval_ns
                     self._ping(peer)
+                    if action.interval_ns is not None:
+                        peer.counted_before, peer.counted = {}, {}
+                        self._count(peer)
                 case Move():
                     evidence = action.evidence
                     why = f"{evidence.ratio:.1f} times as slow as when it was well"
@@ -428,15 +458,17 @@ class SlowPaths:
         device = peer.devices[evidence.path.rail]
         peer.said_ns = now_ns
         self._told.add(evidence.path)
+        counted = peer.counted.get(evidence.path.rail, {})
         logger.log(
             logging.WARNING if evidence.attribution is Attribution.PATH else logging.INFO,
-            "%s to %s is slow: %.1f times as long as when it was well, for %.1f s, in %d samples; %.2f s lost; %s",
+            "%s to %s is slow: %.1f times as long as when it was well, for %.1f s, in %d samples; %.2f s lost; %s%s",
             device,
             peer.address,
             evidence.ratio,
             (now_ns - evidence.since_ns) / SECOND,
             evidence.samples,
             evidence.lost_ns / SECOND,
+            "".join(f"{name} +{by}, " for name, by in counted.items()),
             evidence.attribution.value,
         )
         self._publish(
@@ -448,6 +480,7 @@ class SlowPaths:
             since_ns=evidence.since_ns,
             samples=evidence.samples,
             lost_ns=evidence.lost_ns,
+            counted=counted,
             fault=evidence.attribution.name.lower(),
             qp_nums=tuple(c.shadow.qp_num for c in peer.members),
         )
