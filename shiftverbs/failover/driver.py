@@ -539,6 +539,8 @@ class Driver:
                 break
             connection = self._to_watch.pop()
             self.safely(connection, connection.watchdog.watch, now)
+            if connection.watchdog.is_old and self.measures is not None:
+                self.measures.waits(connection)
             if connection.watchdog.wants_pings:
                 wanted_ns = URGENT_PING_NS if connection.watchdog.stuck_wr is None else STUCK_PING_NS
                 for path in connection.paths:

@@ -88,7 +88,9 @@ class Connection(Double, real=RealConnection, own=("bug", "told", "nic_", "port_
             nic_dead=lambda *args: self.hears("nic_dead"),
             path_changed=lambda path: self.hears("path_changed"),
         )
-        self.watchdog = double(Watchdog, watch=lambda now_ns: self.hears("watch"), wants_pings=False)
+        self.watchdog = double(
+            Watchdog, watch=lambda now_ns: self.hears("watch"), wants_pings=False, is_old=False
+        )
 
     def path_failed(self, *args: Any) -> None:
         self.hears("path_failed")

@@ -245,6 +245,52 @@ def test_one_that_was_broken_off_says_nothing(around: Around) -> None:
     assert sample.wanted is not None
 
 
+def test_others_do_not_wait_for_a_qp_whose_sends_wait(around: Around) -> None:
+    sample = around.join()
+    first, second = around.members
+    cores = [first.core, second.core]
+    assert sample.wanted == (cores, 0)
+    around.measures.waits(first)
+    around.look(REST_NS)
+    assert sample.wanted == (cores, 0), "nobody goes on: the path may be slow"
+    first.core.oldest_wr = 3
+    around.measures.waits(first)
+    around.look(REST_NS)
+    assert sample.wanted == (cores, 0), "it does go on"
+    around.says()
+    around.look(REST_NS)
+    second.core.oldest_wr = 9
+    around.measures.waits(first)
+    assert sample.wanted is None
+    around.look(REST_NS)
+    assert sample.wanted == ([second.core], 0)
+    around.measures.waits(first)
+    around.measures.waits(second)
+    assert sample.wanted == ([second.core], 0)
+    around.says()
+    around.look(REST_NS)
+    assert sample.wanted == ([second.core], 0), "it stands still"
+    first.core.oldest_wr = 4
+    around.says()
+    around.look(REST_NS)
+    assert sample.wanted == (cores, 0), "and does not any more"
+
+
+def test_a_qp_that_waits_alone_is_all_there_is(around: Around) -> None:
+    sample = around.join()
+    first, second = around.members
+    second.core.oldest_wr = 9
+    around.measures.waits(first)
+    around.look(REST_NS)
+    around.measures.left(second)
+    around.says()
+    around.look(REST_NS)
+    assert sample.wanted == ([first.core], 0)
+    around.measures.left(first)
+    around.measures.waits(first)
+    assert not around.measures.failed and not around.measures._peers
+
+
 def test_one_is_taken_in_at_a_look(around: Around) -> None:
     others = [around.connection(number) for number in range(3)]
     for k, other in enumerate(others):

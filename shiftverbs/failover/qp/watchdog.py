@@ -66,7 +66,7 @@ class WatchedQp(ChangedQp, Protocol):
 class Watchdog:
     """What was seen of one connection's work.
 
-    stuck_wr: the send WR that failed last, until it has completed.
+    stuck_wr: the send WR that failed last, until it has completed. is_old: its oldest send is outstanding for AGE_NS.
     """
 
     def __init__(self, connection: WatchedQp) -> None:
@@ -77,6 +77,7 @@ class Watchdog:
     def forget(self) -> None:
         """Another pairing, or none."""
         self.stuck_wr: int | None = None
+        self.is_old = False
         self._aging = False
         self._unfit: dict[int, _Unfit] = {}
         self._pairing_since_ns: int | None = None
@@ -98,6 +99,7 @@ class Watchdog:
     def watch(self, now_ns: int) -> None:
         """Look once, and do what follows."""
         c = self._c
+        self.is_old = False
         self._watch_pairing(now_ns)
         c.requirement.watch(now_ns)
         p = c.protocol
@@ -131,7 +133,8 @@ class Watchdog:
                 return
         age_ns = c.core.oldest_post_age(now_ns)
         self._aging = bool(sends and age_ns > AGE_NS // 4)
-        if sends and age_ns > AGE_NS and c.paths[p.send_pair].ping.alive is False:
+        self.is_old = bool(sends and age_ns > AGE_NS)
+        if self.is_old and c.paths[p.send_pair].ping.alive is False:
             reason = f"no completion on {c.device(p.send_pair)} and no answer to pings"
             c.evidence.path_failed(p.send_pair, reason, now_ns, advisory=True)
 

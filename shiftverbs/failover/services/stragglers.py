@@ -115,6 +115,9 @@ class _Peer:
         self.heard_ns: int | None = None  # the end of its last sample
         self.quiet = True  # that was too long ago for anything to be asked on its account
         self.measured: list[_core.QPCore] = []  # whose sends
+        self.oldest: list[int] = []  # their oldest sends when that was asked for
+        # QPs whose oldest send stands still while others go on, and which one that is.
+        self.waiting: dict[MeasuredQp, int] = {}
         self.complete: int | None = None  # their WRs so far, at the last sample
         self.said_ns = -SAID_NS
         self.unsaid: Evidence | None = None  # it was too early to tell of that
@@ -164,6 +167,10 @@ class SlowPaths:
     def left(self, connection: MeasuredQp) -> None:
         """A connection was closed: nothing here names it any more."""
         self._safely(self._leave, connection)
+
+    def waits(self, connection: MeasuredQp) -> None:
+        """Its oldest send is outstanding for long."""
+        self._safely(self._leave_out, connection)
 
     def look(self, now_ns: int) -> None:
         """The periodic look: take in what has ended, at most one sample, and do what follows."""
@@ -238,6 +245,7 @@ class SlowPaths:
         if peer is None:
             return
         del peer.members[connection]
+        peer.waiting.pop(connection, None)
         if not peer.members:
             self._forget(peer)
 
@@ -252,6 +260,7 @@ class SlowPaths:
         for c in list(peer.members):
             if c.closed or c.status is not Status.PROTECTED or tuple(c.paths) != peer.paths:
                 del peer.members[c]
+                peer.waiting.pop(c, None)
                 del self._peer_of[c]
         return list(peer.members)
 
@@ -290,10 +299,28 @@ class SlowPaths:
                 self._ask([c for c in members if c.preferred == peer.preferred], 0)
             self._wishes(peer, 0)
             self._arrived(peer, rail, None)
-        there = [c.core for c in members if c.send_pair == rail][:MOST_QPS]
+        for c in [c for c, wr in peer.waiting.items() if c.core.oldest_wr != wr]:
+            del peer.waiting[c]
+        here = [c for c in members if c.send_pair == rail]
+        # Where nobody goes on there is nothing else to measure.
+        there = [c.core for c in here if c not in peer.waiting][:MOST_QPS] or [c.core for c in here][
+            :MOST_QPS
+        ]
         if there != peer.measured:
             peer.measured, peer.complete = there, None
+        peer.oldest = [core.oldest_wr for core in there]
         peer.sample.want(there, rail)
+
+    def _leave_out(self, connection: MeasuredQp) -> None:
+        """Have others not wait for a QP whose sends wait, for a receive that is not posted or a poll, as they go on."""
+        peer = self._peer_of.get(connection)
+        if peer is None or peer.target is not None or peer.rests or connection.core not in peer.measured:
+            return
+        stands = [core.oldest_wr == before for core, before in zip(peer.measured, peer.oldest, strict=True)]
+        if stands[peer.measured.index(connection.core)] and not all(stands):
+            peer.waiting[connection] = connection.core.oldest_wr
+            peer.sample.drop()
+            self._rest(peer)
 
     # ---- what is measured -------------------------------------------------------------------------------------------
 
