@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.train import cli, exactness
+from benchmarks.train import cli, exactness, slow_rail
 from benchmarks.train.figure import draw
 from benchmarks.train.launcher import Job
 from benchmarks.train.record import Life, Run, Step, break_down
-from benchmarks.train.settings import FAULTS, SETTINGS, break_network
+from benchmarks.train.settings import FAULTS, SETTINGS, SLOW_RAIL, break_network
 
 
 def life(began: float, resumed_at: int, last: int, step_s: float = 1.0, end: str = "done") -> Life:
@@ -112,3 +112,41 @@ def test_a_wrong_command_line_is_named(capsys, arguments, text):
         cli.parse(arguments)
     assert text in capsys.readouterr().err
     assert cli.parse(["--settings", "5"]).numbers == [1, 5]
+
+
+def slowed(left_at: int | None) -> Run:
+    """Behind step 10 steps take five times as long; from a step on it runs on the other rail, as fast as before."""
+    found = Life(began=100.0, end="done")
+    now = 100.0
+    for number in range(1, 31):
+        left = left_at is not None and number >= left_at
+        now += 5.0 if 10 < number and not left else 1.0
+        path = ("soft0", "soft1") if number == left_at else ("soft1",) if left else ("soft0",)
+        found.steps.append(Step(number, now, 1.0, path))
+    found.ended = now
+    setting = SLOW_RAIL[left_at is not None]
+    return Run(setting.number, setting.name, "slow", 10, [found], failed=110.5, digests=["x", "x"])
+
+
+def test_steps_on_a_slow_rail_and_off_it():
+    stays, moves = slow_rail.summarise(slowed(None)), slow_rail.summarise(slowed(15))
+    assert (stays.before, stays.slow, stays.moved, stays.until_moved_s) == (1.0, 5.0, None, None)
+    # Steps 11 to 14 are slow, in 15 it moves, 16 is the first on the other rail alone.
+    assert (moves.before, moves.slow, moves.moved) == (1.0, 5.0, 1.0)
+    assert moves.until_moved_s == pytest.approx(4 * 5.0 + 2 * 1.0 - 0.5)
+    healthy = slow_rail.summarise(run(life(0.0, 0, 10), number=1))
+    assert (healthy.before, healthy.slow, healthy.moved) == (1.0, None, None)
+    assert set(healthy.to_json()) == {"before_s", "slow_s", "moved_s", "until_moved_s"}
+    early = slowed(None)
+    early.failed = 100.0
+    with pytest.raises(ValueError, match="no step before"):
+        slow_rail.summarise(early)
+
+
+def test_the_figure_of_step_times(tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = {1: run(life(0.0, 0, 30), number=1), 6: slowed(None), 7: slowed(15)}
+    written = slow_rail.draw(tmp_path, runs, "a machine")
+    assert [path.name for path in written] == ["slow-rail.png", "slow-rail.svg"]
+    text = written[1].read_text()
+    assert "slow rail, stays, 110 s" in text and "slow rail, moves, 46 s" in text
