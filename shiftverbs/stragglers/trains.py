@@ -20,7 +20,7 @@ APART_NS = 25 * MS
 # A train that is not answered by then has taken too long, and so has one that is answered later.
 LONG_NS = 100 * MS
 # After that there is none on its path for so long, which doubles up to the other.
-FIRST_REST_NS, MOST_REST_NS = SECOND, 60 * SECOND
+FIRST_REST_NS, MOST_REST_NS = SECOND, 8 * SECOND
 
 
 @dataclass(slots=True)
