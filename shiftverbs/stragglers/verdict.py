@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ class Part:
     """Some readings of a suspicion, one behind the other.
 
     shared_ns: of the time beyond the predicted, in how much another rail was overdue, too. variance: of the observed
-    time in health.
+    time in health. began_ns: when the first of them did.
     """
 
     observed_ns: float = 0.0
@@ -63,6 +64,7 @@ class Part:
     variance: float = 0.0
     readings: int = 0
     unclear: int = 0
+    began_ns: float = math.inf
 
     def add(self, other: Part) -> None:
         """Take it in."""
@@ -73,6 +75,7 @@ class Part:
         self.variance += other.variance
         self.readings += other.readings
         self.unclear += other.unclear
+        self.began_ns = min(self.began_ns, other.began_ns)
 
     @property
     def ratio(self) -> float:
@@ -93,6 +96,11 @@ class Part:
         return BY_CHANCE * math.sqrt(self.variance / self.predicted_ns**2 + 1.6 * spread**2 / LEARNED)
 
 
+# By what a path is called slow: all of it, and without what other rails shared.
+RATIO: Callable[[Part], float] = operator.attrgetter("ratio")
+OWN_RATIO: Callable[[Part], float] = operator.attrgetter("own_ratio")
+
+
 def part_of(reading: Reading, shared_ns: float = 0.0) -> Part:
     """One reading. What is unclear counts as what was predicted: without it only the slow ones would be left."""
     sample = reading.sample
@@ -104,6 +112,7 @@ def part_of(reading: Reading, shared_ns: float = 0.0) -> Part:
         variance=(reading.spread * reading.predicted_ns) ** 2,
         readings=1,
         unclear=int(reading.unclear),
+        began_ns=sample.began_ns,
     )
 
 
@@ -174,6 +183,15 @@ class Suspicion:
         """All that was read."""
         return total(self._parts)
 
+    def latest(self, since_ns: float) -> Part:
+        """What began since then; a quarter of all that was read if that is more, for less says little."""
+        least, latest = self.whole.readings / 4, Part()
+        for part in reversed(self._parts):
+            if part.began_ns < since_ns and latest.readings >= least:
+                break
+            latest.add(part)
+        return latest
+
     @property
     def lost_ns(self) -> int:
         """Time with work outstanding, beyond what a healthy path had taken for that work."""
@@ -182,11 +200,11 @@ class Suspicion:
 
     def lasts(self, settings: Settings) -> bool:
         """Whether it is slow for long enough, in each quarter of what was read, and more than by chance."""
-        return self._lasts(settings, lambda part: part.ratio)
+        return self._lasts(settings, RATIO)
 
     def lasts_alone(self, settings: Settings) -> bool:
         """The same without what other rails shared."""
-        return self._lasts(settings, lambda part: part.own_ratio)
+        return self._lasts(settings, OWN_RATIO)
 
     def _lasts(self, settings: Settings, ratio: Callable[[Part], float]) -> bool:
         enough = RELAPSE_ENOUGH if self.relapse else 1
@@ -346,6 +364,10 @@ class PathWatch:
                     break
         return observed_ns / predicted_ns if predicted_ns else None
 
+    def pinged_since(self, since_ns: int) -> float:
+        """When the first ping since then was sent, of those that are kept."""
+        return next((ping.sent_ns for ping in self._pings if ping.sent_ns >= since_ns), math.inf)
+
     def ping_ratio(self, since_ns: int) -> float | None:
         """Round trips since then by what they take, in the median; None where there are too few."""
         took = [float(ping.heard_ns - ping.sent_ns) for ping in self._pings if ping.sent_ns >= since_ns]
@@ -354,22 +376,31 @@ class PathWatch:
         return median(took) / self.healthy_ping.takes_ns
 
 
-def slow_too(suspect: PathWatch, suspicion: Suspicion, other: PathWatch) -> bool | None:
-    """Whether another path is slow, too, as much as makes it no better; None where nothing is known of it."""
+def slow_too(
+    suspect: PathWatch, suspicion: Suspicion, other: PathWatch, ratio: Callable[[Part], float]
+) -> bool | None:
+    """Whether another path is slow, too, as much as makes it no better; None where nothing is known of it.
+
+    ratio: by what the suspect is compared, in the time from which something is known of the other path: that may be
+    less than the suspicion's, and load or pauses that were over before are not in what is seen of the other, either.
+    """
     since_ns = suspicion.raised_ns
-    excess = math.log(max(1.0, suspicion.whole.ratio))
     by_samples, by_pings = other.samples(since_ns), other.ping_ratio(since_ns)
     ours_by_pings = max(1.0, suspect.ping_ratio(since_ns) or 1.0)
     if by_samples is None and (by_pings is None or ours_by_pings <= SLOW_PINGS):
         return None  # pings do not tell how much a rail carries: only probes with a load do
+
+    def excess(known_ns: float) -> float:
+        return math.log(max(1.0, ratio(suspicion.latest(known_ns))))
+
     if by_samples is not None:
         # A probe is mostly latency, so it shows less; and it must be more than by chance that it shows none.
         most = by_samples.ratio / min(1.0, suspicion.before.get(other.path, 1.0)) + by_samples.chance * PROBED
-        if math.log(most) >= excess / 3:
+        if math.log(most) >= excess(by_samples.began_ns) / 3:
             return True
     if by_pings is None or by_pings <= SLOW_PINGS:
         return False
-    return math.log(by_pings) >= max(math.log(ours_by_pings) / 2, excess / 4)
+    return math.log(by_pings) >= max(math.log(ours_by_pings) / 2, excess(other.pinged_since(since_ns)) / 4)
 
 
 def attribute(
@@ -384,13 +415,14 @@ def attribute(
     whole = suspicion.whole
     if whole.unclear * 2 > whole.readings:
         return Attribution.APPLICATION, []
-    states = [(rail, slow_too(suspect, suspicion, rail)) for rail in rails]
+    # Whether a rail is better is asked by what was not shared, or pauses of both would make any load on it look small.
+    states = [(rail, slow_too(suspect, suspicion, rail, OWN_RATIO)) for rail in rails]
     better = [rail for rail, slow in states if slow is False]
     if better and suspicion.lasts_alone(settings):
         return Attribution.PATH, better
     if all(slow is None for _, slow in states):
         return Attribution.UNKNOWN, []
-    others = [slow_too(suspect, suspicion, path) for path in elsewhere]
+    others = [slow_too(suspect, suspicion, path, RATIO) for path in elsewhere]
     if False in others and True not in others:
         return Attribution.PEER, []
     return Attribution.BOTH_RAILS, []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shiftverbs.stragglers.records import MS, SECOND, Path, Ping, Sample, Settings
-from shiftverbs.stragglers.verdict import PathWatch
+from shiftverbs.stragglers.records import MS, SECOND, Attribution, Path, Ping, Sample, Settings
+from shiftverbs.stragglers.verdict import PathWatch, attribute
 
 BUSY, IDLE = Path("peer", 0), Path("peer", 1)
 EACH_NS = 50 * MS
@@ -35,6 +35,37 @@ def test_what_is_shared_is_no_evidence(shared: bool) -> None:
     assert 9 * SECOND < busy.suspicion.since_ns < 11 * SECOND
     assert busy.suspicion.lasts(settings)
     assert busy.suspicion.lasts_alone(settings) is not shared
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_pauses_do_not_make_another_rail_better(loaded: bool, stalls: bool) -> None:
+    """Home takes 1.7 times as long, and stalls now and then, which pings of both rails show, but no probe does.
+
+    Where the other rail's probes take 1.5 times as long, it is load that both see, whether hosts pause or not.
+    """
+    settings = Settings()
+    busy, idle = PathWatch(BUSY, settings), PathWatch(IDLE, settings)
+    for i in range(320):
+        now, slow = i * EACH_NS, i >= 200
+        jitter = 1 + (i * 7 % 11 - 5) / 100
+        late_ns = 20 * MS if stalls and slow and i % 3 == 0 else 0
+        took_ns = round(TAKES_NS * jitter * (1.7 if slow else 1.0)) + late_ns
+        trusted = busy.suspicion is None
+        for watch in (busy, idle):
+            watch.handle_ping(Ping(watch.path, now - 10 * MS, now - 10 * MS + 20_000), trusted)
+            watch.handle_ping(Ping(watch.path, now, now + 20_000 + late_ns), trusted)
+        probed_ns = round(40_000 * jitter * (1.5 if slow and loaded else 1.0))
+        idle.handle_sample(
+            Sample(IDLE, 1 << 16, 16, now - 5 * MS, now - 5 * MS + probed_ns, probe=True), trusted
+        )
+        busy.handle_sample(Sample(BUSY, 1 << 20, 1, now, now + took_ns), trusted)
+        busy.settle(now + took_ns, [idle])
+    assert busy.suspicion is not None
+    assert busy.suspicion.lasts_alone(settings)
+    attribution, better = attribute(busy, [idle], [], settings)
+    assert attribution is (Attribution.BOTH_RAILS if loaded else Attribution.PATH)
+    assert better == ([] if loaded else [idle])
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 40)), max_size=30), st.integers(0, 500))

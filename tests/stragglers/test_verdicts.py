@@ -74,6 +74,28 @@ def test_load_that_both_rails_see_moves_nothing() -> None:
     assert not record.moves
 
 
+@pytest.mark.parametrize(
+    ("size", "before", "after", "for_s"),
+    [
+        (16 << 10, (0.5, 200_000), (0.5, 0), 1.8),
+        (MIB, (0.25, 0), (0.7, 0), 3),
+        (MIB, (0.25, 0), (0.7, 0), 10),
+        (16 * MIB, (0.25, 0), (0.7, 0), 1.8),
+    ],
+)
+def test_load_that_eases_moves_nothing(
+    size: int, before: tuple[float, int], after: tuple[float, int], for_s: float
+) -> None:
+    """Of the other rail the last seconds are known, of this one all of the suspicion: what was worse is no fault."""
+    eased_ns = round((60 + for_s) * SECOND)
+    world = World(1, [], loads=[Load(0, 1.0, 0), Load(60 * SECOND, *before), Load(eased_ns, *after)])
+    end_ns = eased_ns + 30 * SECOND
+    phases = {"peer0": [Phase(end_ns, size, 4 if size == MIB else 1, 20 * MS)]}
+    record = Driver(world, phases, [("all", end_ns)], "detector", Settings(mode=Mode.MIGRATE)).run()
+    assert observed(record) == {Attribution.BOTH_RAILS}
+    assert not record.moves
+
+
 def test_a_slow_peer_moves_nothing() -> None:
     peers = frozenset(["peer1"])
     faults = [Fault(rail, 60 * SECOND, 180 * SECOND, 2 * MS, rate=0.4, peers=peers) for rail in range(2)]
