@@ -26,6 +26,8 @@ _ROUNDS = 4
 # Learned is from samples of which no more than that was unseen, or begun before.
 MOST_UNSEEN = 0.2
 MOST_BEGUN = 0.2
+# Where there are no such samples, as with a program that seldom looks, it is learned from these what it takes at most.
+MOST_UNCLEAR_COARSE = 0.5
 # A sample whose end is known less well than that says only what is certain.
 BLURRED = 1.25
 
@@ -191,6 +193,7 @@ class HealthyPath:
 
     def __init__(self) -> None:
         self._classes: dict[SizeClass, Reference] = {}
+        self._coarse: dict[SizeClass, Reference] = {}
         self._fitted = (0.0, 0.0, 0.0)
         self._learned = 0
         self._refit_at = REFIT_LEAST
@@ -199,9 +202,16 @@ class HealthyPath:
         latency, per_byte, per_message = self._fitted
         return latency + per_byte * size + per_message * messages
 
+    @staticmethod
+    def _is_known(classes: dict[SizeClass, Reference], key: SizeClass) -> bool:
+        return key in classes and len(classes[key].records) >= KNOWN
+
     def _known(self, sample: Sample) -> Reference | None:
-        known = self._classes.get(size_class(sample))
-        return known if known is not None and len(known.records) >= KNOWN else None
+        key = size_class(sample)
+        for classes in (self._classes, self._coarse):
+            if self._is_known(classes, key):
+                return classes[key]
+        return None
 
     def predict(self, sample: Sample) -> float | None:
         """What it takes a healthy path, ns; None where nothing of its size was learned."""
@@ -209,22 +219,28 @@ class HealthyPath:
         return None if known is None else self._base(sample.bytes, sample.messages) * known.level
 
     def learn(self, sample: Sample) -> None:
-        """It was made by a path of which nobody thinks that it is slow. What is not clear in it teaches nothing."""
-        unclear = (
-            sample.unseen_ns > sample.took_ns * MOST_UNSEEN or sample.begun_bytes > sample.bytes * MOST_BEGUN
-        )
-        if unclear:
-            return
-        known = self._classes.setdefault(size_class(sample), Reference())
-        filling = len(known.records) < LEARNED
-        new = known.learn((sample.bytes, sample.messages, float(sample.took_ns)), self._level)
-        self._learned += filling
-        if new or (filling and self._learned >= self._refit_at):
+        """It was made by a path of which nobody thinks that it is slow. What is not clear in it teaches little."""
+        unseen, begun = sample.unseen_ns / sample.took_ns, sample.begun_bytes / max(1, sample.bytes)
+        key, took_ns, new = size_class(sample), float(sample.took_ns), False
+        if unseen <= MOST_UNSEEN and begun <= MOST_BEGUN:
+            new = self._learn(self._classes, key, (sample.bytes, sample.messages, took_ns))
+        if not self._is_known(self._classes, key) and max(unseen, begun) <= MOST_UNCLEAR_COARSE:
+            # At most: what had begun may have been done.
+            new |= self._learn(self._coarse, key, (sample.bytes, sample.messages, took_ns / (1 - begun)))
+        if new:
             self._refit()
+
+    def _learn(self, classes: dict[SizeClass, Reference], key: SizeClass, record: Record) -> bool:
+        """Returns whether it is time for another fit."""
+        known = classes.setdefault(key, Reference())
+        filling = len(known.records) < LEARNED
+        new = known.learn(record, self._level)
+        self._learned += filling
+        return new or (filling and self._learned >= self._refit_at)
 
     def unlearn_recent(self) -> None:
         """It is suspected now: what it did of late is no example."""
-        for known in self._classes.values():
+        for known in (*self._classes.values(), *self._coarse.values()):
             known.recent.clear()
 
     def _level(self, record: Record) -> float:
@@ -232,21 +248,28 @@ class HealthyPath:
 
     def _refit(self) -> None:
         self._refit_at = max(self._learned + REFIT_LEAST, round(self._learned * (1 + REFIT_SHARE)))
-        self._fitted = _fit([record for known in self._classes.values() for record in known.records])
-        for known in self._classes.values():
+        classes = self._classes or self._coarse
+        self._fitted = _fit([record for known in classes.values() for record in known.records])
+        for known in (*self._classes.values(), *self._coarse.values()):
             if known.records:
                 known.measure(self._level)
 
     def read(self, sample: Sample) -> Reading | None:
         """The sample by the prediction; None where there is none.
 
-        Where the end is not known well, the sample has the benefit of the doubt: it took as long as it must have.
+        Where the end is not known well, the sample has the benefit of the doubt: it took as long as it must have. Where
+        the prediction is coarse it always has, for that is what a healthy path takes at most.
         """
         known = self._known(sample)
         if known is None:
             return None
         predicted_ns = self._base(sample.bytes, sample.messages) * known.level
         least_ns = sample.took_ns - sample.unseen_ns
+        if known is self._coarse.get(size_class(sample)):
+            unclear = least_ns < predicted_ns and sample.unseen_ns > sample.took_ns * MOST_UNCLEAR_COARSE
+            return Reading(
+                sample, predicted_ns, predicted_ns if unclear else float(least_ns), unclear, known.spread
+            )
         observed_ns, unclear = float(sample.took_ns), False
         if sample.took_ns > max(least_ns * BLURRED, predicted_ns):
             unclear = least_ns < predicted_ns

@@ -255,14 +255,16 @@ class PathWatch:
             return None
         self.recent.append(reading)
         if not reading.unclear:
-            value = math.log(reading.ratio)
-            self._series.handle(max(-MOST_LOG_RATIO, min(MOST_LOG_RATIO, value)))
+            if not sample.probe:  # those say what others are compared with, and suspect nobody
+                value = math.log(reading.ratio)
+                self._series.handle(max(-MOST_LOG_RATIO, min(MOST_LOG_RATIO, value)))
             if reading.ratio > self._settings.slow_ratio:
                 self._was_overdue(
                     sample.began_ns + reading.predicted_ns, sample.began_ns + reading.observed_ns
                 )
         if self.suspicion is None:
-            self._suspect()
+            if not sample.probe:
+                self._suspect()
             return None
         self.suspicion.heard_ns = sample.ended_ns
         self._unsettled.append(reading)
@@ -272,7 +274,7 @@ class PathWatch:
         run = self._series.likeliest
         if run.length < LEAST_RUN or run.mean <= math.log(self._settings.slow_ratio):
             return
-        clear = [reading.sample for reading in self.recent if not reading.unclear][-run.length :]
+        clear = [r.sample for r in self.recent if not (r.unclear or r.sample.probe)][-run.length :]
         self.suspicion = Suspicion(
             clear[0].began_ns, clear[-1].ended_ns, clear[-1].ended_ns < self.relapse_until_ns
         )

@@ -95,9 +95,35 @@ def test_who_does_not_look_has_the_benefit_of_the_doubt() -> None:
 def test_what_is_unclear_teaches_nothing() -> None:
     healthy = HealthyPath()
     for _ in range(LEARNED):
-        healthy.learn(sample(4096, 1, 10_000, unseen=5_000))
-        healthy.learn(sample(4096, 1, 10_000, begun=2048))
+        healthy.learn(sample(4096, 1, 10_000, unseen=5_001))
+        healthy.learn(sample(4096, 1, 10_000, begun=2049))
     assert healthy.predict(sample(4096, 1, 10_000)) is None
+
+
+@pytest.mark.parametrize(("unseen", "begun", "at_most"), [(5_000, 0, 10_000), (0, 2048, 20_000)])
+def test_what_is_half_clear_teaches_what_it_takes_at_most(unseen: int, begun: int, at_most: int) -> None:
+    healthy = HealthyPath()
+    for _ in range(KNOWN):
+        assert healthy.predict(sample(4096, 1, 10_000)) is None
+        healthy.learn(sample(4096, 1, 10_000, unseen=unseen, begun=begun))
+    assert healthy.predict(sample(4096, 1, 10_000)) == pytest.approx(at_most)
+    # By what it took for certain: nobody is called slow for what he was not seen to take.
+    assert ratio(healthy, sample(4096, 1, 30_000, unseen=14_000)) == pytest.approx(16_000 / at_most)
+    assert ratio(healthy, sample(4096, 1, 10_000, unseen=4_000, begun=2048)) < 1
+    late = healthy.read(sample(4096, 1, 30_000, unseen=25_000))
+    assert late is not None and late.unclear and late.ratio == 1
+    assert ratio(healthy, sample(4096, 1, 100_000)) == pytest.approx(100_000 / at_most)
+    # Those that are clear are better, once there are enough.
+    for _ in range(KNOWN):
+        healthy.learn(sample(4096, 1, 8_000))
+    assert healthy.predict(sample(4096, 1, 10_000)) == pytest.approx(8_000)
+
+
+def ratio(healthy: HealthyPath, of: Sample) -> float:
+    """Of a sample, by the prediction."""
+    reading = healthy.read(of)
+    assert reading is not None and not reading.unclear
+    return reading.ratio
 
 
 def test_pings() -> None:

@@ -168,6 +168,22 @@ def steady(stragglers: Stragglers, begin_ns: int, count: int, took_ns: int, rail
     return found
 
 
+def test_trains_suspect_nobody_and_keep_nothing_from_being_learned() -> None:
+    """On a machine that is busy trains of the idle rail become slow for a while: what goes on is learned all the same."""
+    stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
+    stragglers.add_peer("peer", 0)
+    idle, busy = Path("peer", 1), Path("peer", 0)
+    for i in range(120):
+        now = i * 50 * MS
+        took = 40_000 if i < 40 else 200_000
+        assert stragglers.handle_sample(Sample(idle, 65536, 64, now, now + took, probe=True)) == []
+    assert stragglers.watch(idle).suspicion is None
+    for i in range(120, 160):
+        now = i * 50 * MS
+        stragglers.handle_sample(Sample(busy, MIB, 1, now, now + 300_000))
+    assert stragglers.watch(busy).healthy.predict(Sample(busy, MIB, 1, 0, 300_000)) == pytest.approx(300_000)
+
+
 def test_a_move_that_does_not_help_is_undone() -> None:
     stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
     stragglers.add_peer("peer", 0)
