@@ -169,7 +169,7 @@ def steady(stragglers: Stragglers, begin_ns: int, count: int, took_ns: int, rail
 
 
 def test_trains_suspect_nobody_and_keep_nothing_from_being_learned() -> None:
-    """On a machine that is busy trains of the idle rail become slow for a while: what goes on is learned all the same."""
+    """On a busy machine trains of the idle rail become slow for a while: what goes on is learned all the same."""
     stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
     stragglers.add_peer("peer", 0)
     idle, busy = Path("peer", 1), Path("peer", 0)
