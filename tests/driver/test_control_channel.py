@@ -184,6 +184,12 @@ def test_a_train_goes_ahead_of_a_ping_and_is_read_by_nobody(
     assert len(pinged()) == TRAIN_MESSAGES - 1
 
 
+def answer(driver: Driver, nic: Any, path: Any) -> None:
+    """The peer answers the last ping."""
+    driver.channel.port(nic).inbox = Peer(driver, nic).says(Entry(0, 0, Ping(path.asked, True)))
+    driver.run()
+
+
 def pings_behind_a_train(driver: Driver, nic: Any, clock: SimpleNamespace, answered_after_ns: int) -> list[Any]:
     """What is told of a path that is asked each 25 ms, once a train goes there that takes so long."""
     one, _heard, _arrive = heard_of(driver, nic)
@@ -230,6 +236,7 @@ def test_one_on_which_nothing_comes_behind_a_train_is_dead_all_the_same(
 def test_no_train_goes_where_nobody_answers(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
     one, _heard, _arrive = heard_of(driver, nic)
     path, port = one.paths[0], driver.channel.port(nic)
+    answer(driver, nic, path)
     driver.channel.trains.want(path, 1)
     path.ping.suspect()
     port.sent.clear()
@@ -242,6 +249,7 @@ def test_no_train_goes_where_nobody_answers(driver: Driver, nic: Any, clock: Sim
 def test_what_is_to_be_said_goes_ahead_of_a_train(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
     one, _heard, _arrive = heard_of(driver, nic)
     path, port = one.paths[0], driver.channel.port(nic)
+    answer(driver, nic, path)
     driver.channel.trains.want(path, 1)
     clock.now += QUIET_PING_NS
     port.sent.clear()
@@ -257,6 +265,7 @@ def test_a_train_that_did_not_fit_into_the_queue_is_none(
 ) -> None:
     one, _heard, _arrive = heard_of(driver, nic)
     path, port = one.paths[0], driver.channel.port(nic)
+    answer(driver, nic, path)
     driver.channel.trains.want(path, 1)
     went = iter(range(1000))
     send = port.send
