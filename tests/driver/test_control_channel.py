@@ -190,7 +190,9 @@ def answer(driver: Driver, nic: Any, path: Any) -> None:
     driver.run()
 
 
-def pings_behind_a_train(driver: Driver, nic: Any, clock: SimpleNamespace, answered_after_ns: int) -> list[Any]:
+def pings_behind_a_train(
+    driver: Driver, nic: Any, clock: SimpleNamespace, answered_after_ns: int
+) -> list[Any]:
     """What is told of a path that is asked each 25 ms, once a train goes there that takes so long."""
     one, _heard, _arrive = heard_of(driver, nic)
     channel, path, port = driver.channel, one.paths[0], driver.channel.port(nic)

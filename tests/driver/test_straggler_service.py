@@ -598,6 +598,7 @@ def test_an_error_in_reading_counters_is_nobodys_who_had_a_nic_looked_at(
     around: Around, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is called after one look at a NIC is called one behind the other."""
+
     def broken(devices: list[str]) -> None:
         raise RuntimeError("a bug")
 

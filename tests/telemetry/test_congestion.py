@@ -44,6 +44,7 @@ def test_real_nics(sysfs: Path) -> None:
 
 def test_a_nic_that_goes_away_in_the_middle(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder was there, and is not any more when it is listed."""
+
     def gone(*args: Any) -> Any:
         raise OSError(errno.ENODEV, "No such device")
 
