@@ -342,7 +342,7 @@ class Driver:
         due = self.looks.due_ns
         if due is not None and now >= due:
             self.looks.look()
-        self._next_ping_ns = self.channel.ping(now)
+        self._next_ping_ns = self.channel.ping(now, hurry)
         if self.channel.dirty:
             self.channel.flush()
         if self._backlog or self._mail or self.channel.more or (self.turns.waiting and self.turns.may_begin):

@@ -53,7 +53,7 @@ class PingState:
         if now_ns < self.next_timeout_ns:
             return None
         if self._number == self._answered:
-            self._since_ns = now_ns
+            self._since_ns = max(self._since_ns, now_ns)
         elif now_ns >= self._counts_ns:
             self._unanswered += 1
             self._since_ns = now_ns
@@ -70,6 +70,19 @@ class PingState:
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""
         self.earliest_ns = min(self.earliest_ns, now_ns + self.interval_ns)
+
+    def is_well(self, now_ns: int) -> bool:
+        """Whether it is alive, and no answer is late."""
+        return self.alive is True and not self._is_late(now_ns)
+
+    def allow(self, for_ns: int, now_ns: int) -> None:
+        """What was sent there now takes its time: pings behind it are not missed for so long, unless one was before."""
+        if not self._is_late(now_ns):
+            self._since_ns = max(self._since_ns, now_ns + for_ns)
+
+    def _is_late(self, now_ns: int) -> bool:
+        patience_ns = min(self._takes_ns * 3 // 2, self._takes_ns + MOST_BEYOND_NS)
+        return bool(self._awaited) and now_ns - self._awaited[0][1] > max(PATIENCE_NS, patience_ns)
 
     def peer_knows_us(self) -> None:
         """The peer has all its paths to us: pings from now on are answered, and one that is lost says something."""
@@ -121,8 +134,7 @@ class PingState:
             return False
         if now_ns - self._lost_ns < FRESH_NS:
             return False
-        patience_ns = min(self._takes_ns * 3 // 2, self._takes_ns + MOST_BEYOND_NS)
-        return not self._awaited or now_ns - self._awaited[0][1] <= max(PATIENCE_NS, patience_ns)
+        return not self._is_late(now_ns)
 
     @property
     def alive(self) -> bool | None:

@@ -61,7 +61,11 @@ def _from_sysfs(device: str) -> dict[str, int]:
     """Of all ports together."""
     counters: dict[str, int] = {}
     for name in COUNTERS:
-        for file in (SYSFS / device).glob(f"ports/*/hw_counters/{name}"):
+        try:
+            files = list((SYSFS / device).glob(f"ports/*/hw_counters/{name}"))
+        except OSError:
+            continue  # a NIC that goes away
+        for file in files:
             try:
                 counters[name] = counters.get(name, 0) + int(file.read_text())
             except (OSError, ValueError):

@@ -21,6 +21,8 @@ APART_NS = 25 * MS
 LONG_NS = 100 * MS
 # After that there is none on its path for so long, which doubles up to the other.
 FIRST_REST_NS, MOST_REST_NS = SECOND, 8 * SECOND
+# So long pings behind a train are not missed: at a megabit a second it takes half of that.
+PATIENCE_NS = SECOND
 
 
 @dataclass(slots=True)
@@ -73,7 +75,8 @@ class Trains:
     def handle_failed(self, path: Hashable) -> None:
         """The train that was to go now is not on its way as a whole: its ping is an ordinary one."""
         known = self._paths.get(path)
-        if known is not None:
+        if known is not None and known.sent_ns is not None:
+            self._rest(known, known.sent_ns)  # no room: what there will be of it is not for trains
             known.sent_ns = None
         self._under_way = None
 

@@ -400,9 +400,11 @@ def slow_too(
         most = by_samples.ratio / min(1.0, suspicion.before.get(other.path, 1.0)) + by_samples.chance * PROBED
         if math.log(most) >= excess(by_samples.began_ns) / 3:
             return True
-    if by_pings is None or by_pings <= SLOW_PINGS:
-        return False
-    return math.log(by_pings) >= max(math.log(ours_by_pings) / 2, excess(other.pinged_since(since_ns)) / 4)
+    if by_pings is not None and by_pings > SLOW_PINGS:
+        if math.log(by_pings) >= max(math.log(ours_by_pings) / 2, excess(other.pinged_since(since_ns)) / 4):
+            return True
+    # Where trains go and few have arrived, that pings are quick is no sign that it is better.
+    return None if by_samples is None and other.probes else False
 
 
 def attribute(

@@ -13,12 +13,14 @@ from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.failover.driver import PINGS_UNTIL_DEAD, QUIET_PING_NS, Driver
 from shiftverbs.failover.services import control_channel
 from shiftverbs.failover.services.control_channel import RETRY_FIRST_NS, TRUST_NS
+from shiftverbs.failover.services.stragglers import DENSE_PING_NS
 from shiftverbs.native.ibv import EventType
 from shiftverbs.process.log_lines import SELDOM_NS
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import Arm, ArmStep, PairAddress, Phase, Sync
 from shiftverbs.protocol.seal import TAG_BYTES
+from shiftverbs.stragglers.records import MS
 from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
 
@@ -182,11 +184,90 @@ def test_a_train_goes_ahead_of_a_ping_and_is_read_by_nobody(
     assert len(pinged()) == TRAIN_MESSAGES - 1
 
 
+def answer(driver: Driver, nic: Any, path: Any) -> None:
+    """The peer answers the last ping."""
+    driver.channel.port(nic).inbox = Peer(driver, nic).says(Entry(0, 0, Ping(path.asked, True)))
+    driver.run()
+
+
+def pings_behind_a_train(
+    driver: Driver, nic: Any, clock: SimpleNamespace, answered_after_ns: int
+) -> list[Any]:
+    """What is told of a path that is asked each 25 ms, once a train goes there that takes so long."""
+    one, _heard, _arrive = heard_of(driver, nic)
+    channel, path, port = driver.channel, one.paths[0], driver.channel.port(nic)
+    peer = Peer(driver, nic)
+
+    def ping() -> None:
+        path.ping.interval_ns = DENSE_PING_NS
+        path.ping.hurry(clock.now)
+        clock.now += DENSE_PING_NS
+        driver.run()
+
+    for _ in range(40):
+        ping()
+        port.inbox = peer.says(Entry(0, 0, Ping(path.asked, True)))
+        clock.now += MS
+        driver.run()
+    told: list[Any] = []
+    path.users.append(lambda path: told.append(path.told))
+    channel.trains.want(path, 1)
+    ping()
+    began, number = clock.now, path.asked
+    assert port.sent.count(codec.FILL) == TRAIN_MESSAGES - 1
+    while clock.now - began < answered_after_ns:
+        ping()
+    port.inbox = peer.says(Entry(0, 0, Ping(number, True)))
+    driver.run()
+    return told
+
+
+def test_pings_wait_behind_a_train_and_a_slow_rail_is_no_dead_one(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    """A megabit a second: half a second."""
+    assert pings_behind_a_train(driver, nic, clock, 600 * MS) == []
+
+
+def test_one_on_which_nothing_comes_behind_a_train_is_dead_all_the_same(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    assert pings_behind_a_train(driver, nic, clock, 1500 * MS)[:1] == [False]
+
+
+def test_no_train_goes_where_nobody_answers(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    one, _heard, _arrive = heard_of(driver, nic)
+    path, port = one.paths[0], driver.channel.port(nic)
+    answer(driver, nic, path)
+    driver.channel.trains.want(path, 1)
+    path.ping.suspect()
+    port.sent.clear()
+    for _ in range(30):
+        clock.now += QUIET_PING_NS
+        driver.run()
+    assert port.sent and codec.FILL not in port.sent
+
+
+def test_what_is_to_be_said_goes_ahead_of_a_train(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    one, _heard, _arrive = heard_of(driver, nic)
+    path, port = one.paths[0], driver.channel.port(nic)
+    answer(driver, nic, path)
+    driver.channel.trains.want(path, 1)
+    clock.now += QUIET_PING_NS
+    port.sent.clear()
+    driver.channel.send(path, Entry(11, 22, Arm(ArmStep.REQ, 0, 1, 1, PairAddress(bytes(16), 0, 1, 0, 3))))
+    driver.channel.ping(clock.now)
+    driver.channel.flush()
+    assert codec.FILL in port.sent and port.sent[0] != codec.FILL
+    assert not isinstance(Peer(driver, nic).hears(port.sent[0])[0].message, Ping)
+
+
 def test_a_train_that_did_not_fit_into_the_queue_is_none(
     driver: Driver, nic: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _heard, _arrive = heard_of(driver, nic)
     path, port = one.paths[0], driver.channel.port(nic)
+    answer(driver, nic, path)
     driver.channel.trains.want(path, 1)
     went = iter(range(1000))
     send = port.send

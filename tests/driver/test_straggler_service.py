@@ -127,7 +127,7 @@ class Around:
         made = double(
             RealConnection,
             shadow=double(ShadowQP, qp_num=number),
-            core=SimpleNamespace(oldest_wr=0),
+            core=SimpleNamespace(oldest_wr=0, outstanding=(1, 0)),
             closed=False,
             status=Status.PROTECTED,
             protocol=protocol,
@@ -251,6 +251,7 @@ def test_others_do_not_wait_for_a_qp_whose_sends_wait(around: Around) -> None:
     cores = [first.core, second.core]
     assert sample.wanted == (cores, 0)
     around.measures.waits(first)
+    around.measures.waits(first)
     around.look(REST_NS)
     assert sample.wanted == (cores, 0), "nobody goes on: the path may be slow"
     first.core.oldest_wr = 3
@@ -259,13 +260,15 @@ def test_others_do_not_wait_for_a_qp_whose_sends_wait(around: Around) -> None:
     assert sample.wanted == (cores, 0), "it does go on"
     around.says()
     around.look(REST_NS)
+    around.measures.waits(first)
     second.core.oldest_wr = 9
     around.measures.waits(first)
     assert sample.wanted is None
     around.look(REST_NS)
     assert sample.wanted == ([second.core], 0)
-    around.measures.waits(first)
-    around.measures.waits(second)
+    for _ in range(2):
+        around.measures.waits(first)
+        around.measures.waits(second)
     assert sample.wanted == ([second.core], 0)
     around.says()
     around.look(REST_NS)
@@ -276,9 +279,68 @@ def test_others_do_not_wait_for_a_qp_whose_sends_wait(around: Around) -> None:
     assert sample.wanted == (cores, 0), "and does not any more"
 
 
+def test_what_was_posted_before_a_send_became_old_says_nothing_about_it(around: Around) -> None:
+    """Where each send takes more than a second, each is old at some time while others, of before, complete."""
+    sample = around.join()
+    first, second = around.members
+    for _ in range(5):
+        second.core.oldest_wr += 1  # one that was posted before the first's
+        around.measures.waits(first)
+        assert sample.wanted is not None, "it takes no longer than others"
+        first.core.oldest_wr += 1
+        around.measures.waits(second)
+        assert sample.wanted is not None, "it takes no longer than others"
+
+
+def left_out(around: Around) -> tuple[Sample, Any, Any]:
+    """The first of two QPs waits, and the other one goes on."""
+    sample = around.join()
+    first, second = around.members
+    around.measures.waits(first)
+    second.core.oldest_wr += 9
+    around.measures.waits(first)
+    around.look(REST_NS)
+    assert sample.wanted == ([second.core], 0)
+    return sample, first, second
+
+
+def test_a_qp_that_was_left_out_is_taken_in_though_others_post_no_more(around: Around) -> None:
+    sample, first, second = left_out(around)
+    second.core.outstanding = (0, 0)
+    second.core.oldest_wr += 1
+    around.look(REST_NS)
+    around.look(REST_NS)
+    assert sample.wanted == ([second.core], 0), "the first stands still"
+    first.core.oldest_wr += 1
+    around.look(REST_NS)
+    around.look(REST_NS)
+    assert sample.wanted == ([first.core, second.core], 0)
+
+
+def test_one_under_way_is_not_broken_off_to_take_a_qp_in(around: Around) -> None:
+    sample, first, second = left_out(around)
+    second.core.outstanding = (2, 0)
+    first.core.oldest_wr += 1
+    around.look(REST_NS)
+    around.look(REST_NS)
+    assert sample.wanted == ([second.core], 0)
+
+
+def test_a_qp_that_was_left_out_shows_that_another_one_waits(around: Around) -> None:
+    """It goes on, and those that were measured in its place do not any more."""
+    sample, first, second = left_out(around)
+    second.core.outstanding = (2, 0)  # under way
+    around.measures.waits(second)
+    first.core.oldest_wr += 9
+    around.measures.waits(second)
+    around.look(REST_NS)
+    assert sample.wanted == ([first.core], 0)
+
+
 def test_a_qp_that_waits_alone_is_all_there_is(around: Around) -> None:
     sample = around.join()
     first, second = around.members
+    around.measures.waits(first)
     second.core.oldest_wr = 9
     around.measures.waits(first)
     around.look(REST_NS)
@@ -338,6 +400,44 @@ def test_a_suspicion_has_both_rails_pinged_often(around: Around) -> None:
     around.says(Probe("ab 1", None))
     around.driver._watch(around.clock.now)
     assert all(path.ping.interval_ns == QUIET_PING_NS for path in around.paths)
+
+
+def test_a_peer_that_is_well_does_not_take_the_pings_of_another_over_the_same_rails(around: Around) -> None:
+    """Two QPs of one process, whose default NICs are two: the rails are the same, in another order."""
+    other = around.connection(3)
+    other.paths = list(reversed(around.paths))
+    around.measures.joined(other)
+    around.join()
+    for peer in around.measures._peers.values():
+        peer.pongs = 1000
+    around.says(Probe("ab 2", DENSE_PING_NS))
+    assert around.measures.dense == dict.fromkeys(around.paths, DENSE_PING_NS)
+    for sample in Sample.made:
+        sample.taken = (64, 1, around.clock.now, around.clock.now + 1000, 0, 0)
+    around.ended = list(Sample.made)
+    around.look()
+    around.look()
+    assert around.measures.dense == dict.fromkeys(around.paths, DENSE_PING_NS)
+    around.measures.left(other)
+    assert around.measures.dense == dict.fromkeys(around.paths, DENSE_PING_NS)
+    around.says(Probe("ab 2", None))
+    for member in around.members:
+        around.measures.left(member)
+    assert around.measures.dense == {} and not around.measures.failed
+
+
+def test_a_path_that_is_closed_is_not_kept_for_trains(around: Around) -> None:
+    """A QP goes elsewhere, and a sample of before is taken in after that."""
+    sample = around.join()
+    users = [path.users[0] for path in around.paths]
+    sample.taken = (64, 1, around.clock.now, around.clock.now + 1000, 0, 0)
+    around.ended = [sample]
+    for path, user in zip(around.paths, users, strict=True):
+        around.driver.channel.close_path(path, user)
+    around.look()
+    for member in around.members:
+        around.measures.left(member)
+    assert not around.driver.channel.trains._paths and not around.measures.dense
 
 
 def trained(around: Around) -> list[int | None]:
@@ -456,6 +556,62 @@ def test_a_verdict_says_what_the_nic_counted_meanwhile(
             around.measures.left(member)
         looked()
     assert not around.measures.failed
+
+
+def test_counters_that_could_not_be_read_at_first_have_not_grown(
+    around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Callable[[], None]] = []
+    counts: list[dict[str, int]] = [{}, {"packet_seq_err": 70_000}, {"packet_seq_err": 70_001}]
+    monkeypatch.setattr(stragglers.congestion, "read", lambda devices: dict.fromkeys(devices, counts[0]))
+    for nic in around.nics:
+        nic.look_again = looks.append
+    around.join()
+    around.says()
+    around.says(Probe("ab 1", DENSE_PING_NS))
+    (peer,) = around.measures._peers.values()
+    for grown in ({}, {}, {"packet_seq_err": 1}):
+        while looks:
+            looks.pop()()
+        while around.driver._posted:
+            around.driver._posted.popleft()()
+        assert peer.counted == dict.fromkeys(range(2), grown)
+        counts.pop(0)
+        around.clock.now += stragglers.COUNT_NS
+        around.says()
+
+
+def test_a_nic_that_hangs_is_not_asked_again_and_again(around: Around) -> None:
+    looks: list[Callable[[], None]] = []
+    for nic in around.nics:
+        nic.look_again = looks.append
+    around.join()
+    around.says()
+    around.says(Probe("ab 1", DENSE_PING_NS))
+    for _ in range(100):
+        around.clock.now += stragglers.COUNT_NS
+        around.says()
+    assert len(looks) == len(around.nics)
+
+
+def test_an_error_in_reading_counters_is_nobodys_who_had_a_nic_looked_at(
+    around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is called after one look at a NIC is called one behind the other."""
+
+    def broken(devices: list[str]) -> None:
+        raise RuntimeError("a bug")
+
+    looks: list[Callable[[], None]] = []
+    monkeypatch.setattr(stragglers.congestion, "read", broken)
+    for nic in around.nics:
+        nic.look_again = looks.append
+    around.join()
+    around.says()
+    around.says(Probe("ab 1", DENSE_PING_NS))
+    assert len(looks) == 2
+    for look in looks:
+        look()
 
 
 def test_a_verdict_is_shown_counted_and_told_seldom(around: Around, caplog: pytest.LogCaptureFixture) -> None:

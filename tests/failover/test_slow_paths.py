@@ -136,6 +136,34 @@ def test_a_rate_that_both_rails_have_lost_moves_nothing(network: Network) -> Non
     assert a("ep.qp.shift.counters['moves']") == 0 and a("runtime.current().driver.totals.switches") == 0
 
 
+# What a path was taken for, one after the other.
+HEALTH = """
+from shiftverbs.failover.services import control_channel
+told = []
+tell = control_channel.ControlChannel._tell
+def note(self, path):
+    told.append((path.nic.name, path.ping.alive))
+    tell(self, path)
+control_channel.ControlChannel._tell = note
+"""
+
+
+@pytest.mark.parametrize("rate, buffer", [(4e6, 1_000_000), (1e6, 1_000_000), (16e6, 8192)])
+def test_rails_on_which_trains_take_too_long_or_are_lost(network: Network, rate: float, buffer: int) -> None:
+    """Nothing is moved because of what both rails see, and what is only slow is not dead."""
+    a, b = streaming(network, "migrate")
+    a(f"exec({HEALTH!r}, globals())")
+    before = a("len(events)")
+    fabric.limit("*", rate, delay_s=1e-3, buffer=buffer)
+    a("stop = time.monotonic() + 15")
+    a("stream(lambda: time.monotonic() > stop, 60)", 90)
+    events = a(f"[(e.path, e.fault) for e in events[{before}:] if e.kind == 'Straggler']")
+    assert ["soft0", "path"] not in events, events
+    assert a("ep.qp.shift.path") == b("ep.qp.shift.path") == "soft0"
+    assert a("ep.qp.shift.counters['moves']") == 0 and a("runtime.current().driver.totals.switches") == 0
+    assert a("[each for each in told if each[1] is False]") == []
+
+
 def test_a_slow_rail_is_left_and_come_back_to(network: Network) -> None:
     a, b = streaming(network, "migrate")
     slow()

@@ -199,6 +199,29 @@ def test_a_move_that_does_not_help_is_undone() -> None:
     assert stragglers.next_timeout_ns is None
 
 
+@pytest.mark.parametrize("ping_ns", [20_000, 40_000], ids=["quick", "slower"])
+@pytest.mark.parametrize("trains", [0, 4], ids=["none", "few"])
+def test_nothing_is_moved_to_where_trains_do_not_arrive(trains: int, ping_ns: int) -> None:
+    """Both rails have lost their rate, so much that trains take too long or are lost, and few are sent."""
+    stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
+    stragglers.add_peer("peer", 0)
+    assert steady(stragglers, 0, 200, 300_000) == []
+    actions: list[object] = []
+    for i in range(200):
+        now = 10 * SECOND + i * 50 * MS
+        # Behind what is sent there a ping takes long; less on the rail without traffic.
+        stragglers.handle_ping(Ping(Path("peer", 0), now, now + 400_000))
+        stragglers.handle_ping(Ping(Path("peer", 1), now, now + ping_ns))
+        if i and trains and i % (200 // trains) == 0:
+            train = Sample(Path("peer", 1), 65536, 16, now - 200 * MS, now, probe=True)
+            actions += stragglers.handle_sample(train)
+        work = Sample(Path("peer", 0), MIB, 1, now, now + 9 * MS, busy_ns=50 * MS)
+        actions += stragglers.handle_sample(work)
+    told = {action.evidence.attribution for action in actions if isinstance(action, Observe)}
+    assert told and Attribution.PATH not in told
+    assert not [action for action in actions if isinstance(action, Move)]
+
+
 def test_nothing_is_moved_to_where_nothing_is_known() -> None:
     stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
     stragglers.add_peer("peer", 0)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +40,17 @@ def test_real_nics(sysfs: Path) -> None:
     assert congestion.read(names) == {"mlx5_0": {"np_cnp_sent": 6, "rp_cnp_handled": 7}}
     (sysfs / "mlx5_0/ports/1/hw_counters/rp_cnp_handled").write_text("nonsense")
     assert congestion.read(names) == {"mlx5_0": {"np_cnp_sent": 6}}
+
+
+def test_a_nic_that_goes_away_in_the_middle(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder was there, and is not any more when it is listed."""
+
+    def gone(*args: Any) -> Any:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(os, "scandir", gone)
+    monkeypatch.setattr(os, "listdir", gone)
+    assert congestion.read(["mlx5_0"]) == {}
 
 
 def test_software_nics(sysfs: Path, softrnic_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from shiftverbs.protocol import codec
 from shiftverbs.protocol.codec import Entry, Forged, MalformedDatagram, OtherVersion, Ping, Replayed
 from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import SECRET_BYTES, Seals
-from shiftverbs.stragglers.trains import TRAIN_MESSAGES, Trains
+from shiftverbs.stragglers.trains import PATIENCE_NS, TRAIN_MESSAGES, Trains
 
 if TYPE_CHECKING:
     from shiftverbs.failover.services.machine import Machine
@@ -400,21 +400,21 @@ class ControlChannel:
         elif link.path is not None:
             self.send(link.path, Entry(0, 0, Ping(ping.number, True)))
 
-    def ping(self, now_ns: int) -> int | None:
-        """Send the pings that are due; return when the next one is, or None."""
+    def ping(self, now_ns: int, hurry: bool = False) -> int | None:
+        """Send the pings that are due; return when the next one is, or None. hurry: and nothing that can wait."""
         soonest: int | None = None
         for path in list(self.paths.values()):
             if path.failed is not None and not path.making and not path.nic.dead:
                 self._retry(path, now_ns)
             due = path.ping.earliest_ns  # as a rule it is not: every run of the driver comes by here
             if now_ns >= due:
-                self._ping(path, now_ns)
+                self._ping(path, now_ns, hurry)
                 due = path.ping.next_timeout_ns
             if soonest is None or due < soonest:
                 soonest = due
         return soonest
 
-    def _ping(self, path: Path, now_ns: int) -> None:
+    def _ping(self, path: Path, now_ns: int, hurry: bool) -> None:
         dead = path.ping.alive is False
         number = path.ping.poll_ping(now_ns)
         if number is not None:
@@ -422,18 +422,25 @@ class ControlChannel:
                 # The peer has so much to say that its answer is late. One that counts as dead has to answer.
                 path.ping.handle_sign_of_life(path.heard_ns)
             path.asked, path.heard_ns = number, None
-            port = self._ports.get(path.nic.name)
-            if path.ah and port is not None and port.max_message >= codec.MAX_DATAGRAM_BYTES:
-                if self.trains.handle_ping(path, now_ns) and not self._fill(path, port):
-                    self.trains.handle_failed(path)
+            if not hurry and path.ping.is_well(now_ns):
+                self._train(path, now_ns)
             self.send(path, Entry(0, 0, Ping(number, False)))
             self._tell(path)
 
-    @staticmethod
-    def _fill(path: Path, port: Any) -> bool:
-        """Send what goes ahead of a ping. Returns whether all of it is on its way."""
+    def _train(self, path: Path, now_ns: int) -> None:
+        """Send what goes ahead of a ping, where a train is due."""
+        port = self._ports.get(path.nic.name)
+        if not path.ah or port is None or port.max_message < codec.MAX_DATAGRAM_BYTES:
+            return
+        if not self.trains.handle_ping(path, now_ns):
+            return
+        self.flush()  # what is to be said does not wait behind it
         to = (path.ah, path.endpoint.qpn, path.endpoint.qkey)
-        return all(port.send(*to, codec.FILL) for _ in range(TRAIN_MESSAGES - 1))
+        if not all(port.send(*to, codec.FILL) for _ in range(TRAIN_MESSAGES - 1)):
+            self.trains.handle_failed(path)
+        for other in self.paths.values():
+            if other.nic is path.nic:
+                other.ping.allow(PATIENCE_NS, now_ns)
 
     def _retry(self, path: Path, now_ns: int) -> None:
         if path.retry_ns == 0:

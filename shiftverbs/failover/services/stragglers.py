@@ -112,10 +112,13 @@ class _Peer:
         self.counted_before: dict[int, dict[str, int]] = {}
         self.counted: dict[int, dict[str, int]] = {}
         self.asked_ns = 0
+        self.asking: set[int] = set()  # rails of which that is not known yet
         self.heard_ns: int | None = None  # the end of its last sample
         self.quiet = True  # that was too long ago for anything to be asked on its account
         self.measured: list[_core.QPCore] = []  # whose sends
-        self.oldest: list[int] = []  # their oldest sends when that was asked for
+        self.posted = 0  # by all of these, when that was asked for
+        # QPs whose oldest send is old: which one that is, and how many each had posted when that was first seen.
+        self.old: dict[MeasuredQp, tuple[int, list[tuple[_core.QPCore, int]]]] = {}
         # QPs whose oldest send stands still while others go on, and which one that is.
         self.waiting: dict[MeasuredQp, int] = {}
         self.complete: int | None = None  # their WRs so far, at the last sample
@@ -126,6 +129,11 @@ class _Peer:
     def learning(self) -> bool:
         """Whether it is not known yet what a round trip takes on its paths."""
         return self.pongs < LEARNING_PINGS * len(self.paths)
+
+
+def _posted(core: _core.QPCore) -> int:
+    """How many sends were posted there so far."""
+    return core.oldest_wr + core.outstanding[0]
 
 
 class SlowPaths:
@@ -157,6 +165,7 @@ class SlowPaths:
         self._verdicts: dict[Path, Slow] = {}
         self._told: set[Path] = set()  # those of them that were told of
         self._silent: list[_Peer] = []
+        self._without: list[_Peer] = []  # those that have left out some of their QPs
 
     # ---- what the driver tells --------------------------------------------------------------------------------------
 
@@ -208,8 +217,9 @@ class SlowPaths:
             self._verdicts,
         ):
             what.clear()
-        for those in (self._ended, self._resting, self._moving, self._left, self._silent, self._told):
+        for those in (self._ended, self._resting, self._moving, self._left, self._silent, self._without):
             those.clear()
+        self._told.clear()
 
     # ---- who is measured --------------------------------------------------------------------------------------------
 
@@ -246,6 +256,7 @@ class SlowPaths:
             return
         del peer.members[connection]
         peer.waiting.pop(connection, None)
+        peer.old.pop(connection, None)
         if not peer.members:
             self._forget(peer)
 
@@ -261,6 +272,7 @@ class SlowPaths:
             if c.closed or c.status is not Status.PROTECTED or tuple(c.paths) != peer.paths:
                 del peer.members[c]
                 peer.waiting.pop(c, None)
+                peer.old.pop(c, None)
                 del self._peer_of[c]
         return list(peer.members)
 
@@ -279,8 +291,7 @@ class SlowPaths:
                 self._by_path[path] = left
             else:
                 self._by_path.pop(path, None)
-                self.dense.pop(path, None)
-            self._wish_trains(path)
+            self._wish_pings(path)
         for path_key in [key for key in self._verdicts if key.peer == peer.name]:
             del self._verdicts[path_key]
             self._told.discard(path_key)
@@ -299,7 +310,7 @@ class SlowPaths:
                 self._ask([c for c in members if c.preferred == peer.preferred], 0)
             self._wishes(peer, 0)
             self._arrived(peer, rail, None)
-        for c in [c for c, wr in peer.waiting.items() if c.core.oldest_wr != wr]:
+        for c in self._gone_on(peer):
             del peer.waiting[c]
         here = [c for c in members if c.send_pair == rail]
         # Where nobody goes on there is nothing else to measure.
@@ -308,19 +319,42 @@ class SlowPaths:
         ]
         if there != peer.measured:
             peer.measured, peer.complete = there, None
-        peer.oldest = [core.oldest_wr for core in there]
+        peer.posted = sum(map(_posted, there))
+        peer.old.clear()
         peer.sample.want(there, rail)
 
     def _leave_out(self, connection: MeasuredQp) -> None:
-        """Have others not wait for a QP whose sends wait, for a receive that is not posted or a poll, as they go on."""
+        """Have others not wait for a QP whose sends wait, for a receive that is not posted or a poll, as they go on.
+
+        They do where one is complete that was posted when its own was old already: on a path that is slow each send is
+        old at some time, and those of before complete meanwhile.
+        """
         peer = self._peer_of.get(connection)
         if peer is None or peer.target is not None or peer.rests or connection.core not in peer.measured:
             return
-        stands = [core.oldest_wr == before for core, before in zip(peer.measured, peer.oldest, strict=True)]
-        if stands[peer.measured.index(connection.core)] and not all(stands):
+        before = peer.old.get(connection)
+        if before is None or before[0] != connection.core.oldest_wr:
+            cores = [*peer.measured, *(c.core for c in peer.waiting)]
+            peer.old[connection] = connection.core.oldest_wr, [(core, _posted(core)) for core in cores]
+        elif any(core.oldest_wr > posted for core, posted in before[1]):
             peer.waiting[connection] = connection.core.oldest_wr
+            if peer not in self._without:
+                self._without.append(peer)
             peer.sample.drop()
             self._rest(peer)
+
+    def _take_back(self, peer: _Peer) -> None:
+        """Those that go on again, where nobody else has posted: a sample of others may never begin."""
+        if not peer.waiting or peer.name not in self._by_name:
+            self._without.remove(peer)
+        elif peer.target is None and self._gone_on(peer):
+            if sum(map(_posted, peer.measured)) == peer.posted:
+                self._rest(peer)
+
+    @staticmethod
+    def _gone_on(peer: _Peer) -> list[MeasuredQp]:
+        """Of those that were left out."""
+        return [c for c, wr in peer.waiting.items() if c.core.oldest_wr != wr]
 
     # ---- what is measured -------------------------------------------------------------------------------------------
 
@@ -341,6 +375,8 @@ class SlowPaths:
                 self._take_in(peer)
         for peer in list(self._moving):
             self._look_at_move(peer, now_ns)
+        for peer in list(self._without):
+            self._take_back(peer)
         if self._silent:
             self._break_silence(now_ns)
         if self._left:  # else nothing is to come home
@@ -398,6 +434,8 @@ class SlowPaths:
 
     def _wish_trains(self, path: ControlPath) -> None:
         """Have trains go over a path as often as those want that could move there, or come home."""
+        if self._host.channel.paths.get(path.key) is not path:
+            return  # it is closed, and forgotten there
         each = None
         for peer, rail in self._by_path.get(path, ()):
             if self.mode is Mode.MIGRATE and rail != peer.rail and not peer.quiet:
@@ -407,33 +445,49 @@ class SlowPaths:
 
     def _ping(self, peer: _Peer) -> None:
         """Have its paths pinged as often as is needed now."""
-        interval_ns = peer.suspected_ns or (LEARNING_PING_NS if peer.learning else None)
-        now_ns = self._host.now_ns()
         for path in peer.paths:
-            self._wish_trains(path)
-            if interval_ns is None or peer.quiet:
-                self.dense.pop(path, None)
-            else:
-                self.dense[path] = interval_ns
-                path.ping.interval_ns = min(path.ping.interval_ns, interval_ns)
-                path.ping.hurry(now_ns)
+            self._wish_pings(path)
+
+    def _wish_pings(self, path: ControlPath) -> None:
+        """Have a path pinged as often as any of those wants that go there."""
+        self._wish_trains(path)
+        there = [peer for peer, _ in self._by_path.get(path, ()) if not peer.quiet]
+        wanted = [peer.suspected_ns or (LEARNING_PING_NS if peer.learning else None) for peer in there]
+        interval_ns = min((each for each in wanted if each is not None), default=None)
+        if interval_ns is None:
+            self.dense.pop(path, None)
+        else:
+            self.dense[path] = interval_ns
+            path.ping.interval_ns = min(path.ping.interval_ns, interval_ns)
+            path.ping.hurry(self._host.now_ns())
 
     def _count(self, peer: _Peer) -> None:
         """Have the threads that look at the NICs of its rails read what these count."""
         peer.asked_ns = self._host.now_ns()
         for rail, path in enumerate(peer.paths):
+            if rail in peer.asking:
+                continue  # it hangs
+            peer.asking.add(rail)
             path.nic.look_again(functools.partial(self._read_counters, peer.name, rail, path.nic.name))
 
     def _read_counters(self, name: str, rail: int, device: str) -> None:
-        """On such a thread."""
-        found = congestion.read([device]).get(device, {})
+        """On such a thread, for which others wait: it raises nothing there."""
+        found: dict[str, int] | Exception
+        try:
+            found = congestion.read([device]).get(device, {})
+        except Exception as error:
+            found = error
         self._host.post(functools.partial(self._safely, self._take_in_counters, name, rail, found))
 
-    def _take_in_counters(self, name: str, rail: int, found: dict[str, int]) -> None:
+    def _take_in_counters(self, name: str, rail: int, found: dict[str, int] | Exception) -> None:
+        if isinstance(found, Exception):
+            raise found
         peer = self._by_name.get(name)
         if peer is not None:
-            before = peer.counted_before.setdefault(rail, found)
-            grown = {what: count - before.get(what, 0) for what, count in found.items()}
+            peer.asking.discard(rail)
+            before = peer.counted_before.setdefault(rail, {})
+            # What could not be read at first counts from when it could.
+            grown = {what: count - before.setdefault(what, count) for what, count in found.items()}
             peer.counted[rail] = {what: by for what, by in grown.items() if by > 0}
 
     # ---- what follows -----------------------------------------------------------------------------------------------
