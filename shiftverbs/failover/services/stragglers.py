@@ -314,9 +314,8 @@ class SlowPaths:
             del peer.waiting[c]
         here = [c for c in members if c.send_pair == rail]
         # Where nobody goes on there is nothing else to measure.
-        there = [c.core for c in here if c not in peer.waiting][:MOST_QPS] or [c.core for c in here][
-            :MOST_QPS
-        ]
+        going = [c for c in here if c not in peer.waiting] or here
+        there = [c.core for c in going[:MOST_QPS]]
         if there != peer.measured:
             peer.measured, peer.complete = there, None
         peer.posted = sum(map(_posted, there))
