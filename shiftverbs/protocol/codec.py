@@ -51,9 +51,10 @@ _KEYS = struct.Struct("!QQBB")  # then so many rkeys that are gone, then found o
 _FOUND = struct.Struct("!IB")  # then for so many backups
 _FOUND_ON = struct.Struct("!BI")
 
-# What begins a datagram that only takes up room, and one such datagram: it says nothing, so it has no seal.
-_FILL = struct.pack("!H", 0x5346)
-FILL = _FILL.ljust(MAX_DATAGRAM_BYTES, b"\0")
+# What begins a datagram that only takes up room, whoever sent it, and one such datagram. There is nothing to look at in
+# it, so it has no seal.
+FILL_HEAD = struct.pack("!H", 0x5346)
+FILL = FILL_HEAD.ljust(MAX_DATAGRAM_BYTES, b"\0")
 
 _KIND_SYNC, _KIND_ARM, _KIND_MOVE, _KIND_PREFER, _KIND_PING = 1, 2, 3, 4, 5
 _KIND_WANT_KEYS, _KIND_KEYS = 6, 7
@@ -279,11 +280,6 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping | WantKeys | Keys:
         raise
     except ValueError as error:
         raise MalformedDatagram(str(error)) from None
-
-
-def is_fill(data: bytes) -> bool:
-    """Whether a datagram was only to take up room: then there is nothing in it to look at, whoever sent it."""
-    return data.startswith(_FILL)
 
 
 def name_of(data: bytes) -> int:

@@ -47,6 +47,7 @@ class PingState:
         self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
         self._takes_ns = 0  # an answer, of late
         self._learned_ns = 0  # when one last took that long
+        self._patience_ns = PATIENCE_NS  # an answer that takes longer is late
 
     def poll_ping(self, now_ns: int) -> int | None:
         """Return the number of the ping to send now, or None."""
@@ -81,8 +82,7 @@ class PingState:
             self._since_ns = max(self._since_ns, now_ns + for_ns)
 
     def _is_late(self, now_ns: int) -> bool:
-        patience_ns = min(self._takes_ns * 3 // 2, self._takes_ns + MOST_BEYOND_NS)
-        return bool(self._awaited) and now_ns - self._awaited[0][1] > max(PATIENCE_NS, patience_ns)
+        return bool(self._awaited) and now_ns - self._awaited[0][1] > self._patience_ns
 
     def peer_knows_us(self) -> None:
         """The peer has all its paths to us: pings from now on are answered, and one that is lost says something."""
@@ -109,6 +109,8 @@ class PingState:
             self._takes_ns, self._learned_ns = took_ns, now_ns
         elif sent_ns >= self._learned_ns:  # not one of those that came with it
             self._takes_ns = max(took_ns, self._takes_ns * 3 // 4)
+        patience_ns = min(self._takes_ns * 3 // 2, self._takes_ns + MOST_BEYOND_NS)
+        self._patience_ns = max(PATIENCE_NS, patience_ns)
         self._answered = number
         self._answered_ns = now_ns
         self._unanswered = 0
@@ -134,7 +136,7 @@ class PingState:
             return False
         if now_ns - self._lost_ns < FRESH_NS:
             return False
-        return not self._is_late(now_ns)
+        return not self._awaited or now_ns - self._awaited[0][1] <= self._patience_ns
 
     @property
     def alive(self) -> bool | None:

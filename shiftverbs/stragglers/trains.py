@@ -35,29 +35,29 @@ class _Path:
 
 
 class Trains:
-    """All trains of a process. Paths are named by whatever the caller knows them by."""
+    """All trains of a process. paths: those that had some, named by whatever the caller knows them by."""
 
     def __init__(self) -> None:
-        self._paths: dict[Hashable, _Path] = {}
+        self.paths: dict[Hashable, _Path] = {}
         self._under_way: Hashable | None = None
         self._next_ns = 0
 
     def want(self, path: Hashable, each: int | None) -> None:
         """Have a train ahead of every so-many-th ping of a path; None: of none."""
-        if path in self._paths:
-            self._paths[path].each = each
+        if path in self.paths:
+            self.paths[path].each = each
         elif each is not None:
-            self._paths[path] = _Path(each)
+            self.paths[path] = _Path(each)
 
     def forget(self, path: Hashable) -> None:
         """That path is no more."""
-        self._paths.pop(path, None)
+        self.paths.pop(path, None)
         if self._under_way == path:
             self._under_way = None
 
     def handle_ping(self, path: Hashable, now_ns: int) -> bool:
         """A ping of that path is about to go out. Returns whether a train goes ahead of it."""
-        known = self._paths.get(path)
+        known = self.paths.get(path)
         if known is None or known.each is None:
             return False
         known.pings += 1
@@ -68,13 +68,13 @@ class Trains:
             return False
         known.pings, known.sent_ns = 0, now_ns
         self._under_way, self._next_ns = path, now_ns + APART_NS
-        wanted = sum(other.each is not None for other in self._paths.values())
+        wanted = sum(other.each is not None for other in self.paths.values())
         known.rests_until_ns = now_ns + APART_NS * wanted  # the others have their turn
         return True
 
     def handle_failed(self, path: Hashable) -> None:
         """The train that was to go now is not on its way as a whole: its ping is an ordinary one."""
-        known = self._paths.get(path)
+        known = self.paths.get(path)
         if known is not None and known.sent_ns is not None:
             self._rest(known, known.sent_ns)  # no room: what there will be of it is not for trains
             known.sent_ns = None
@@ -82,7 +82,7 @@ class Trains:
 
     def handle_pong(self, path: Hashable, sent_ns: int, now_ns: int) -> bool:
         """The ping that was sent then is answered. Returns whether a train went ahead of it."""
-        known = self._paths.get(path)
+        known = self.paths.get(path)
         if known is None or known.sent_ns != sent_ns:
             return False
         if self._under_way == path:
@@ -95,7 +95,7 @@ class Trains:
 
     def _give_up(self, now_ns: int) -> None:
         """The one under way, where it has taken too long."""
-        known = self._paths.get(self._under_way)
+        known = self.paths.get(self._under_way)
         if known is not None and known.sent_ns is not None and now_ns - known.sent_ns > LONG_NS:
             self._under_way = None
             self._rest(known, now_ns)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import math
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -96,9 +95,14 @@ class Part:
         return BY_CHANCE * math.sqrt(self.variance / self.predicted_ns**2 + 1.6 * spread**2 / LEARNED)
 
 
-# By what a path is called slow: all of it, and without what other rails shared.
-RATIO: Callable[[Part], float] = operator.attrgetter("ratio")
-OWN_RATIO: Callable[[Part], float] = operator.attrgetter("own_ratio")
+def by_all(part: Part) -> float:
+    """By what a path is called slow: all of its time."""
+    return part.ratio
+
+
+def by_own(part: Part) -> float:
+    """The same without what other rails shared."""
+    return part.own_ratio
 
 
 def part_of(reading: Reading, shared_ns: float = 0.0) -> Part:
@@ -200,11 +204,11 @@ class Suspicion:
 
     def lasts(self, settings: Settings) -> bool:
         """Whether it is slow for long enough, in each quarter of what was read, and more than by chance."""
-        return self._lasts(settings, RATIO)
+        return self._lasts(settings, by_all)
 
     def lasts_alone(self, settings: Settings) -> bool:
         """The same without what other rails shared."""
-        return self._lasts(settings, OWN_RATIO)
+        return self._lasts(settings, by_own)
 
     def _lasts(self, settings: Settings, ratio: Callable[[Part], float]) -> bool:
         enough = RELAPSE_ENOUGH if self.relapse else 1
@@ -420,13 +424,13 @@ def attribute(
     if whole.unclear * 2 > whole.readings:
         return Attribution.APPLICATION, []
     # Whether a rail is better is asked by what was not shared, or pauses of both would make any load on it look small.
-    states = [(rail, slow_too(suspect, suspicion, rail, OWN_RATIO)) for rail in rails]
+    states = [(rail, slow_too(suspect, suspicion, rail, by_own)) for rail in rails]
     better = [rail for rail, slow in states if slow is False]
     if better and suspicion.lasts_alone(settings):
         return Attribution.PATH, better
     if all(slow is None for _, slow in states):
         return Attribution.UNKNOWN, []
-    others = [slow_too(suspect, suspicion, path, RATIO) for path in elsewhere]
+    others = [slow_too(suspect, suspicion, path, by_all) for path in elsewhere]
     if False in others and True not in others:
         return Attribution.PEER, []
     return Attribution.BOTH_RAILS, []

@@ -172,7 +172,7 @@ def test_a_train_goes_ahead_of_a_ping_and_is_read_by_nobody(
     # They say nothing, whoever sends them and whatever is in them, and are no sign of life.
     dropped = (channel.malformed, channel.forged, channel.unknown, channel.replayed)
     path.heard_ns = None
-    port.inbox = arrived(*sent, codec.FILL[:2], codec.FILL[:2] + bytes(range(256)))
+    port.inbox = arrived(*sent, codec.FILL_HEAD, codec.FILL_HEAD + bytes(range(256)))
     driver.run()
     while channel.more:
         driver.run()

@@ -437,13 +437,13 @@ def test_a_path_that_is_closed_is_not_kept_for_trains(around: Around) -> None:
     around.look()
     for member in around.members:
         around.measures.left(member)
-    assert not around.driver.channel.trains._paths and not around.measures.dense
+    assert not around.driver.channel.trains.paths and not around.measures.dense
 
 
 def trained(around: Around) -> list[int | None]:
     """Ahead of every how many pings of each path a train goes."""
     trains = around.driver.channel.trains
-    return [trains._paths[path].each if path in trains._paths else None for path in around.paths]
+    return [trains.paths[path].each if path in trains.paths else None for path in around.paths]
 
 
 def test_trains_go_over_the_rail_without_traffic_where_qps_may_move(

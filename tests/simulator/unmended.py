@@ -203,7 +203,7 @@ def measure_the_newest_answer_alone() -> Iterator[None]:
 
 @mutation("an answer is not missing before it takes longer than answers do there")
 def take_a_slow_answer_for_a_missing_one() -> Iterator[None]:
-    with rewritten(PingState, "_is_late", ("max(PATIENCE_NS, patience_ns)", "PATIENCE_NS")):
+    with rewritten(PingState, "handle_pong", ("max(PATIENCE_NS, patience_ns)", "PATIENCE_NS")):
         yield
 
 

@@ -54,7 +54,7 @@ def test_a_path_on_which_one_took_long_rests_ever_longer(trains: Trains) -> None
         rests.append(now - began)
         assert trains.handle_pong("a", now, now + LONG_NS + 1), "late, and it counts"
         now += LONG_NS + 1
-        trains._paths["a"].rests_until_ns = now  # only the first of the two is looked at
+        trains.paths["a"].rests_until_ns = now  # only the first of the two is looked at
     assert rests[0] == FIRST_REST_NS and rests[-1] == MOST_REST_NS
     assert rests == sorted(rests)
 

@@ -351,7 +351,7 @@ class ControlChannel:
             datagrams = port.recv(READ_AT_ONCE)
             self.more |= port.more
             for data, source_qpn, _source_gid in datagrams:
-                if codec.is_fill(data):
+                if data.startswith(codec.FILL_HEAD):
                     self.filled += 1
                     continue
                 found = self._open(name, data, source_qpn, now_ns)
@@ -422,7 +422,7 @@ class ControlChannel:
                 # The peer has so much to say that its answer is late. One that counts as dead has to answer.
                 path.ping.handle_sign_of_life(path.heard_ns)
             path.asked, path.heard_ns = number, None
-            if not hurry and path.ping.is_well(now_ns):
+            if self.trains.paths and not hurry and path.ping.is_well(now_ns):
                 self._train(path, now_ns)
             self.send(path, Entry(0, 0, Ping(number, False)))
             self._tell(path)
