@@ -454,7 +454,7 @@ def test_trains_go_over_the_rail_without_traffic_where_qps_may_move(
     around.says()
     assert trained(around) == [None, 2], "what it takes is learned"
     peer = around.measures._peers[tuple(around.paths)]
-    peer.pongs = 2 * stragglers.LEARNING_PINGS - 1
+    peer.pongs, peer.trains = 2 * stragglers.LEARNING_PINGS - 1, stragglers.LEARNING_TRAINS
     around.measures.handle_pong(around.paths[0], around.clock.now, around.clock.now + 5)
     assert trained(around) == [None, 5]
     around.says(Probe("ab 1", DENSE_PING_NS))

@@ -76,7 +76,7 @@ def streaming(network: Network, mode: str) -> tuple[Host, Host]:
     for host in (a, b):
         assert host("ep.qp.shift.wait_protected(20)"), host("ep.shift()")
     a(f"exec({STREAM!r}, globals())")
-    a("stream(learned, 120)", 150)
+    a("stream(learned, 240)", 270)
     assert a("ep.qp.shift.path") == "soft0"
     assert not a("[repr(e) for e in events if e.kind == 'Straggler' and e.fault == 'path']")
     return a, b

@@ -61,6 +61,7 @@ LEARNING_PINGS = 32
 # Where QPs may be moved, what their other rails carry is asked by a train of datagrams ahead of every so-many-th ping,
 # and of more of them while a path is suspected, or it is being learned.
 TRAIN_EACH, DENSE_TRAIN_EACH = 5, 2
+LEARNING_TRAINS = 16
 # Pings of a path without traffic are not looked at any more after that.
 QUIET_NS = 60 * SECOND
 # A QP more than these is not in its path's samples.
@@ -108,6 +109,7 @@ class _Peer:
         self.ordered_ns = 0
         self.suspected_ns: int | None = None  # how far apart pings are wanted on its account
         self.pongs = 0  # of all its paths
+        self.trains = 0  # that were answered
         # What the NICs of its rails had counted when it was suspected, and since then; and when that was last asked.
         self.counted_before: dict[int, dict[str, int]] = {}
         self.counted: dict[int, dict[str, int]] = {}
@@ -428,6 +430,9 @@ class SlowPaths:
             if not behind_a_train:
                 self._detector.handle_ping(Ping(there, sent_ns, heard_ns))
             elif rail != peer.rail and peer.target is None:
+                peer.trains += 1
+                if peer.trains == LEARNING_TRAINS:
+                    self._wish_trains(path)
                 train = Sample(there, TRAIN_BYTES, TRAIN_MESSAGES, sent_ns, heard_ns, probe=True)
                 self._carry_out(self._detector.handle_sample(train))
 
@@ -438,7 +443,8 @@ class SlowPaths:
         each = None
         for peer, rail in self._by_path.get(path, ()):
             if self.mode is Mode.MIGRATE and rail != peer.rail and not peer.quiet:
-                wanted = DENSE_TRAIN_EACH if peer.suspected_ns or peer.learning else TRAIN_EACH
+                learning = peer.learning or peer.trains < LEARNING_TRAINS
+                wanted = DENSE_TRAIN_EACH if peer.suspected_ns or learning else TRAIN_EACH
                 each = min(each or wanted, wanted)
         self._host.channel.trains.want(path, each)
 
