@@ -19,6 +19,31 @@ PARTS = {
 PANELS = {"(a)": 3, "(b)": 4, "(c)": 5}
 
 
+def pyplot() -> Any:
+    """matplotlib.pyplot, set up for our figures. Raises ModuleNotFoundError without it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False})
+    plt.rcParams["axes.spines.right"] = False
+    return plt
+
+
+def save(plt: Any, figure: Any, directory: Path, name: str, machine: str) -> list[Path]:
+    """Write a figure as PNG and SVG, with the line that says what it ran on, and close it; the files written."""
+    plt.tight_layout()
+    figure.text(0.99, 0.002, machine, ha="right", va="bottom", fontsize=6, color="#777777")
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix in ("png", "svg"):
+        written.append(directory / f"{name}.{suffix}")
+        figure.savefig(written[-1], dpi=130, bbox_inches="tight")
+    plt.close(figure)
+    return written
+
+
 def draw(
     directory: Path, runs: Mapping[int, Run], breakdowns: Mapping[int, Breakdown], machine: str
 ) -> list[Path]:
@@ -27,26 +52,12 @@ def draw(
     :param directory: made if it is not there
     :param machine: one line that says what it ran on
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False})
-    plt.rcParams["axes.spines.right"] = False
+    plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(10, 7))
     for (letter, number), axis in zip(PANELS.items(), axes.flat, strict=False):
         _progress(axis, letter, [runs[one] for one in (1, 2, number) if one in runs])
     _parts(axes[1][1], breakdowns)
-    plt.tight_layout()
-    figure.text(0.99, 0.002, machine, ha="right", va="bottom", fontsize=6, color="#777777")
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix in ("png", "svg"):
-        written.append(directory / f"training.{suffix}")
-        figure.savefig(written[-1], dpi=130, bbox_inches="tight")
-    plt.close(figure)
-    return written
+    return save(plt, figure, directory, "training", machine)
 
 
 def _progress(axis: Any, letter: str, runs: list[Run]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.lab import Lab
+from benchmarks.train.figure import pyplot, save
 from benchmarks.train.launcher import Job, Progress, Supervisor
 from benchmarks.train.record import Run
 from benchmarks.train.settings import SETTINGS, SLOW, SLOW_RAIL
@@ -92,13 +93,7 @@ def draw(directory: Path, runs: dict[int, Run], machine: str) -> list[Path]:
 
     :param machine: one line that says what it ran on
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False})
-    plt.rcParams["axes.spines.right"] = False
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(9, 4))
     for number, run in runs.items():
         steps = durations(run)
@@ -114,15 +109,7 @@ def draw(directory: Path, runs: dict[int, Run], machine: str) -> list[Path]:
     axis.set_xlabel("step")
     axis.set_ylabel("step time, ms")
     axis.legend(fontsize=8)
-    plt.tight_layout()
-    figure.text(0.99, 0.002, machine, ha="right", va="bottom", fontsize=6, color="#777777")
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix in ("png", "svg"):
-        written.append(directory / f"slow-rail.{suffix}")
-        figure.savefig(written[-1], dpi=130, bbox_inches="tight")
-    plt.close(figure)
-    return written
+    return save(plt, figure, directory, "slow-rail", machine)
 
 
 def _mark(axis: Any, run: Run, steps: list[tuple[int, float, float, tuple[str, ...]]]) -> None:

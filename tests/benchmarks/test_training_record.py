@@ -144,7 +144,6 @@ def test_steps_on_a_slow_rail_and_off_it():
 
 
 def test_the_figure_of_step_times(tmp_path):
-    pytest.importorskip("matplotlib")
     runs = {1: run(life(0.0, 0, 30), number=1), 6: slowed(None), 7: slowed(15)}
     written = slow_rail.draw(tmp_path, runs, "a machine")
     assert [path.name for path in written] == ["slow-rail.png", "slow-rail.svg"]
