@@ -261,12 +261,16 @@ class MoveProcedure:
         if s.send_pair == 0 and s.recv_pair == 0:
             self._home_since_ns = s.now_ns
 
-    def note_flap(self) -> None:
-        """A failure soon after coming home makes the next homecoming wait longer."""
+    def note_flap(self, target: int) -> None:
+        """All goes to another pair: soon after coming home, or on the way, that makes the next homecoming wait longer."""
         s = self._state
-        since = self._home_since_ns
-        if since is not None and s.now_ns - since < s.config.flap_window_ns:
-            first, most = s.config.flap_backoff_first_ns, s.config.flap_backoff_most_ns
+        since, out = self._home_since_ns, s.move_out
+        first, most = s.config.flap_backoff_first_ns, s.config.flap_backoff_most_ns
+        if out is not None and out.tx is not None and out.target != target:
+            # Told, and in vain: where that path is only slow, it will be the next time as well.
+            first, most = s.config.move_timeout_ns, s.config.in_vain_backoff_most_ns
+            self._home_backoff_ns = min(max(self._home_backoff_ns * 2, first), most)
+        elif since is not None and s.now_ns - since < s.config.flap_window_ns:
             self._home_backoff_ns = min(max(self._home_backoff_ns * 2, first), most)
         elif since is not None:
             self._home_backoff_ns = 0

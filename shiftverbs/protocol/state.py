@@ -41,6 +41,7 @@ class ProtocolConfig:
     flap_window_ns: int = 5000 * MS
     flap_backoff_first_ns: int = 100 * MS
     flap_backoff_most_ns: int = 10_000 * MS
+    in_vain_backoff_most_ns: int = 60_000 * MS
     bye_deadline_ns: int = 200 * MS
     round_ns: int = 500 * MS
     invariants: bool = False

@@ -258,7 +258,7 @@ class SwitchProcedure:
         switch.heard_ns = s.now_ns
         s.counts.switches += 1
         self.tried.add(switch.target)
-        self._move.note_flap()
+        self._move.note_flap(switch.target)
         self._move.call_off()
         s.do(ev.AwaitRx(None))
         self._directions.send(SendInput.PATH_FAILED, s.send_pair)

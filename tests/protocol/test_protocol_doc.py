@@ -47,6 +47,7 @@ def test_times_are_the_defaults() -> None:
         (config.flap_window_ns // (1000 * MS), "s"),
         (config.flap_backoff_first_ns // MS, "ms"),
         (config.flap_backoff_most_ns // (1000 * MS), "s"),
+        (config.in_vain_backoff_most_ns // (1000 * MS), "s"),
         (config.bye_deadline_ns // MS, "ms"),
     ]:
         assert f"{value} {unit}" in table, f"{value} {unit} is not in the table of times"

@@ -174,3 +174,15 @@ def abort_in_silence() -> Iterator[None]:
 
     with mock.patch.object(PairState, "say", say):
         yield
+
+
+@mutation("a homecoming in vain makes the next one wait")
+def come_home_at_once_where_a_move_was_in_vain() -> Iterator[None]:
+    original = MoveProcedure.note_flap
+
+    def note_flap(p: MoveProcedure, target: int) -> None:
+        with mock.patch.object(p._state, "move_out", None):
+            original(p, target)
+
+    with mock.patch.object(MoveProcedure, "note_flap", note_flap):
+        yield

@@ -15,6 +15,7 @@ from simulator.story import (
     Story,
     another_window,
     armed,
+    at_home,
     away,
     end,
     ends,
@@ -29,10 +30,13 @@ from simulator.story import (
     plan,
     post,
     said,
+    sends,
     until,
     wait,
+    went,
 )
 
+from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.messages import Move, MoveStep, Phase, Sync
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.state_machine import SendState
@@ -262,7 +266,28 @@ def a_bye_is_not_heard_for_long() -> Network:
     return net
 
 
+def a_rail_is_slower_than_a_move_waits() -> Network:
+    """Its answers come, after 1.4 s: it is left once, and coming home is tried less and less often."""
+    net = armed()
+    a, _ = ends(net)
+    for name in "ab":
+        net.links[name, 0].delay_ns = 700 * MS
+    for qp in net.qps:
+        qp.RETRY_NS = 34_000 * MS
+    for _ in range(70):
+        post(a, "WRITE")
+        wait(net, 500)
+    switches = len(went(net, ev.SwitchStarted, a))
+    assert 3 <= switches <= 10, f"{switches} SWITCHes in 35 s"
+    assert set(sends(a)) == {"SUCCESS"} and len(sends(a)) == 70
+    for name in "ab":
+        net.links[name, 0].delay_ns = 0
+    until(net, lambda: at_home(net), ms=61_000)
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_rail_is_slower_than_a_move_waits: ("come_home_at_once_where_a_move_was_in_vain",),
     an_old_fence_is_ahead_of_the_wr_that_is_one: ("take_an_old_fence_write_for_the_wr",),
     an_idle_program_whose_old_fence_is_on_its_way_moves: (
         "forget_a_fence_write_that_had_to_wait",
