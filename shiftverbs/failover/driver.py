@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shiftverbs import _core
 from shiftverbs.failover.nic_events import NicEvents
+from shiftverbs.failover.qp.watchdog import WATCH_PERIOD_NS
 from shiftverbs.failover.services.admission import Turns
 from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.failover.services.cq_polling import Looks
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-WATCH_PERIOD_NS = 20 * MS
 # For so long after a SWITCH began, whatever it does not need waits.
 HURRY_NS = 20 * MS
 # How long a Python thread keeps the GIL from us meanwhile. (As a rule it is 5 ms, at each step.)
@@ -74,10 +74,6 @@ TIMEOUTS_SHARE = 3
 LATER_NS = 5 * MS
 # Connections looked at each period: a thousand idle ones must cost next to nothing.
 WATCH_AT_ONCE = 64
-URGENT_PING_NS = 50 * MS
-# While a work request has failed and not completed: an outage is to be seen, not to be taken for a fault of the work
-# request's. No shorter than an answer takes on a busy machine.
-STUCK_PING_NS = 25 * MS
 QUIET_PING_NS = 1000 * MS
 PINGS_UNTIL_DEAD = 4
 # Of so many lives of QPs that have ended it is kept what their BYE said.
@@ -534,6 +530,7 @@ class Driver:
             dense = self.measures.dense if self.measures is not None else {}
             for path in self.channel.paths.values():
                 path.ping.interval_ns = min(wanted.get(path, QUIET_PING_NS), dense.get(path, QUIET_PING_NS))
+        again_ns = WATCH_PERIOD_NS
         for _ in range(WATCH_AT_ONCE):
             if not self._to_watch:
                 break
@@ -541,12 +538,15 @@ class Driver:
             self.safely(connection, connection.watchdog.watch, now)
             if connection.watchdog.is_old and self.measures is not None:
                 self.measures.waits(connection)
-            if connection.watchdog.wants_pings:
-                wanted_ns = URGENT_PING_NS if connection.watchdog.stuck_wr is None else STUCK_PING_NS
+            again_ns = min(again_ns, connection.watchdog.again_ns)
+            wanted_ns = connection.watchdog.pings_ns
+            if wanted_ns is not None:
                 for path in connection.paths:
                     self._urgent[path] = min(self._urgent.get(path, wanted_ns), wanted_ns)
                     path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
                     path.ping.hurry(now)
+        if not self._to_watch:  # of very many each look takes its portion, in turn
+            self._watch_ns = min(self._watch_ns, now + again_ns)
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed. With the last one goes what still names any: nothing would look there again."""

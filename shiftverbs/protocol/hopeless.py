@@ -34,12 +34,13 @@ class HopelessWork:
             self._since_ns = s.now_ns
         self.failed_on.append(k)
         failures, pairs, round_ns = len(self.failed_on), len(s.pairs), s.config.round_ns
+        if failures < pairs:
+            return False
         tried = all(p.dead or j in self.failed_on for j, p in enumerate(s.pairs))
         long_enough = s.now_ns - self._since_ns >= round_ns
-        if failures >= 2 * pairs or (tried and failures >= pairs and long_enough):
+        if failures >= 2 * pairs or (tried and long_enough):
             return True
-        if failures >= pairs:
-            # The shares of 1 + 2 + ... + pairs; a little more, by chance, to be out of step with what comes and goes.
-            pause_ns = round_ns * 2 * (failures - pairs + 1) // (pairs * (pairs + 1))
-            self._directions.pause_until(s.now_ns + pause_ns + s.rng.randrange(pause_ns // 4 + 1))
+        # The shares of 1 + 2 + ... + pairs; a little more, by chance, to be out of step with what comes and goes.
+        pause_ns = round_ns * 2 * (failures - pairs + 1) // (pairs * (pairs + 1))
+        self._directions.pause_until(s.now_ns + pause_ns + s.rng.randrange(pause_ns // 4 + 1))
         return False

@@ -262,7 +262,7 @@ class MoveProcedure:
             self._home_since_ns = s.now_ns
 
     def note_flap(self, target: int) -> None:
-        """All goes to another pair: soon after coming home, or on the way, that makes the next homecoming wait longer."""
+        """All goes to another pair: soon after coming home, or on the way, the next homecoming waits longer."""
         s = self._state
         since, out = self._home_since_ns, s.move_out
         first, most = s.config.flap_backoff_first_ns, s.config.flap_backoff_most_ns

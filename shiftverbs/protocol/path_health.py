@@ -22,6 +22,12 @@ MOST_APART_NS = 250_000_000
 MOST_UNDER_WAY = 8
 # It is known of so many unanswered pings when they were sent.
 MOST_AWAITED = 64
+# Pings of a path whose work stands still (silence.py). A row of them grows no faster than one of usual pings: a peer
+# that is stopped for a moment is not dead.
+PROBE_NS = 2_000_000
+PROBES_APART_NS = 50_000_000
+# What an answer took at most is forgotten by a quarter each such time.
+FORGET_NS = 1_000_000_000
 
 
 class PingState:
@@ -29,7 +35,8 @@ class PingState:
 
     interval_ns: between pings. dead_after: that many unanswered pings in a row mean dead. before_first: pings have the
     numbers after that; where it is drawn at random, an answer to a former `PingState`'s fits no ping of this one.
-    earliest_ns: no ping is due before; for reading.
+    earliest_ns: no ping is due before; answered_sent_ns: when the last ping was sent of which an answer is known;
+    longest_ns: what an answer took at most, of late. For reading.
     """
 
     def __init__(self, interval_ns: int, dead_after: int = 3, before_first: int = 0) -> None:
@@ -37,6 +44,9 @@ class PingState:
         self.dead_after = dead_after
         self.port_ok = True
         self.earliest_ns = 0
+        self.answered_sent_ns = -1
+        self.longest_ns = 0
+        self._forget_ns = 0
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
         self._known_after: int | None = None  # the last ping for which the peer may not have known us yet
@@ -66,7 +76,10 @@ class PingState:
     @property
     def _counts_ns(self) -> int:
         """When what is unanswered is one more."""
-        return self._since_ns + min(ANSWERS_APART * self._takes_ns, MOST_APART_NS)
+        apart_ns = min(ANSWERS_APART * self._takes_ns, MOST_APART_NS)
+        if self.interval_ns == PROBE_NS:
+            apart_ns = max(apart_ns, PROBES_APART_NS)
+        return self._since_ns + apart_ns
 
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""
@@ -88,6 +101,8 @@ class PingState:
         """The peer has all its paths to us: pings from now on are answered, and one that is lost says something."""
         if self._known_after is None:
             self._known_after = self._number
+            if self._answered_ns is None:
+                self.earliest_ns = 0  # it is known of no path yet whether it answers
 
     def handle_pong(self, number: int, now_ns: int) -> int | None:
         """The peer answered ping `number`; numbers never sent, and old ones, are ignored.
@@ -105,6 +120,12 @@ class PingState:
         while self._awaited and self._awaited[0][0] <= number:
             found, sent_ns = self._awaited.popleft()
         took_ns = now_ns - sent_ns
+        if found == number:
+            self.answered_sent_ns = sent_ns
+        if now_ns >= self._forget_ns:
+            self.longest_ns -= self.longest_ns // 4
+            self._forget_ns = now_ns + FORGET_NS
+        self.longest_ns = max(self.longest_ns, took_ns)
         if took_ns >= self._takes_ns:
             self._takes_ns, self._learned_ns = took_ns, now_ns
         elif sent_ns >= self._learned_ns:  # not one of those that came with it
@@ -122,6 +143,15 @@ class PingState:
         self._answered_ns = max(heard_ns, self._answered_ns or 0)
         self._since_ns = max(heard_ns, self._since_ns)
         self._unanswered = 0
+
+    def heard_since(self, then_ns: int) -> bool:
+        """Whether an answer, or anything else, came from there after that."""
+        return self._answered_ns is not None and self._answered_ns >= then_ns
+
+    def missing_since(self, then_ns: int, count: int) -> int | None:
+        """When the `count`-th of the unanswered pings after that was sent; None where there are not so many."""
+        sent = [sent_ns for _, sent_ns in self._awaited if sent_ns >= then_ns]
+        return sent[count - 1] if len(sent) >= count else None
 
     def suspect(self) -> None:
         """Something failed there: dead until a ping sent from now on is answered."""

@@ -58,7 +58,8 @@ class SwitchProcedure:
 
     def _failed_last(self, k: int) -> int:
         """How late among the failures of what is to be carried pair k's last one was; 0: it has not failed it."""
-        return max((n for n, j in enumerate(self._avoid, 1) if j == k), default=0)
+        failed = self._avoid
+        return len(failed) - failed[::-1].index(k) if k in failed else 0
 
     def _attempt_deadline_ns(self, s: Switch) -> int:
         config = self._state.config

@@ -16,7 +16,7 @@ from shiftverbs.exchanger.records import ControlEndpoint, QpRecord
 from shiftverbs.failover.driver import Driver
 from shiftverbs.failover.qp.connection import Connection as RealConnection
 from shiftverbs.failover.qp.evidence import Evidence
-from shiftverbs.failover.qp.watchdog import Watchdog
+from shiftverbs.failover.qp.watchdog import WATCH_PERIOD_NS, Watchdog
 from shiftverbs.failover.runtime import Domain
 from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.protocol import codec
@@ -89,7 +89,11 @@ class Connection(Double, real=RealConnection, own=("bug", "told", "nic_", "port_
             path_changed=lambda path: self.hears("path_changed"),
         )
         self.watchdog = double(
-            Watchdog, watch=lambda now_ns: self.hears("watch"), wants_pings=False, is_old=False
+            Watchdog,
+            watch=lambda now_ns: self.hears("watch"),
+            pings_ns=None,
+            again_ns=WATCH_PERIOD_NS,
+            is_old=False,
         )
 
     def path_failed(self, *args: Any) -> None:

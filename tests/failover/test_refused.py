@@ -290,7 +290,7 @@ def follow(c, action):
         rules.append(hole(action.target))
 connection.Connection._HANDLERS[events.SwitchStarted] = follow
 c = ep.qp._shadow.connection
-watchdog.Watchdog.wants_pings = True  # so that each failure counts, the first one too
+watchdog.Watchdog.pings_ns = watchdog.STUCK_PING_NS  # so that each failure counts, the first one too
 """
     )
     wait_until(

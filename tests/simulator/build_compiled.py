@@ -30,7 +30,7 @@ CAMPAIGN = "tests/simulator/campaign.py"  # which is not compiled, and imported 
 COMPILED = {
     "shiftverbs": "state_machine",
     "shiftverbs/protocol": "arm codec directions ending events hopeless invariants messages move pair path_health seal"
-    " state switch tables timers",
+    " silence state switch tables timers",
     "shiftverbs/failover": "driver nic_events",
     "shiftverbs/failover/qp": "absence connection_keys drain ending pairing rebuild reports requirement"
     " watchdog",

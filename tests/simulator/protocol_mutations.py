@@ -9,20 +9,24 @@ the patch).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from unittest import mock
 
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol import silence
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.hopeless import HopelessWork
 from shiftverbs.protocol.messages import Arm, Message, Move, Phase, Sync
 from shiftverbs.protocol.move import MoveProcedure
 from shiftverbs.protocol.pair import PairProtocol
+from shiftverbs.protocol.path_health import PingState
+from shiftverbs.protocol.silence import Silence
 from shiftverbs.protocol.state import PairState, Switch
 from shiftverbs.protocol.switch import SwitchProcedure
 
+Paths = Callable[[], Sequence[PingState]]
 Patch = Callable[[], contextlib.AbstractContextManager[None]]
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
 
@@ -185,4 +189,34 @@ def come_home_at_once_where_a_move_was_in_vain() -> Iterator[None]:
             original(p, target)
 
     with mock.patch.object(MoveProcedure, "note_flap", note_flap):
+        yield
+
+
+@mutation("a path that dies is left before its NIC says so")
+def wait_for_a_nic_that_tries() -> Iterator[None]:
+    with mock.patch.object(Silence, "look", lambda p, now_ns, oldest, age_ns, path, others: False):
+        yield
+
+
+@mutation("a peer that answers nowhere says nothing of a path")
+def take_a_peer_that_stands_still_for_a_silent_path() -> Iterator[None]:
+    original = Silence.look
+
+    def look(p: Silence, now_ns: int, oldest: int, age_ns: int, path: PingState, others: Paths) -> bool:
+        answers = mock.Mock(answered_sent_ns=now_ns, longest_ns=path.longest_ns)
+        return original(p, now_ns, oldest, age_ns, path, lambda: [answers])
+
+    with mock.patch.object(Silence, "look", look):
+        yield
+
+
+@mutation("a ping may be lost")
+def take_lost_pings_for_silence() -> Iterator[None]:
+    with mock.patch.multiple(silence, PINGS=1, PATIENCE_NS=0):
+        yield
+
+
+@mutation("an answer may be late")
+def take_a_late_answer_for_silence() -> Iterator[None]:
+    with mock.patch.object(silence, "ANSWERS", 0):
         yield

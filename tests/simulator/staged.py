@@ -23,6 +23,7 @@ from simulator import (
     staged_peers,
     staged_posts,
     staged_rights,
+    staged_silence,
 )
 from simulator.application import OK
 from simulator.checks import over
@@ -381,6 +382,7 @@ _FILES = (
     staged_paths,
     staged_own_errors,
     staged_looks,
+    staged_silence,
 )
 
 

@@ -289,6 +289,8 @@ def test_a_nic_that_never_carries_out_a_command_does_not_hold_up_the_switch() ->
         assert gone(), [state(app) for app in net.apps]
         assert went(net, ev.SwitchStarted, a)[0].target == 1
         net.nics["a"][1].unhang()
+        for app in net.apps:
+            feed(app, ev.PathHealth(2, True))
         traffic(net, 20)
         come_home(net, 20)
 

@@ -217,7 +217,7 @@ def ping_as_seldom_as_answers_come() -> Iterator[None]:
 
 @mutation("pings are as dense as they are wanted while the other QPs are looked at, too")
 def forget_between_two_looks_who_is_stuck() -> Iterator[None]:
-    edit = ("wanted.get(path, QUIET_PING_NS)", "URGENT_PING_NS if path in wanted else QUIET_PING_NS")
+    edit = ("wanted.get(path, QUIET_PING_NS)", "50 * MS if path in wanted else QUIET_PING_NS")
     with rewritten(Driver, "_watch", edit):
         yield
 
@@ -226,7 +226,7 @@ def forget_between_two_looks_who_is_stuck() -> Iterator[None]:
 def take_what_completed_away_for_stuck() -> Iterator[None]:
     away = 'c.send_state == "DEFAULT" and c.recv_state == "DEFAULT" and p.all_fit'
     edit = ("self.stuck_wr is not None and c.core", f"self.stuck_wr is not None and {away} and c.core")
-    with rewritten(Watchdog, "wants_pings", edit):
+    with rewritten(Watchdog, "pings_ns", edit):
         yield
 
 

@@ -14,14 +14,25 @@ from typing import TYPE_CHECKING, Protocol
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.changes import ChangedQp
 from shiftverbs.protocol.events import Status
+from shiftverbs.protocol.path_health import PROBE_NS, PingState
+from shiftverbs.protocol.silence import Silence
 
 if TYPE_CHECKING:
     from shiftverbs.failover.qp.absence import Absence
     from shiftverbs.failover.qp.requirement import Requirement
     from shiftverbs.protocol.pair import PairProtocol
 
-# Work this old makes us check whether its path is alive.
+# Work this old makes us check whether its path is alive, whatever it usually takes.
 AGE_NS = 1_000_000_000
+# Between pings where path health matters.
+URGENT_PING_NS = 50_000_000
+# While a work request has failed and not completed: an outage is to be seen, not to be taken for a fault of the work
+# request's. No shorter than an answer takes on a busy machine.
+STUCK_PING_NS = 25_000_000
+# Each QP is looked at so often; one with work under way again after that, and while its path is in doubt.
+WATCH_PERIOD_NS = 20_000_000
+WORK_LOOK_NS = 10_000_000
+DOUBT_LOOK_NS = 4_000_000
 # A QP that works and is not protected for this long is reported.
 PAIRING_NS = 5_000_000_000
 # A pair that could not be connected for this long is reported.
@@ -67,6 +78,7 @@ class Watchdog:
     """What was seen of one connection's work.
 
     stuck_wr: the send WR that failed last, until it has completed. is_old: its oldest send is outstanding for AGE_NS.
+    again_ns: when it is to be looked at again, from the last look on.
     """
 
     def __init__(self, connection: WatchedQp) -> None:
@@ -78,28 +90,35 @@ class Watchdog:
         """Another pairing, or none."""
         self.stuck_wr: int | None = None
         self.is_old = False
+        self._silence = Silence()
+        self.again_ns = WATCH_PERIOD_NS
         self._aging = False
         self._unfit: dict[int, _Unfit] = {}
         self._pairing_since_ns: int | None = None
         self._pairing_told = False
 
     @property
-    def wants_pings(self) -> bool:
-        """Whether path health matters right now: work is old, or not everything is at home and fit."""
+    def pings_ns(self) -> int | None:
+        """How dense pings are wanted on its paths right now: work is old, or not everything is at home and fit."""
         c = self._c
         p = c.protocol
         if p is None or p.over or c.closed:
-            return False
+            return None
         if self.stuck_wr is not None and c.core.oldest_wr > self.stuck_wr:
             self.stuck_wr = None
-        if c.send_state != "DEFAULT" or c.recv_state != "DEFAULT" or not p.all_fit:
-            return True
-        return self._aging or self.stuck_wr is not None
+        if self._silence.asks:
+            return PROBE_NS
+        if self.stuck_wr is not None:
+            return STUCK_PING_NS
+        if self._aging or c.send_state != "DEFAULT" or c.recv_state != "DEFAULT" or not p.all_fit:
+            return URGENT_PING_NS
+        return None
 
     def watch(self, now_ns: int) -> None:
         """Look once, and do what follows."""
         c = self._c
         self.is_old = False
+        self.again_ns = WATCH_PERIOD_NS
         self._watch_pairing(now_ns)
         c.requirement.watch(now_ns)
         p = c.protocol
@@ -115,12 +134,19 @@ class Watchdog:
         if sends and polled == self._last_polled:
             c.drain(p.send_pair)
         self._last_polled = polled
-        if not p.switching:
+        if p.switching:
+            self._silence.rest()
+        else:
             self._watch_paths(p, now_ns, sends)
 
     def _watch_paths(self, p: PairProtocol, now_ns: int, sends: int) -> None:
         """Leave a path that carries traffic, and should not."""
-        c = self._c
+        c, at = self._c, p.send_pair
+        age_ns = c.core.oldest_post_age(now_ns)
+        silence = self._silence
+        silent = silence.look(now_ns, c.core.oldest_wr, age_ns, c.paths[at].ping, self._others)
+        if silence.works:
+            self.again_ns = DOUBT_LOOK_NS if silence.asks else WORK_LOOK_NS
         for k in {p.send_pair, p.recv_pair}:
             if not c.driver.nic_events.port_ok(c.nic(k), c.port(k)):
                 c.evidence.path_failed(k, f"the port of {c.device(k)} is down", now_ns, advisory=True)
@@ -131,12 +157,20 @@ class Watchdog:
             else:
                 c.evidence.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
                 return
-        age_ns = c.core.oldest_post_age(now_ns)
         self._aging = bool(sends and age_ns > AGE_NS // 4)
         self.is_old = bool(sends and age_ns > AGE_NS)
-        if self.is_old and c.paths[p.send_pair].ping.alive is False:
-            reason = f"no completion on {c.device(p.send_pair)} and no answer to pings"
-            c.evidence.path_failed(p.send_pair, reason, now_ns, advisory=True)
+        if silent:
+            reason = f"no completion on {c.device(at)}, and no answer to pings, which come on another path"
+            c.evidence.path_failed(at, reason, now_ns, advisory=True)
+        elif self.is_old and c.paths[at].ping.alive is False:
+            reason = f"no completion on {c.device(at)} and no answer to pings"
+            c.evidence.path_failed(at, reason, now_ns, advisory=True)
+
+    def _others(self) -> list[PingState]:
+        """The paths to the peer over other NICs than the one that carries its sends."""
+        c = self._c
+        at = c.nic(c.send_pair)
+        return [path.ping for k, path in enumerate(c.paths) if c.nic(k) is not at]
 
     def _watch_pairing(self, now_ns: int) -> None:
         """Tell once of a QP that is at work and not protected yet, and why; and when it is, after that."""

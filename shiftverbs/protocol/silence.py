@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Is a path silent: its work stands still, and of pings to one peer only those of other paths are answered. Pure.
+
+A peer that is stopped, or busy, answers on no path; one that answers on another, and not here, was not reached here, or
+its answer was not. So a death that no NIC tells of is seen before any retry timer speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shiftverbs.protocol.path_health import PingState
+
+# Work that stands still for so long is asked about, or for so many times what work of that path took of late.
+LEAST_NS = 10_000_000
+SEVERAL = 3
+# So many pings in a row without an answer, with one link in ten lossy both ways, are one case in 100,000.
+PINGS = 5
+# The last of them may be late by this, or by so many times what an answer took there at most, beyond the other path's.
+PATIENCE_NS = 8_000_000
+ANSWERS = 2
+# Then it is the peer that stands still; asked again when the work is twice as old.
+GIVE_UP_NS = 100_000_000
+
+
+class Silence:
+    """What is known of the path that carries one QP's sends.
+
+    asks: the path is in doubt, and pings are wanted on all that go to the peer, as dense as can be. works: it had work
+    of late, and is to be looked at again soon.
+    """
+
+    def __init__(self) -> None:
+        self.asks = self.works = False
+        self._path: PingState | None = None
+        self._oldest = -1
+        self._age_ns = 0
+        self._takes_ns = 0
+        self._next_ns = 0  # it is not asked about before its work is so old
+        self._since_ns = 0
+
+    def rest(self) -> None:
+        """It is not looked at for a while."""
+        self._path = None
+        self.asks = self.works = False
+
+    def look(
+        self,
+        now_ns: int,
+        oldest: int,
+        age_ns: int,
+        path: PingState,
+        others: Callable[[], Sequence[PingState]],
+    ) -> bool:
+        """Look once. Returns whether the path is silent.
+
+        oldest: number of the oldest send that is not complete; age_ns: since when it is that, as far as its NIC has it,
+        or 0. others: the other paths to that peer.
+        """
+        known, self._path = path is self._path, path
+        self.works = age_ns > 0 or (known and oldest != self._oldest)
+        if known and oldest == self._oldest and age_ns:
+            self._age_ns = age_ns
+            return self._stands_still(now_ns, path, others)
+        if not known:
+            self._takes_ns = 0
+        elif oldest != self._oldest:
+            self._takes_ns = max(self._age_ns, self._takes_ns * 7 // 8)
+        self._next_ns = max(LEAST_NS, SEVERAL * self._takes_ns)
+        self._oldest, self._age_ns = oldest, age_ns
+        self.asks = False
+        return False
+
+    def _stands_still(self, now_ns: int, path: PingState, others: Callable[[], Sequence[PingState]]) -> bool:
+        if not self.asks:
+            if self._age_ns >= self._next_ns and path.alive is True and others():
+                self.asks, self._since_ns = True, now_ns
+            return False
+        since_ns = self._since_ns
+        if path.heard_since(since_ns) or now_ns - since_ns > GIVE_UP_NS:
+            self.asks, self._next_ns = False, 2 * self._age_ns
+            return False
+        last_ns = path.missing_since(since_ns, PINGS)
+        return last_ns is not None and any(
+            other.answered_sent_ns >= last_ns
+            and now_ns - last_ns >= max(PATIENCE_NS, ANSWERS * (path.longest_ns - other.longest_ns))
+            for other in others()
+        )

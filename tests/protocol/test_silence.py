@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Silence: which path counts as silent, when it is asked about, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from shiftverbs.protocol import silence
+from shiftverbs.protocol.path_health import PROBE_NS, PingState
+from shiftverbs.protocol.silence import Silence
+
+MS = 1_000_000
+
+
+class Two:
+    """A path with work, another one to the same peer, and time. here, there: whether pings are answered."""
+
+    def __init__(self) -> None:
+        self.now = 10**9
+        self.here = self.there = True
+        self.late_ns = {False: 0, True: 0}
+        self.path, self.other = PingState(10**9, 4), PingState(10**9, 4)
+        self.silence = Silence()
+        self.oldest, self.since = 0, self.now
+        self.pings = 0
+        self._answers: list[tuple[int, bool, int]] = []
+        self._ping()
+        self.run(1)
+
+    def _ping(self) -> None:
+        for is_other, ping in ((False, self.path), (True, self.other)):
+            number = ping.poll_ping(self.now)
+            if number is not None:
+                self.pings += 1
+                if self.there if is_other else self.here:
+                    self._answers.append((self.now + self.late_ns[is_other] + MS // 10, is_other, number))
+
+    def run(self, ms: float, waits: bool = True) -> bool:
+        """Let time pass: looks as the watchdog's. Returns whether the path was found silent."""
+        end = self.now + int(ms * MS)
+        look = self.now
+        while self.now < end:
+            self.now += MS // 10
+            for answer in [each for each in self._answers if each[0] <= self.now]:
+                self._answers.remove(answer)
+                (self.other if answer[1] else self.path).handle_pong(answer[2], self.now)
+            if self.now >= look:
+                age = self.now - self.since if waits else 0
+                if self.silence.look(self.now, self.oldest, age, self.path, lambda: [self.other]):
+                    return True
+                look = self.now + (4 if self.silence.asks else 10) * MS
+                for ping in (self.path, self.other):
+                    ping.interval_ns = PROBE_NS if self.silence.asks else 10**9
+                    ping.hurry(self.now)
+            self._ping()
+        return False
+
+    def complete(self, after_ms: float) -> None:
+        """The oldest send takes so long, and the next is there."""
+        self.run(after_ms)
+        self.oldest, self.since = self.oldest + 1, self.now
+
+
+@pytest.fixture
+def two() -> Two:
+    two = Two()
+    two.complete(1)
+    return two
+
+
+def test_a_path_that_answers_nothing_is_silent_soon(two: Two) -> None:
+    two.here = False
+    began = two.now
+    assert two.run(45)
+    assert 20 * MS < two.now - began
+
+
+def test_one_that_answers_is_asked_less_and_less(two: Two) -> None:
+    asked = []
+    for _ in range(6):
+        before = two.pings
+        assert not two.run(160)
+        asked.append(two.pings - before)
+    assert asked[0] > 0 and sum(asked[1:]) <= 2 * asked[0] + 12
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_where_nobody_answers_it_is_the_peer(two: Two, there: bool) -> None:
+    two.here, two.there = False, there
+    assert two.run(300) == there
+
+
+def test_it_gives_up_where_nobody_answers(two: Two) -> None:
+    two.here = two.there = False
+    two.run(20)
+    assert two.silence.asks
+    two.run(silence.GIVE_UP_NS / MS)
+    assert not two.silence.asks and two.silence.works
+
+
+def test_no_answer_of_before_counts(two: Two) -> None:
+    """The other path must have answered what was asked behind the last that is missing here."""
+    two.here = False
+    two.run(12)
+    assert two.silence.asks
+    two.there = False
+    assert not two.run(80)
+
+
+def test_work_that_takes_long_may(two: Two) -> None:
+    for _ in range(3):
+        two.complete(80)
+    before = two.pings
+    two.run(200)
+    assert two.pings == before
+    two.here = False
+    assert two.run(120)
+
+
+def test_that_work_took_long_is_forgotten(two: Two) -> None:
+    for _ in range(3):
+        two.complete(80)
+    for _ in range(40):
+        two.complete(11)
+    two.here = False
+    assert two.run(80)
+
+
+def test_late_answers_are_waited_for(two: Two) -> None:
+    two.late_ns[False] = 30 * MS
+    two.run(3000, waits=False)  # pings of every day
+    two.since = two.now
+    assert not two.run(300)
+    two.late_ns[True] = 30 * MS
+    two.here = False
+    two.run(3000, waits=False)
+    assert two.path.longest_ns > 20 * MS
+
+
+def test_what_the_peer_delays_on_both_is_no_patience_with_one(two: Two) -> None:
+    two.late_ns[False] = two.late_ns[True] = 30 * MS
+    two.run(3050, waits=False)
+    two.late_ns[False] = two.late_ns[True] = 0
+    two.here = False
+    two.since = two.now
+    assert two.run(75)
+
+
+def test_late_answers_are_forgotten(two: Two) -> None:
+    two.late_ns[False] = 30 * MS
+    two.run(3000, waits=False)
+    two.late_ns[False] = 0
+    two.run(20_000, waits=False)
+    assert two.path.longest_ns < MS
+
+
+def test_another_path_begins_anew(two: Two) -> None:
+    two.here = False
+    two.run(14)
+    assert two.silence.asks
+    other = PingState(10**9, 4)
+    assert not two.silence.look(two.now, two.oldest, 500 * MS, other, lambda: [two.path])
+    assert not two.silence.asks and two.silence.works
+
+
+def test_nobody_asks_where_there_is_no_other_path(two: Two) -> None:
+    for age_ms in range(10, 1000, 10):
+        assert not two.silence.look(two.now, two.oldest, age_ms * MS, two.path, list)
+    assert not two.silence.asks
+
+
+def test_nobody_asks_of_what_counts_as_dead_or_was_never_heard(two: Two) -> None:
+    for path in (two.path, PingState(10**9, 4)):
+        path.suspect()
+        for age_ms in range(10, 1000, 10):
+            assert not two.silence.look(two.now, two.oldest, age_ms * MS, path, lambda: [two.other])
+        assert not two.silence.asks
+
+
+def test_a_rest_ends_the_doubt(two: Two) -> None:
+    two.here = False
+    two.run(14)
+    two.silence.rest()
+    assert not two.silence.asks and not two.silence.works
+
+
+def test_dense_pings_make_no_path_dead_sooner() -> None:
+    """A peer that stands still for a tenth of a second is not dead."""
+    ping = PingState(50 * MS, 4)
+    ping.poll_ping(0)
+    ping.handle_pong(1, MS)
+    ping.interval_ns = PROBE_NS
+    for t in range(2, 150, 2):
+        ping.poll_ping(t * MS)
+    assert ping.alive is not False
+    for t in range(150, 260, 2):
+        ping.poll_ping(t * MS)
+    assert ping.alive is False
+
+
+def test_it_is_asked_at_once_whether_a_path_answers() -> None:
+    ping = PingState(1000 * MS, 4)
+    assert ping.poll_ping(0) == 1
+    assert ping.poll_ping(MS) is None
+    ping.peer_knows_us()
+    assert ping.poll_ping(2 * MS) == 2
+    ping.peer_knows_us()
+    assert ping.poll_ping(3 * MS) is None

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stories of paths that die and nobody tells, and of what looks alike. As staged.py.
+
+NICs try for longer than any story takes, so what is seen is seen by us.
+"""
+
+from __future__ import annotations
+
+from simulator.application import Application
+from simulator.clock import MS
+from simulator.network import Network
+from simulator.story import Story, armed, at_home, end, ends, on, post, sends, until, wait, went
+
+from shiftverbs.protocol import events as ev
+
+
+def patient(**options: object) -> Network:
+    """A network whose NICs do not give up."""
+    net = armed(**options)  # type: ignore[arg-type]
+    for qp in net.qps:
+        qp.RETRY_NS = 60_000 * MS
+    return net
+
+
+def traffic(app: Application, n: int, gap_ms: float, opcode: str = "SEND") -> None:
+    """One WR after the other."""
+    for _ in range(n):
+        post(app, opcode)
+        wait(app.net, gap_ms)
+
+
+def dead(net: Network, k: int, is_dead: bool) -> None:
+    """A switch that has rail k carries nothing, or does again."""
+    for name in "ab":
+        net.wall(name, k, is_dead)
+
+
+def never_switched(net: Network) -> bool:
+    """No SWITCH has begun."""
+    return not any(went(net, ev.SwitchStarted, app) for app in net.apps)
+
+
+def a_switch_dies_in_silence() -> Network:
+    """Whoever has work on its way leaves in less than 50 ms, whatever its NIC waits for."""
+    net = patient()
+    a, _ = ends(net)
+    traffic(a, 100, 3)
+    for gap_ms in (1, 4, 9):
+        dead(net, 0, True)
+        post(a, "SEND")
+        until(net, lambda: on(a, 1), ms=50)
+        wait(net, 20)
+        assert set(sends(a)) == {"SUCCESS"}
+        dead(net, 0, False)
+        until(net, lambda: at_home(net))
+        traffic(a, 100, gap_ms)
+        wait(net, 6000)  # no flap
+    return end(net)
+
+
+def a_peer_stands_still_and_its_receives_with_it() -> Network:
+    """Its process, that is. It answers on no path: that says nothing of one."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    wait(net, 100)
+    for _ in range(20):
+        post(a, "SEND")
+        net.b.frozen_until_ns = net.clock.now + 200 * MS
+        wait(net, 250)
+        with b.host:
+            b.post_recv()
+        wait(net, 50)
+    assert never_switched(net)
+    return end(net)
+
+
+def a_message_waits_for_its_receive() -> Network:
+    """Pings are answered, and asked less and less often."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    wait(net, 100)
+    ping = a.endpoint.connection.paths[0].ping
+    asked = ping._number
+    post(a, "SEND")
+    wait(net, 240)
+    assert 4 <= ping._number - asked <= 40
+    with b.host:
+        b.post_recv()
+    until(net, lambda: sends(a) == ["SUCCESS"])
+    assert never_switched(net)
+    return end(net)
+
+
+def both_rails_lose_one_datagram_in_ten() -> Network:
+    """Work stands still again and again, until its NIC tries once more; some ping of a row is answered."""
+    net = patient(receives=32)
+    a, _ = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS, qp.RETRIES = 60 * MS, 7
+    for link in net.links.values():
+        link.datagram_loss = 0.1
+    for _ in range(50):
+        traffic(a, 25, 8, "WRITE")  # that some take long is forgotten
+        net.links["a", 0].drops.append(lambda packet: getattr(packet, "kind", None) == "req")
+        post(a, "WRITE")
+        wait(net, 70)
+    assert never_switched(net)
+    for link in net.links.values():
+        link.datagram_loss = 0.0
+    return net
+
+
+def answers_take_longer_on_one_rail() -> Network:
+    """Not lost: late. That is known from pings of before, and waited for."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    for name in "ab":
+        net.links[name, 0].delay_ns = 30 * MS
+    wait(net, 4000)
+    for _ in range(10):
+        post(a, "SEND")
+        wait(net, 300)
+        with b.host:
+            b.post_recv()
+        wait(net, 300)
+    assert never_switched(net)
+    return end(net)
+
+
+SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_switch_dies_in_silence: ("wait_for_a_nic_that_tries",),
+    a_peer_stands_still_and_its_receives_with_it: ("take_a_peer_that_stands_still_for_a_silent_path",),
+    a_message_waits_for_its_receive: (),
+    both_rails_lose_one_datagram_in_ten: ("take_lost_pings_for_silence",),
+    answers_take_longer_on_one_rail: ("take_a_late_answer_for_silence",),
+}
