@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from benchmarks.suite.lab import ROOT, Lab, SuiteError
 from benchmarks.train.record import Life, Run, Step
-from benchmarks.train.settings import FAILS_AT, FLAP_S, Setting, break_network, heal
+from benchmarks.train.settings import FAILS_AT, FLAP_S, SLOW, Setting, break_network, heal, quicken
 from shiftverbs.commands.demo.etcd_server import free_port
 
 #: How long nothing may happen.
@@ -164,6 +164,8 @@ class Supervisor:
             contextlib.ExitStack() as stack,
         ):
             stack.callback(heal)
+            if self._fault == SLOW:
+                stack.callback(quicken, self._job.fabric)
             if self._setting.is_busy:
                 stack.enter_context(busy_backup(self._lab, self._job.fabric))
             for _ in range(LIVES):
