@@ -240,6 +240,7 @@ class Runtime:
             return  # until it is connected, there is nothing to do for it
         connection = self.connection_of(shadow)
         if connection is not None and not connection.closed:
+            connection.early.begin()
             connection.pairing.advance()
 
     def qp_changed(self, shadow: Any, wanted: dict[str, Any]) -> None:

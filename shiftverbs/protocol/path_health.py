@@ -83,7 +83,9 @@ class PingState:
 
     def hurry(self, now_ns: int) -> None:
         """The interval became shorter: do not wait out the old one."""
-        self.earliest_ns = min(self.earliest_ns, now_ns + self.interval_ns)
+        soon_ns = now_ns + self.interval_ns
+        if self.earliest_ns > soon_ns:
+            self.earliest_ns = now_ns if self.interval_ns == PROBE_NS else soon_ns
 
     def is_well(self, now_ns: int) -> bool:
         """Whether it is alive, and no answer is late."""

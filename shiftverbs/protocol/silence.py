@@ -17,7 +17,7 @@ SEVERAL = 3
 # So many pings in a row without an answer, with one link in ten lossy both ways, are one case in 100,000.
 PINGS = 5
 # The last of them may be late by this, or by so many times what an answer took there at most, beyond the other path's.
-PATIENCE_NS = 8_000_000
+PATIENCE_NS = 12_000_000
 ANSWERS = 2
 # Then it is the peer that stands still; asked again when the work is twice as old.
 GIVE_UP_NS = 100_000_000

@@ -13,6 +13,7 @@ from simulator.patching import Patch, mutations_of, replaced, rewritten
 
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.early_errors import EarlyErrors
 from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.protocol import events as ev
@@ -182,4 +183,25 @@ def end_without_a_drain() -> Iterator[None]:
             "    for k in range(c.n_pairs):\n        c.core.forget_pair(k)\n    c.fence = Fence(",
         ),
     ):
+        yield
+
+
+# ---- before it is protected -----------------------------------------------------------------------------------------
+
+
+@mutation("what fails before a QP is protected waits for that")
+def show_errors_before_protection() -> Iterator[None]:
+    with replaced(EarlyErrors, "begin", lambda early: None):
+        yield
+
+
+@mutation("what failed before a QP was protected is healed when it is")
+def forget_what_failed_before_protection() -> Iterator[None]:
+    with rewritten(EarlyErrors, "protected", ("if had_failed:", "if False:")):
+        yield
+
+
+@mutation("errors wait no longer than for a silent peer")
+def wait_for_protection_for_ever() -> Iterator[None]:
+    with replaced(EarlyErrors, "failed", lambda early: None):
         yield

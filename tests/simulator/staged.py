@@ -13,6 +13,7 @@ from typing import Any
 
 from simulator import (
     staged_again,
+    staged_early,
     staged_ends,
     staged_key_waits,
     staged_keys,
@@ -327,6 +328,8 @@ def a_qp_that_failed_before_it_was_protected() -> Network:
     backup.RETRIES = 1000
     until(net, lambda: a.endpoint.status is Status.PROTECTED, ms=30)
     assert b.endpoint.status is Status.PAIRING
+    with b.host:
+        b.endpoint.connection.early.end()  # its errors have waited for long enough
     b.posts_on = True
     b.endpoint.hardware.to_error()
     wait(net, 1)
@@ -383,6 +386,7 @@ _FILES = (
     staged_own_errors,
     staged_looks,
     staged_silence,
+    staged_early,
 )
 
 

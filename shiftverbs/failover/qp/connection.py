@@ -24,6 +24,7 @@ from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.absence import Absence
 from shiftverbs.failover.qp.connection_keys import ConnectionKeys
 from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.early_errors import EarlyErrors
 from shiftverbs.failover.qp.ending import FLUSHED, Ending
 from shiftverbs.failover.qp.evidence import Evidence
 from shiftverbs.failover.qp.key_wait import KeyWait
@@ -76,6 +77,7 @@ class Connection:
         self.absence = Absence(self)
         self.evidence = Evidence(self)
         self.watchdog = Watchdog(self)
+        self.early = EarlyErrors(self)
         self.closed = False
         self.timer_ns: int | None = None
         self.superseded = 0  # messages of the peer that a newer one took the place of, before they were read
@@ -208,11 +210,16 @@ class Connection:
         before = self.status
         entry = self.absence.entry if status is Status.FAILED else None
         self.status, self.why = status, f"{why}; {entry}" if entry else why
-        self.was_protected |= status is Status.PROTECTED
+        if status is Status.PROTECTED:
+            self.was_protected = True
+            self.early.protected()
         if not self.closed:
             # Let go of away from home, it stays where it is; only we can end both halves of it.
             split = self.was_protected and not self.core.is_plain
-            self.core.guarded = status is Status.PROTECTED or self.core.ending or split
+            if status in (Status.FAILED, Status.UNPROTECTED):
+                self.early.end()
+            waits = self.core.ending or split or self.early.waits
+            self.core.guarded = status is Status.PROTECTED or waits
         if before is not status:
             self.reports.status_changed(why, what)
         self.timeline.tell()
@@ -309,6 +316,8 @@ class Connection:
         self.timer_ns = None
         if self.closed:
             return
+        if self.early.waits:
+            self.early.on_time(now_ns)
         if self.fence is not None:
             self.fence.tick(now_ns)
         if self.protocol is None:
@@ -330,7 +339,10 @@ class Connection:
 
     def _schedule(self) -> None:
         p = self.protocol
-        if self.closed or (p is None and self.fence is None and not self.ending.under_way):
+        early_ns = self.early.due_ns
+        if self.closed or (
+            p is None and self.fence is None and early_ns is None and not self.ending.under_way
+        ):
             self._stop_looking()
             return
         self._look()
@@ -339,6 +351,8 @@ class Connection:
         # Without a protocol nobody asks for keys: what is due of that stays so.
         due = p.next_timeout_ns if p is not None else None
         times = [] if due is None else [due]
+        if early_ns is not None:
+            times.append(early_ns)
         if p is not None and (due := self.keys.due_ns) is not None:
             times.append(due)
         if self.key_wait.since_ns is not None:
@@ -417,6 +431,8 @@ class Connection:
             elif k == self.core.send_pair and self.ending.original is None:
                 self.ending.original = (a, b)
             reason = f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}"
+            if self.early.waits:
+                self.early.failed()
             self.evidence.path_failed(k, reason, t_ns, wr=self.evidence.failed_wr(k))
         elif kind == _core.EV_POST_FAILED:
             self.evidence.post_failed(k, a, t_ns)
@@ -452,6 +468,7 @@ class Connection:
         elif kind == _core.EV_FIRST_WC:
             self.reports.first_wc(k, t_ns)
         elif kind == _core.EV_APP_ERROR:
+            self.early.end()
             if self.protocol is not None and not self.protocol.over:
                 # The application's own error broke the QP, as it would have without us; the peer need not wait for it.
                 why = f"the application's own error: {self.driver.wc_name(a)}"
@@ -767,6 +784,8 @@ class Connection:
     def unpair(self) -> None:
         """Back to before `paired`: it was with a former life of the peer's QP."""
         self._forget_pairing()
+        if self.early.due_ns is not None:
+            self.early.end()  # who was its peer will not help
         self.set_status(Status.PAIRING, "the peer connects its QP anew")
 
     def carried(self) -> set[int]:

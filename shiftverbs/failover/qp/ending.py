@@ -35,10 +35,21 @@ class Required(Protocol):
         """The application has its QP begin anew."""
 
 
+class Early(Protocol):
+    """Errors that come before a QP is protected."""
+
+    def begin_anew(self) -> None:
+        """The application has its QP begin anew."""
+
+
 class EndingQp(FencedQp, Carrier, Protocol):
     """A connection, as its end concerns it."""
 
     fence: Fence | None
+
+    @property
+    def early(self) -> Early:
+        """Its errors before it is protected."""
 
     @property
     def requirement(self) -> Required:
@@ -179,6 +190,7 @@ class Ending:
         self.leave_behind()
         if for_good:
             self._call_move_off()
+        c.early.begin_anew()
         c.disconnect(reason)
         if for_good:
             c.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")

@@ -11,6 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Protocol
 
+from shiftverbs.failover.qp.early_errors import EarlyErrors
 from shiftverbs.failover.qp.ending import Ending, EndingQp
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol import events as ev
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 class FailingQp(EndingQp, Protocol):
     """A connection, as failures of its paths concern it."""
+
+    @property
+    def early(self) -> EarlyErrors:
+        """Its errors before it is protected."""
 
     @property
     def ending(self) -> Ending:
@@ -101,7 +106,9 @@ class Evidence:
         c.drain(k)
         said = os.strerror(err)
         by_path = err in GONE or err == errno.ENOMEM or c.nic(k).dead or c.core.first_error(k) is not None
-        if by_path and not (p is None or p.over):
+        if by_path and c.early.waits:
+            c.early.failed()
+        elif by_path and not (p is None or p.over):
             self.path_failed(k, f"post on {c.device(k)} failed: {said}", t_ns, wr=self.failed_wr(k))
         elif p is None or p.over:
             # Let go of meanwhile: nobody else will deliver it.

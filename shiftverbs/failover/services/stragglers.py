@@ -430,9 +430,10 @@ class SlowPaths:
             if not behind_a_train:
                 self._detector.handle_ping(Ping(there, sent_ns, heard_ns))
             elif rail != peer.rail and peer.target is None:
-                peer.trains += 1
-                if peer.trains == LEARNING_TRAINS:
-                    self._wish_trains(path)
+                if not peer.suspected_ns:  # else it teaches nothing
+                    peer.trains += 1
+                    if peer.trains == LEARNING_TRAINS:
+                        self._wish_trains(path)
                 train = Sample(there, TRAIN_BYTES, TRAIN_MESSAGES, sent_ns, heard_ns, probe=True)
                 self._carry_out(self._detector.handle_sample(train))
 
