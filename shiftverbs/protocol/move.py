@@ -30,6 +30,8 @@ class MoveProcedure:
         self._number = 0  # of our last MOVE
         self._hold_ns = 0  # no MOVE of ours begins before
         self._home_backoff_ns = 0
+        self._in_vain_ns = 0  # what the last MOVE that went unanswered made the next wait
+        self._in_vain_until_ns = 0
         self._home_since_ns: int | None = None
 
     # ---- the sender's half ------------------------------------------------------------------------------------------
@@ -266,16 +268,18 @@ class MoveProcedure:
         s = self._state
         since, out = self._home_since_ns, s.move_out
         first, most = s.config.flap_backoff_first_ns, s.config.flap_backoff_most_ns
+        if since is not None:
+            flapped = s.now_ns - since < s.config.flap_window_ns
+            self._home_backoff_ns = min(max(self._home_backoff_ns * 2, first), most) if flapped else 0
+            if not flapped:
+                self._in_vain_ns = 0
+        self._home_since_ns = None
         if out is not None and out.tx is not None and out.target != target:
             # Told, and in vain: where that path is only slow, it will be the next time as well.
             first, most = s.config.move_timeout_ns, s.config.in_vain_backoff_most_ns
-            self._home_backoff_ns = min(max(self._home_backoff_ns * 2, first), most)
-        elif since is not None and s.now_ns - since < s.config.flap_window_ns:
-            self._home_backoff_ns = min(max(self._home_backoff_ns * 2, first), most)
-        elif since is not None:
-            self._home_backoff_ns = 0
-        self._home_since_ns = None
-        self._hold_ns = s.now_ns + self._home_backoff_ns
+            self._in_vain_ns = min(max(self._in_vain_ns * 2, first), most)
+            self._in_vain_until_ns = s.now_ns + self._in_vain_ns
+        self._hold_ns = max(s.now_ns + self._home_backoff_ns, self._in_vain_until_ns)
 
     # ---- preference -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ PINGS = 5
 # The last of them may be late by this, or by so many times what an answer took there at most, beyond the other path's.
 PATIENCE_NS = 12_000_000
 ANSWERS = 2
+# For so long that must have been seen: a peer that goes on after a while may be heard on the other path first.
+SETTLED_NS = 3_000_000
 # Then it is the peer that stands still; asked again when the work is twice as old.
 GIVE_UP_NS = 100_000_000
 
@@ -38,6 +40,7 @@ class Silence:
         self._takes_ns = 0
         self._next_ns = 0  # it is not asked about before its work is so old
         self._since_ns = 0
+        self._missing_ns: int | None = None  # since when another path has answered, and it not
 
     def rest(self) -> None:
         """It is not looked at for a while."""
@@ -74,15 +77,18 @@ class Silence:
     def _stands_still(self, now_ns: int, path: PingState, others: Callable[[], Sequence[PingState]]) -> bool:
         if not self.asks:
             if self._age_ns >= self._next_ns and path.alive is True and others():
-                self.asks, self._since_ns = True, now_ns
+                self.asks, self._since_ns, self._missing_ns = True, now_ns, None
             return False
         since_ns = self._since_ns
         if path.heard_since(since_ns) or now_ns - since_ns > GIVE_UP_NS:
             self.asks, self._next_ns = False, 2 * self._age_ns
             return False
         last_ns = path.missing_since(since_ns, PINGS)
-        return last_ns is not None and any(
-            other.answered_sent_ns >= last_ns
-            and now_ns - last_ns >= max(PATIENCE_NS, ANSWERS * (path.longest_ns - other.longest_ns))
-            for other in others()
-        )
+        known = [other for other in others() if last_ns is not None and other.answered_sent_ns >= last_ns]
+        if last_ns is None or not known:
+            return False
+        if self._missing_ns is None:
+            self._missing_ns = now_ns
+        beyond_ns = path.longest_ns - max(other.longest_ns for other in known)
+        patience_ns = max(PATIENCE_NS, ANSWERS * beyond_ns)
+        return now_ns - last_ns >= patience_ns and now_ns - self._missing_ns >= SETTLED_NS

@@ -161,3 +161,19 @@ def test_where_one_side_is_protected_the_other_follows(network: Network, faults:
     for host in (late, early):
         got = host(TAKE.format(n=8, s=20))
         assert sorted(got) == [[i, "SUCCESS"] for i in [*range(4), *range(100, 104)]], host("ep.shift()")
+
+
+@pytest.mark.parametrize("package", ["shiftverbs", "pyverbs"])
+def test_own_receive_error_seen_by_the_flush_of_a_send(network: Network, package: str) -> None:
+    """The peer's message is too long; the application looks at its send CQ alone, as where it waits for a send."""
+    network.env["SHIFTVERBS_PEER_DEADLINE_MS"] = "8000"
+    a, b = (network.host(n, package, SHIFTVERBS_ETCD="127.0.0.1:1") for n in "ab")
+    connect(a, b, setup="split=True", attrs=SOON)
+    a("ep.recv(32, 100, 8)")
+    b("ep.post('SEND', length=64, wr_id=1)")
+    assert b(TAKE.format(n=1, s=5)) == [[1, "REM_INV_REQ_ERR"]]
+    a("import time; t = time.monotonic(); ep.post('SEND', wr_id=5)")
+    got = a(TAKE.format(n=1, s=12))
+    took = a("time.monotonic() - t")
+    assert got == [[5, "WR_FLUSH_ERR"]]
+    assert took < 1.5, took

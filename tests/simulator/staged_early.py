@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from simulator.application import Application
 from simulator.clock import MS
 from simulator.network import Network
@@ -54,10 +56,47 @@ def a_qp_fails_and_is_not_protected_in_time() -> Network:
     return net
 
 
+def _refused() -> tuple[Network, Application]:
+    """a's default NIC is gone, and refuses what is posted, before anything is protected."""
+    net = Network(1, 2, 32, 8, at_start=4)
+    a, _ = ends(net)
+    for name in "ab":
+        net.nics[name][1].command_ns = 20 * MS
+    wait(net, 3)
+    post(a, "SEND")
+    wait(net, 1)
+    refuses = a.endpoint.hardware.shared
+    refuses.refuse_err[0] = refuses.refusal[0] = errno.EIO
+    post(a, "SEND")
+    assert a.endpoint.status is Status.PAIRING
+    return net, a
+
+
+def a_nic_refuses_a_send_while_its_qp_is_paired() -> Network:
+    """It was accepted for the backup, and gets there."""
+    net, a = _refused()
+    until(net, lambda: a.endpoint.core.send_pair == 1 and len(sends(a)) == 2, ms=1000)
+    assert sends(a) == ["SUCCESS"] * 2
+    return end(net)
+
+
+def a_send_was_refused_and_the_qp_is_not_protected_in_time() -> Network:
+    """Nobody takes it in the end: it is told, and so is all else."""
+    net, a = _refused()
+    for name in "ab":
+        net.wall(name, 1, True)
+    wait(net, 4000)
+    assert a.endpoint.core.outstanding == (0, 0), a.endpoint.core.outstanding
+    assert a.endpoint.status is Status.FAILED and len(sends(a)) == 2 and sends(a)[0] == "SUCCESS"
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_qp_fails_while_it_is_paired: ("show_errors_before_protection", "forget_what_failed_before_protection"),
+    a_nic_refuses_a_send_while_its_qp_is_paired: ("forget_what_failed_before_protection",),
 }
 
 TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_fails_and_is_not_protected_in_time: ("wait_for_protection_for_ever",),
+    a_send_was_refused_and_the_qp_is_not_protected_in_time: ("wait_for_protection_for_ever",),
 }

@@ -786,7 +786,10 @@ class Connection:
         self._forget_pairing()
         if self.early.due_ns is not None:
             self.early.end()  # who was its peer will not help
-        self.set_status(Status.PAIRING, "the peer connects its QP anew")
+        if self.core.ending:
+            self.set_status(Status.FAILED, "it failed, and its peer has left", "it ends in errors")
+        else:
+            self.set_status(Status.PAIRING, "the peer connects its QP anew")
 
     def carried(self) -> set[int]:
         """The backup pairs whose CQs need no polling for this connection any more; forgets them."""

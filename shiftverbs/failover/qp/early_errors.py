@@ -9,14 +9,11 @@ connection.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from shiftverbs.failover.qp.ending import Ending, EndingQp
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status
-
-if TYPE_CHECKING:
-    from shiftverbs.failover.qp.reports import Reports
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -28,9 +25,11 @@ class EarlyQp(EndingQp, Protocol):
     def ending(self) -> Ending:
         """How it ends."""
 
-    @property
-    def reports(self) -> Reports:
-        """What is said of it."""
+    def disconnect(self, reason: str) -> None:
+        """Tell the peer, withdraw, forget the pairing."""
+
+    def set_status(self, status: Status, why: str | None, what: str = "failover gave up") -> None:
+        """Change what `qp.shift` shows."""
 
     @property
     def shown_why(self) -> str | None:
@@ -53,11 +52,15 @@ class EarlyErrors:
         self._c = connection
         self.waits = False
         self.due_ns: int | None = None
-        self._is_over = False
+        self._is_over = self._leaves = False
 
     def begin_anew(self) -> None:
         """The application moves its QP to RESET or ERR: what fails from now on is its own, until it is connected."""
         self.waits, self.due_ns, self._is_over = False, None, False
+
+    def over(self) -> None:
+        """Nothing waits any more: the QP is protected, or it ends."""
+        self.waits, self.due_ns, self._is_over = False, None, True
 
     def begin(self) -> None:
         """The QP is connected."""
@@ -69,45 +72,63 @@ class EarlyErrors:
         self.waits = core.guarded = True
 
     def failed(self) -> None:
-        """Something that a failover heals has failed."""
+        """Something that a failover heals has failed, or seems to have."""
         c = self._c
-        if self.waits and self.due_ns is None:
-            self.due_ns = c.driver.now_ns() + c.driver.protocol_config.peer_deadline_ns
-            name, why = c.shadow.domain.nic.name, c.shown_why
-            logger.info(
-                "QP %#x on %s: an error waits for the QP's protection: %s", c.shadow.qp_num, name, why
-            )
-            c.wake_up()
+        if not self.waits or self.due_ns is not None:
+            return
+        self.due_ns = c.driver.now_ns() + c.driver.protocol_config.peer_deadline_ns
+        name, why = c.shadow.domain.nic.name, c.shown_why
+        logger.info("QP %#x on %s: an error waits for the QP's protection: %s", c.shadow.qp_num, name, why)
+        self.look()
+        c.wake_up()
+
+    def look(self) -> None:
+        """The application's own error may lie in a CQ that it does not look at, and be why something was flushed."""
+        if self.due_ns is not None:
+            self._c.drain(0)
 
     def protected(self) -> None:
         """The QP is protected: what has failed is healed now, if it can be."""
-        had_failed, self.due_ns = self.due_ns is not None, None
-        self.waits, self._is_over = False, True
+        had_failed = self.due_ns is not None
+        self.over()
         if had_failed:
             self._c.driver.later(self._c, self._c.look_again)
 
     def end(self) -> None:
-        """It will not be protected, or not in time: the application has its errors.
-
-        The hardware's, as they came; but what a NIC that has failed refused since is in no queue.
-        """
-        c = self._c
-        waited, self.waits, self.due_ns, self._is_over = self.waits, False, None, True
-        if not waited or c.closed or c.core.ending or not c.core.is_plain:
+        """It will not be protected, or not in time: the application has its errors."""
+        c, p = self._c, self._c.protocol
+        if self._leaves:
             return
-        if c.core.refused:
+        if c.closed or not self.waits:
+            self._is_over = True
+        elif p is not None and not p.over and p.switching:
+            self.due_ns = None  # the peer is protected, and its SWITCH takes us along, or ends us
+        elif not c.core.ending and self._was_refused():
             c.ending.begin(c.core.first_error(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
         else:
-            c.core.guarded = False
+            self.over()
+            c.core.guarded = c.core.ending
+
+    def _was_refused(self) -> bool:
+        """Whether a NIC that has failed refused something since: that is in no queue of the hardware's."""
+        core = self._c.core
+        return bool(core.refused) or not core.is_plain
 
     def on_time(self, now_ns: int) -> None:
         """The driver's timer."""
-        if self.due_ns is not None and now_ns >= self.due_ns:
-            c = self._c
-            logger.warning(
-                "QP %#x on %s failed and was not protected in time (%s): the application gets its errors",
-                c.shadow.qp_num,
-                c.shadow.domain.nic.name,
-                c.shown_why,
-            )
+        c = self._c
+        if self.due_ns is None or now_ns < self.due_ns:
+            return
+        why = f"it failed and was not protected in time: {c.shown_why}"
+        name = c.shadow.domain.nic.name
+        logger.warning("QP %#x on %s: %s: the application gets its errors", c.shadow.qp_num, name, why)
+        p = c.protocol
+        if self._was_refused() and not (p is not None and not p.over and p.switching):
+            self.due_ns, self._leaves = None, True  # the peer is told first, and nothing shown meanwhile
+            c.ending.leave_behind()
+            c.disconnect(why)
+            self._leaves = False
+            self.end()
+            c.set_status(Status.FAILED, why, "it ends in errors")
+        else:
             self.end()

@@ -41,6 +41,9 @@ class Early(Protocol):
     def begin_anew(self) -> None:
         """The application has its QP begin anew."""
 
+    def over(self) -> None:
+        """Nothing waits any more: the QP is protected, or it ends."""
+
 
 class EndingQp(FencedQp, Carrier, Protocol):
     """A connection, as its end concerns it."""
@@ -104,6 +107,7 @@ class Ending:
         if c.closed or self._first is not None:
             return
         self._first = FLUSHED if c.core.shown_error else first or self.original or NO_ANSWER
+        c.early.over()
         self.leave_behind()
         c.await_nothing()
         c.core.begin_end()

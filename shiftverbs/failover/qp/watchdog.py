@@ -19,6 +19,7 @@ from shiftverbs.protocol.silence import Silence
 
 if TYPE_CHECKING:
     from shiftverbs.failover.qp.absence import Absence
+    from shiftverbs.failover.qp.early_errors import EarlyErrors
     from shiftverbs.failover.qp.requirement import Requirement
     from shiftverbs.protocol.pair import PairProtocol
 
@@ -56,6 +57,10 @@ class WatchedQp(ChangedQp, Protocol):
     @property
     def absence(self) -> Absence:
         """What is known of the peer's whereabouts."""
+
+    @property
+    def early(self) -> EarlyErrors:
+        """Its errors before it is protected."""
 
     @property
     def requirement(self) -> Requirement:
@@ -120,6 +125,7 @@ class Watchdog:
         self.is_old = False
         self.again_ns = WATCH_PERIOD_NS
         self._watch_pairing(now_ns)
+        c.early.look()
         c.requirement.watch(now_ns)
         p = c.protocol
         if p is None or p.over or c.closed:
