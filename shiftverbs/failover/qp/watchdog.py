@@ -125,7 +125,9 @@ class Watchdog:
         self.is_old = False
         self.again_ns = WATCH_PERIOD_NS
         self._watch_pairing(now_ns)
-        c.early.look()
+        if c.early.waits and not c.closed:
+            c.early.look()
+            self._drain_unpolled(0)
         c.requirement.watch(now_ns)
         p = c.protocol
         if p is None or p.over or c.closed:
@@ -135,15 +137,21 @@ class Watchdog:
         self._watch_fitness(p, now_ns)
         if c.status is not Status.PROTECTED:
             return
-        sends, _receives = c.core.outstanding
-        polled = c.core.send_cq.polled
-        if sends and polled == self._last_polled:
-            c.drain(p.send_pair)
-        self._last_polled = polled
+        sends = self._drain_unpolled(p.send_pair)
         if p.switching:
             self._silence.rest()
         else:
             self._watch_paths(p, now_ns, sends)
+
+    def _drain_unpolled(self, k: int) -> int:
+        """Take what has completed on pair k where nobody has polled since the last look; how many sends there were."""
+        core = self._c.core
+        sends: int = core.outstanding[0]
+        polled = core.send_cq.polled
+        if sends and polled == self._last_polled:
+            self._c.drain(k)
+        self._last_polled = polled
+        return sends
 
     def _watch_paths(self, p: PairProtocol, now_ns: int, sends: int) -> None:
         """Leave a path that carries traffic, and should not."""
