@@ -40,6 +40,7 @@ class Silence:
         self._takes_ns = 0
         self._next_ns = 0  # it is not asked about before its work is so old
         self._since_ns = 0
+        self._beyond_ns = 0  # an answer may take so much longer here than elsewhere
         self._missing_ns: int | None = None  # since when another path has answered, and it not
 
     def rest(self) -> None:
@@ -76,19 +77,19 @@ class Silence:
 
     def _stands_still(self, now_ns: int, path: PingState, others: Callable[[], Sequence[PingState]]) -> bool:
         if not self.asks:
-            if self._age_ns >= self._next_ns and path.alive is True and others():
+            if self._age_ns >= self._next_ns and path.alive is True and (elsewhere := others()):
                 self.asks, self._since_ns, self._missing_ns = True, now_ns, None
+                # As they were before: what both are late by from now on is the peer's.
+                self._beyond_ns = ANSWERS * (path.longest_ns - max(other.longest_ns for other in elsewhere))
             return False
         since_ns = self._since_ns
         if path.heard_since(since_ns) or now_ns - since_ns > GIVE_UP_NS:
             self.asks, self._next_ns = False, 2 * self._age_ns
             return False
         last_ns = path.missing_since(since_ns, PINGS)
-        known = [other for other in others() if last_ns is not None and other.answered_sent_ns >= last_ns]
-        if last_ns is None or not known:
+        if last_ns is None or not any(other.answered_sent_ns >= last_ns for other in others()):
             return False
         if self._missing_ns is None:
             self._missing_ns = now_ns
-        beyond_ns = path.longest_ns - max(other.longest_ns for other in known)
-        patience_ns = max(PATIENCE_NS, ANSWERS * beyond_ns)
-        return now_ns - last_ns >= patience_ns and now_ns - self._missing_ns >= SETTLED_NS
+        late = now_ns - last_ns >= max(PATIENCE_NS, self._beyond_ns)
+        return late and now_ns - self._missing_ns >= max(SETTLED_NS, self._beyond_ns)

@@ -74,6 +74,22 @@ def a_peer_stands_still_and_its_receives_with_it() -> Network:
     return end(net)
 
 
+def a_peer_goes_on_and_is_heard_on_the_other_path_first(ms: float = 45) -> Network:
+    """What it answers here takes some milliseconds longer, and it stood still for long before."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    for name in "ab":
+        net.links[name, 0].delay_ns = 5 * MS
+    wait(net, 3000)
+    post(a, "SEND")
+    net.b.frozen_until_ns = net.clock.now + ms * MS
+    wait(net, ms + 30)
+    with b.host:
+        b.post_recv()
+    assert never_switched(net)
+    return end(net)
+
+
 def a_message_waits_for_its_receive() -> Network:
     """Pings are answered, and asked less and less often."""
     net = patient(receives=4, at_start=0)
@@ -130,6 +146,7 @@ def answers_take_longer_on_one_rail() -> Network:
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_switch_dies_in_silence: ("wait_for_a_nic_that_tries",),
     a_peer_stands_still_and_its_receives_with_it: ("take_a_peer_that_stands_still_for_a_silent_path",),
+    a_peer_goes_on_and_is_heard_on_the_other_path_first: ("conclude_from_the_first_answer_elsewhere",),
     a_message_waits_for_its_receive: (),
     both_rails_lose_one_datagram_in_ten: ("take_lost_pings_for_silence",),
     answers_take_longer_on_one_rail: ("take_a_late_answer_for_silence",),
