@@ -103,16 +103,16 @@ class EarlyErrors:
             self._is_over = True
         elif p is not None and not p.over and p.switching:
             self.due_ns = None  # the peer is protected, and its SWITCH takes us along, or ends us
-        elif not c.core.ending and self._was_refused():
+        elif not c.core.ending and self._is_stranded():
             c.ending.begin(c.core.first_error(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
         else:
             self.over()
             c.core.guarded = c.core.ending
 
-    def _was_refused(self) -> bool:
-        """Whether a NIC that has failed refused something since: that is in no queue of the hardware's."""
+    def _is_stranded(self) -> bool:
+        """Whether something is in no queue of the hardware's: a NIC that had failed refused it, or it waited for room."""
         core = self._c.core
-        return bool(core.refused) or not core.is_plain
+        return bool(core.refused) or not core.is_plain or core.unwired != (0, 0)
 
     def on_time(self, now_ns: int) -> None:
         """The driver's timer."""
@@ -123,7 +123,7 @@ class EarlyErrors:
         name = c.shadow.domain.nic.name
         logger.warning("QP %#x on %s: %s: the application gets its errors", c.shadow.qp_num, name, why)
         p = c.protocol
-        if self._was_refused() and not (p is not None and not p.over and p.switching):
+        if self._is_stranded() and not (p is not None and not p.over and p.switching):
             self.due_ns, self._leaves = None, True  # the peer is told first, and nothing shown meanwhile
             c.ending.leave_behind()
             c.disconnect(why)
