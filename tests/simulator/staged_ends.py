@@ -445,6 +445,9 @@ def what_we_gave_up_is_not_paired_again() -> Network:
     tell(a, lambda: a.endpoint.connection.give_up("staged"))
     wait(net, 100)
     assert a.failed and a.endpoint.status is Status.FAILED
+    net.port("a", 1, False, 10 * US)  # and what is heard of its paths is no reason, either
+    wait(net, 1000)
+    net.port("a", 1, True, 10 * US)
     wait(net, 10_000)
     assert a.endpoint.status is Status.FAILED, "it is PROTECTED, and its receives are flushed"
     assert b.failed, "it waits for receives that were flushed"
