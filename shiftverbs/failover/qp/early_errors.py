@@ -110,7 +110,7 @@ class EarlyErrors:
             c.core.guarded = c.core.ending
 
     def _is_stranded(self) -> bool:
-        """Whether something is in no queue of the hardware's: a NIC that had failed refused it, or it waited for room."""
+        """Whether something is in no queue of the hardware: refused by a NIC that had failed, or waiting for room."""
         core = self._c.core
         return bool(core.refused) or not core.is_plain or core.unwired != (0, 0)
 
