@@ -107,8 +107,9 @@ say([
             shift["status"] == "PROTECTED"
             and shift["counters"]["switches"] == shift["counters"]["aborts"] == 0
         )
+    b.child.expect("forged control datagram", 20)  # its output is read in a thread of its own
     lines = [line for line in b.child.output.splitlines() if "forged control datagram" in line]
-    assert 1 <= len(lines) <= 2 * (1 + time.monotonic() - began), "one a second and NIC"
+    assert len(lines) <= 2 * (1 + time.monotonic() - began), "one a second and NIC"
     works(a, b)
     faults.down("a/soft0")
     works(a, b)
