@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harness import wait_until
 from hosts import Host, Network, connect
+from test_before_protected import half_protected
 
 # The NIC gives up after 8 ms, and nobody has protected anything by then.
 SOON = "timeout=9, retry=3"
@@ -141,19 +142,9 @@ def test_the_applications_own_error_does_not_wait(network: Network, faults: Any)
 
 def test_where_one_side_is_protected_the_other_follows(network: Network, faults: Any) -> None:
     """The peer's ARM is through, ours is not: its SWITCH heals our error too."""
-    for name in "ab":
-        faults.register(name, "2")
-        faults.drop(f"{name}/soft1", direction="tx", opcode="ack", count=0)
-    hosts = network.pair(attrs=SOON)
-    for host in hosts:
+    late, early = half_protected(network, faults)
+    for host in (late, early):
         host("[ep.recv(32 + i, 100 + i) for i in range(4)]")
-        wait_until(lambda host=host: bool(host("ep.qp.shift.pairing")), 20)
-    late, early = sorted(hosts, key=lambda h: bool(h("ep.qp._shadow.connection.protocol.initiator")))
-    other = "ab"[hosts.index(late)]
-    for rule in [r for r in faults.status().rules if r.target.startswith(other)]:
-        faults.undrop(rule.id)
-    assert early("ep.qp.shift.wait_protected(20)"), early("ep.shift()")
-    assert late("ep.shift()['status']") == "PAIRING"
     faults.switch_down("rail0")
     for host in (late, early):
         host(POST.format(n=4))
