@@ -60,16 +60,18 @@ def read(devices: Iterable[str]) -> dict[str, dict[str, int]]:
 def _from_sysfs(device: str) -> dict[str, int]:
     """Of all ports together."""
     counters: dict[str, int] = {}
-    for name in COUNTERS:
-        try:
-            files = list((SYSFS / device).glob(f"ports/*/hw_counters/{name}"))
-        except OSError:
-            continue  # a NIC that goes away
-        for file in files:
+    folder = SYSFS / device / "ports"
+    try:
+        ports = os.listdir(folder)
+    except OSError:
+        return {}  # a software NIC, or one that goes away
+    for port in ports:
+        for name in COUNTERS:
             try:
-                counters[name] = counters.get(name, 0) + int(file.read_text())
+                value = int((folder / port / "hw_counters" / name).read_text())
             except (OSError, ValueError):
                 continue  # a NIC that goes away, or a driver that cannot say
+            counters[name] = counters.get(name, 0) + value
     return counters
 
 
