@@ -569,6 +569,9 @@ def test_whole_trees_in_many_threads(v: Verbs, logged: Logged) -> None:
     for thread in threads:
         thread.join()
     assert not failures, failures
+    through = threading.Event()
+    driver().post(through.set)  # what was given to it before is dropped, and the collector finds it
+    assert through.wait(20)
     gc.collect()
     end(shared_pd, shared)
     for _ in range(3):
