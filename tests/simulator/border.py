@@ -276,8 +276,9 @@ class ControlPort:
 
     def send(self, ah: int, qpn: int, qkey: int, message: bytes) -> bool:
         nic = self.nic
-        if not (nic.dead or nic.stalled) and self._ahs[ah] == nic.peer.gid:
-            nic.out.send(Datagram(message, qpn, qkey, self.qpn, nic.gid), nic.peer.arrive_datagram)
+        to = nic.reach(self._ahs[ah])
+        if to is not None and not (nic.dead or nic.stalled):
+            nic.out.send(Datagram(message, qpn, qkey, self.qpn, nic.gid), to)
         return True
 
     def arrive(self, datagram: Datagram) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rails between hosts a and b, and what is known about a run for judging it.
+"""The rails between hosts, two as a rule, and what is known about a run for judging it.
 
 Each host is a process with the production code of failover in it; faults are done to NICs, links and etcd, never to
 that code.
@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulator.application import WORDS, Application, Wr
 from simulator.border import Store
-from simulator.clock import Clock
+from simulator.clock import MOST_STEPS, Clock
 from simulator.endpoint import Endpoint
 from simulator.host import Cq, Device, Host
 from simulator.memory import WORD, Memory
 from simulator.provider import Posts
-from simulator.rnic import RTS, HwCq, HwQp, Link, Nic
+from simulator.rnic import RTS, HwCq, HwQp, Link, Nic, Rail
 from simulator.world import World
 
 from shiftverbs import _core
@@ -47,9 +48,27 @@ class OwnError(Violation):
         super().__init__("no error of our own code", f"{type(error).__name__}: {error}")
 
 
-class Network:
-    """Two hosts with `pairs` NICs each, and `qps` QPs between them.
+def number_of(name: str) -> int:
+    """The number of a host: names are letters, and behind "z" comes "aa"."""
+    number = 0
+    for letter in name:
+        number = 26 * number + ord(letter) - 96
+    return number
 
+
+def name_of(number: int) -> str:
+    """The name of a host; the first is number 1."""
+    name = ""
+    while number:
+        number, letter = divmod(number - 1, 26)
+        name = chr(97 + letter) + name
+    return name
+
+
+class Network:
+    """Two hosts with `pairs` NICs each, and `qps` QPs between them; or as many hosts as `wires` name.
+
+    wires: the hosts of each connection, where that is not all between a and b; names are letters, "a" the first.
     plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
     at_start: so many receives are posted before they are connected; None: as many as there is room for.
     peer_deadline_ms: the programs' patience with a silent peer. two_contexts: all QPs but the first one are on another
@@ -72,11 +91,17 @@ class Network:
         two_contexts: bool = False,
         with_nics: Callable[[dict[str, list[Nic]]], None] = lambda nics: None,
         straggler: str = "off",
+        wires: Sequence[tuple[str, str]] | None = None,
     ) -> None:
+        if wires is None:
+            wires = [("a", "b")] * qps
+        counts = Counter(name for wire in wires for name in wire)
+        names = self.names = tuple(sorted(counts, key=number_of))
         self._world = World.entered()
         self._world.__enter__()
         World.current = self
         self.clock = Clock(seed)
+        self.clock.most_steps = MOST_STEPS * len(names) // 2
         self.clock.after = self.deliver
         self.pairs = pairs
         self.capacity = capacity
@@ -92,14 +117,16 @@ class Network:
         self.objects: list[HwCq | HwQp] = []
         self.qps: list[HwQp] = []
         self.store = Store(self)
-        self.memories = {name: Memory(WORDS * qps) for name in "ab"}
-        self.links = {(name, k): Link(self.clock) for name in "ab" for k in range(pairs)}
+        self.memories = {name: Memory(WORDS * counts[name]) for name in names}
+        self.links = {(name, k): Link(self.clock) for name in names for k in range(pairs)}
+        rails = [Rail() for _ in range(pairs)]
         self.nics: dict[str, list[Nic]] = {
-            name: [Nic(self.clock, name, k, self.links[name, k], self.memories[name]) for k in range(pairs)]
-            for name in "ab"
+            name: [
+                Nic(self.clock, name, number_of(name), k, self.links[name, k], self.memories[name], rail)
+                for k, rail in enumerate(rails)
+            ]
+            for name in names
         }
-        for a, b in zip(*self.nics.values(), strict=True):
-            a.peer, b.peer = b, a
         with_nics(self.nics)
         # ---- facts
         self.ports = dict.fromkeys(self.links, True)
@@ -118,51 +145,62 @@ class Network:
         self.slowed: set[int] = set()  # rails that were slow on purpose
         self.whereabouts: list[tuple[int, str, int]] = []  # when, whose sends, to which pair
         self._slow_ns: dict[int, int] = {}
-        self._reopened_ns: dict[tuple[str, int], int] = {}  # links, while the other direction is shut
+        # Who sends to whom on which rail, whether that is open, and since when while the other direction is shut.
+        self._open = {
+            (name, peer, k): True
+            for wire in dict.fromkeys(wires)
+            for k in range(pairs)
+            for name, peer in (wire, wire[::-1])
+        }
+        self._reopened_ns: dict[tuple[str, str, int], int] = {}
         self.answered_unacknowledged: set[str] = set()  # who heard its peer again before that could hear it
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         self.by_credits = True  # nobody is sent to who has not said that a receive is there
-        self._forbidden: dict[str, set[int]] = {"a": set(), "b": set()}
-        devices = {name: (self.nics[name], self.memories[name]) for name in "ab"}
-        if one_process:
-            self.a = self.b = Host(self, devices, plain, INVARIANTS, peer_deadline_ms, straggler)
-        else:
-            self.a, self.b = (
-                Host(self, {name: devices[name]}, plain, INVARIANTS, peer_deadline_ms, straggler)
-                for name in "ab"
-            )
-        self.hosts = (self.a,) if one_process else (self.a, self.b)
+        self._forbidden: dict[str, set[int]] = {name: set() for name in names}
+        devices = {name: (self.nics[name], self.memories[name]) for name in names}
+        self._hosts: dict[str, Host] = {}
+        for name in names:
+            if one_process and self._hosts:
+                self._hosts[name] = self._hosts[names[0]]
+                continue
+            opens = devices if one_process else {name: devices[name]}
+            self._hosts[name] = Host(self, opens, plain, INVARIANTS, peer_deadline_ms, straggler)
+        self.hosts = tuple(dict.fromkeys(self._hosts.values()))
+        self.a, self.b = (self._hosts[name] for name in names[:2])
         self.apps: list[Application] = []
-        depth = (capacity + receives + 4) * (qps if one_cq else 1)
+        self._apps_of: dict[str, list[Application]] = {name: [] for name in names}
         cqs: dict[str, Cq] = {}
         others: dict[str, Device] = {}
         if two_contexts:
-            others = {name: Device(self.host(name), name, *devices[name]) for name in "ab"}
-        for number in range(qps):
+            others = {name: Device(self.host(name), name, *devices[name]) for name in names}
+        for wire in wires:
             pair = []
-            for name in "ab":
+            for name in wire:
+                number = len(self._apps_of[name])
                 device = others[name] if two_contexts and number else self.host(name).devices[name]
                 cq = cqs.get(name) if one_cq else None
+                depth = (capacity + receives + 4) * (counts[name] if one_cq else 1)
                 cq = cqs[name] = cq or Cq(device, depth)
                 endpoint = Endpoint(device, number, capacity, receives, cq)
                 pair.append(Application(endpoint, cq, number * WORDS))
+                self._apps_of[name].append(pair[-1])
             pair[0].peer, pair[1].peer = pair[1], pair[0]
             self.apps += pair
         for app in self.apps:
             if at_start is not None:
                 app.at_start = at_start
             app.endpoint.connect(app.peer.endpoint)
-        self.deliver()
+            self.deliver()
 
     # ---- processes --------------------------------------------------------------------------------------------------
 
     def host(self, name: str) -> Host:
-        return self.a if name == "a" else self.b
+        return self._hosts[name]
 
     def app(self, name: str) -> Application:
         """The first one of a host."""
-        return self.apps[name == "b"]
+        return self._apps_of[name][0]
 
     @property
     def apps_by_name(self) -> dict[str, Application]:
@@ -174,7 +212,7 @@ class Network:
         return sum(1 for t, which in self.pairings if which == name and t <= t_ns)
 
     def apps_of(self, name: str) -> list[Application]:
-        return [app for app in self.apps if app.device.name == name]
+        return self._apps_of[name]
 
     def run_inline(self) -> None:
         """Post and poll have seen the attention flag: the driver of the process that runs."""
@@ -219,7 +257,7 @@ class Network:
         name = qp.nic.host
         if what == "executed":
             if ref:
-                wr = self._wr(name, ref)
+                wr = self._wr(qp, ref)
                 slot = None if extra is None else (extra - self.memories[name].base) // WORD
                 self.executions.append((self.clock.now, name, qp, qp.life, wr, slot))
                 if wr.opcode != "SEND" and address != wr.target:
@@ -243,9 +281,9 @@ class Network:
             if withheld or (posting is not None and posting.pair == qp.nic.k):
                 self.too_early.append((self.clock.now, app.name, qp.nic.k))
 
-    def _wr(self, name: str, ref: int) -> Wr:
-        peers = self.apps_of("b" if name == "a" else "a")
-        return peers[ref >> 16].by_ref[ref]
+    def _wr(self, qp: HwQp, ref: int) -> Wr:
+        sender = qp.nic.rail.ever[qp.dgid].host
+        return self._apps_of[sender][ref >> 16].by_ref[ref]
 
     def _look_for_stray(self, name: str, address: int, what: Any) -> None:
         word = (address - self.memories[name].base) // WORD
@@ -270,17 +308,21 @@ class Network:
     def update(self, k: int) -> None:
         """Whether packets pass on rail k follows from ports and walls."""
         now, reopened = self.clock.now, self._reopened_ns
-        for name, peer in ("ab", "ba"):
-            if now > reopened.get((name, k), now):
-                self.answered_unacknowledged.add(peer)
-        ports = self.ports["a", k] and self.ports["b", k]
-        for name, peer in ("ab", "ba"):
-            link, was = self.links[name, k], self.links[name, k].up
-            link.up = ports and not self.walls[name, k]
-            if link.up is not was:
-                reopened.pop((peer if link.up else name, k), None)
-                if link.up and not self.links[peer, k].up:
-                    reopened[name, k] = now
+        ways = [way for way in self._open if way[2] == k]
+        for way in ways:
+            if now > reopened.get(way, now):
+                self.answered_unacknowledged.add(way[1])
+        for name in self.names:
+            self.links[name, k].up = self.ports[name, k] and not self.walls[name, k]
+        for way in ways:
+            name, peer, _ = way
+            back = (peer, name, k)
+            was = self._open[way]
+            is_open = self._open[way] = self.links[name, k].up and self.ports[peer, k]
+            if is_open is not was:
+                reopened.pop(back if is_open else way, None)
+                if is_open and not self._open[back]:
+                    reopened[way] = now
 
     def port(self, name: str, k: int, up: bool, event_ns: int | None) -> None:
         """A port goes down or up; its own host hears of it after event_ns, or never (None)."""
@@ -296,7 +338,7 @@ class Network:
 
     def slow(self, k: int, delay_ns: int = 0, packet_ns: int = 0, loss: float = 0.0) -> None:
         """Rail k takes so much longer, both ways, and loses so much; nothing: it is well again."""
-        for name in "ab":
+        for name in self.names:
             link = self.links[name, k]
             link.delay_ns += delay_ns - self._slow_ns.get(k, 0)
             link.packet_ns, link.loss = packet_ns, loss

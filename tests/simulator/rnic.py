@@ -52,7 +52,7 @@ _numbers = itertools.count(1)
 
 
 class Link:
-    """One direction of one rail. up: whether packets pass; the rest says what happens to those that do."""
+    """What one NIC sends, on its rail. up: whether packets leave; the rest says what happens to those that do."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -67,11 +67,10 @@ class Link:
         self.echo_ns = 0  # some packets come a second time, up to this much later
         self.drops: list[Callable[[Any], bool]] = []  # one packet each: the first that matches is dropped
         self.hole: Callable[[Any], bool] = lambda packet: False  # these never get through
-        self.open_at_arrival: Callable[[], bool] = lambda: True
 
-    def send(self, packet: Any, arrive: Callable[[Any], None]) -> None:
+    def send(self, packet: Packet | Datagram, to: Nic) -> None:
         """Carry a packet, or lose it."""
-        if not self.up or self.hole(packet):
+        if not (self.up and to.port_active) or self.hole(packet):
             return
         rng = self.clock.rng
         for drop in self.drops:
@@ -86,9 +85,9 @@ class Link:
         takes_ns = self.delay_ns + self._queue()
         for _ in range(copies):
             jitter = rng.randrange(self.jitter_ns) if self.jitter_ns else 0
-            self.clock.later(takes_ns + jitter, self._arrive, packet, arrive)
+            self.clock.later(takes_ns + jitter, self._arrive, packet, to)
         if self.echo_ns and rng.random() < 0.3:
-            self.clock.later(takes_ns + rng.randrange(self.echo_ns), self._arrive, packet, arrive)
+            self.clock.later(takes_ns + rng.randrange(self.echo_ns), self._arrive, packet, to)
 
     def _queue(self) -> int:
         """How long a packet takes to leave, behind those that wait for that."""
@@ -97,10 +96,13 @@ class Link:
         self._free_ns = max(self._free_ns, self.clock.now) + self.packet_ns
         return self._free_ns - self.clock.now
 
-    def _arrive(self, packet: Any, arrive: Callable[[Any], None]) -> None:
+    def _arrive(self, packet: Packet | Datagram, to: Nic) -> None:
         # What was on the wire when the cable was pulled is gone; what waits in a switch comes out later.
-        if self.up and self.open_at_arrival():
-            arrive(packet)
+        if self.up and to.port_active and not (to.dead or to.stalled):
+            if isinstance(packet, Datagram):
+                to.arrive_datagram(packet)
+            else:
+                to.arrive(packet)
 
 
 class Packet:
@@ -170,22 +172,35 @@ class Region:
         self.addr, self.length, self.iova, self.access = addr, length, iova, access
 
 
+class Rail:
+    """The switch between NICs. nics: by the GIDs that they have; ever: by those that they have had, too."""
+
+    def __init__(self) -> None:
+        self.nics: dict[bytes, Nic] = {}
+        self.ever: dict[bytes, Nic] = {}
+
+
 class Nic:
     """One NIC: its links, its QPs, its keys, and how it fails.
 
     Keys are given out again at once, the last one first, and all NICs begin with the same few: a key that is not
     translated, or that was withdrawn, is soon other memory's.
+
+    number: its host's.
     """
 
-    def __init__(self, clock: Clock, host: str, k: int, out: Link, memory: Memory) -> None:
+    def __init__(
+        self, clock: Clock, host: str, number: int, k: int, out: Link, memory: Memory, rail: Rail
+    ) -> None:
         self.clock = clock
         self.host = host
         self.k = k
         self.name = f"{host}{k}"
         self.out = out
         self.memory = memory
-        self.peer: Nic
-        self.gid = bytes(10) + b"\xff\xff" + bytes((10, k, 0, ord(host) - 96))
+        self.rail = rail
+        self._gid = b""
+        self.gid = bytes(10) + b"\xff\xff" + bytes((10, k, *number.to_bytes(2, "big")))
         self.qps: dict[int, HwQp] = {}
         self.ports: dict[int, Any] = {}  # control ports, by QPN
         self.regions: dict[int, Region] = {}
@@ -209,7 +224,22 @@ class Nic:
         self.command_ns = 30 * US
         self.registering_ns = 50 * US
         self.waiting: list[Callable[[], None]] = []
-        self.out.open_at_arrival = lambda: not (self.peer.dead or self.peer.stalled)
+
+    @property
+    def gid(self) -> bytes:
+        """Its address."""
+        return self._gid
+
+    @gid.setter
+    def gid(self, gid: bytes) -> None:
+        self.rail.nics.pop(self._gid, None)
+        self.rail.nics[gid] = self.rail.ever[gid] = self
+        self._gid = gid
+
+    def reach(self, gid: bytes) -> Nic | None:
+        """Who has that address on its rail; None: nobody else."""
+        to = self.rail.nics.get(gid)
+        return to if to is not self else None
 
     def new_key(self) -> int:
         """A key that no memory has now."""
@@ -515,7 +545,8 @@ class HwQp:
 
     def _transmit(self, wqe: Wqe) -> None:
         nic = self.nic
-        if nic.dead or nic.stalled or self.dgid != nic.peer.gid:
+        to = nic.reach(self.dgid)
+        if nic.dead or nic.stalled or to is None:
             return
         packet = Packet("req", self.dest, wqe.psn, wqe.opcode, 0, wqe.ref)
         packet.pkey, packet.reads = self.pkey, self._reads()
@@ -526,7 +557,7 @@ class HwQp:
             packet.data = wqe.data
         elif wqe.opcode != "READ" and wqe.length:
             packet.data = self.memory.read(wqe.addr) if wqe.inline is None else wqe.inline
-        nic.out.send(packet, nic.peer.arrive)
+        nic.out.send(packet, to)
 
     def _start_timer(self) -> None:
         self.timer += 1 if self.timer % 2 == 0 else 2
@@ -714,8 +745,9 @@ class HwQp:
 
     def _answer(self, kind: str, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
         nic = self.nic
-        if self.dgid == nic.peer.gid:
-            nic.out.send(Packet(kind, self.dest, psn, opcode, data, ref), nic.peer.arrive)
+        to = nic.reach(self.dgid)
+        if to is not None:
+            nic.out.send(Packet(kind, self.dest, psn, opcode, data, ref), to)
 
     def free(self) -> None:
         """Give its memory back."""
