@@ -318,6 +318,8 @@ class Application:
     def poll(self) -> None:
         """Poll to empty, and use what came."""
         self.poll_due = False
+        if self.host.gone:
+            return
         if self.endpoint.blocked or self.host.frozen_until_ns > self.clock.now:
             self.poll_due = True
             self.clock.later(200 * US, self.poll)

@@ -276,9 +276,11 @@ class ControlPort:
 
     def send(self, ah: int, qpn: int, qkey: int, message: bytes) -> bool:
         nic = self.nic
-        to = nic.reach(self._ahs[ah])
-        if to is not None and not (nic.dead or nic.stalled):
-            nic.out.send(Datagram(message, qpn, qkey, self.qpn, nic.gid), to)
+        to = nic.reach(self._ahs[ah]) if not (nic.dead or nic.stalled) else None
+        if to is not None:
+            datagram = Datagram(message, qpn, qkey, self.qpn, nic.gid)
+            self.host.net.on_datagram(nic, to, datagram)
+            nic.out.send(datagram, to)
         return True
 
     def arrive(self, datagram: Datagram) -> None:
@@ -377,6 +379,8 @@ class Worker:
         return (self.nic.hung or (self.nic.mute and is_question)) and not self.nic.dead
 
     def _end(self) -> None:
+        if self.host.gone:
+            return
         if self._is_stuck():
             if not self._waits:
                 self._waits = True
@@ -555,10 +559,12 @@ class VirtualExchanger(Exchanger):
         self.late_ns = (200 * US, 2000 * US)
         self.away = False
         self._published: dict[str, str] = {}
-        self._wanted: set[str] = set()
+        self.wanted: set[str] = set()
         self._told: dict[str, str | None] = {}
         self._events: list[ExchangerEvent] = [Connected()]
         self._asked: list[tuple[str, str | None]] = []  # while it is away
+        # What etcd had to do for this process: entries that were written, keys to read and watch, news of them.
+        self.written = self.sought = self.told = 0
         host.exchanger = self
 
     @property
@@ -590,30 +596,33 @@ class VirtualExchanger(Exchanger):
         if text is None and (standing is None or standing[1] is not self):
             return
         if standing is None or standing[0] != text:
+            self.written += 1
             self.store.put(key, text, self)
 
     def want(self, key: str) -> None:
         records.parse_key(key)
-        self._wanted.add(key)
+        self.wanted.add(key)
+        self.sought += 1
         self.tell(key)
 
     def unwant(self, key: str) -> None:
-        self._wanted.discard(key)
+        self.wanted.discard(key)
         self._told.pop(key, None)
         self._events = [e for e in self._events if not isinstance(e, Found | Rejected) or e.key != key]
 
     def tell(self, key: str) -> None:
         """Something may have changed there."""
-        if key in self._wanted and not self.away:
+        if key in self.wanted and not self.away:
             self.net.clock.later(self._late(), self._tell, key)
 
     def _tell(self, key: str) -> None:
-        if key not in self._wanted or self.away:
+        if key not in self.wanted or self.away:
             return
         text = self.store.values.get(key, (None, None))[0]
         if key in self._told and self._told[key] == text:
             return
         self._told[key] = text
+        self.told += 1
         try:
             self._post(Found(key, None if text is None else records.decode_value(key, text)))
         except records.RecordError as error:
@@ -643,7 +652,7 @@ class VirtualExchanger(Exchanger):
         mine = [key for key, (_, owner) in self.store.values.items() if owner is self]
         for key in dict.fromkeys([*mine, *self._published]):
             self._ask(key)
-        for key in sorted(self._wanted):
+        for key in sorted(self.wanted):
             self.tell(key)
 
     def fileno(self) -> int:

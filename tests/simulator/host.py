@@ -102,6 +102,7 @@ class Host:
         self.lag_ns = 2 * US
         self.grace_ns = GRACE_NS
         self.frozen_until_ns = 0
+        self.gone = False  # nothing of it runs any more
         self.reading_ns = 0  # what a datagram costs
         self.exchanger: VirtualExchanger
         self.endpoints: list[Endpoint] = []
@@ -192,7 +193,7 @@ class Host:
             self.net.clock.later(ns, self._run, at)
 
     def _run(self, at: int) -> None:
-        if at != self._run_at:
+        if at != self._run_at or self.gone:
             return
         self._run_at = None
         late = self.frozen_until_ns - self.net.clock.now

@@ -20,7 +20,7 @@ from simulator.endpoint import Endpoint
 from simulator.host import Cq, Device, Host
 from simulator.memory import WORD, Memory
 from simulator.provider import Posts
-from simulator.rnic import RTS, HwCq, HwQp, Link, Nic, Rail
+from simulator.rnic import RTS, Datagram, HwCq, HwQp, Link, Nic, Rail
 from simulator.world import World
 
 from shiftverbs import _core
@@ -156,6 +156,8 @@ class Network:
         self.answered_unacknowledged: set[str] = set()  # who heard its peer again before that could hear it
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
+        # Which NIC says what to which, whether or not it arrives.
+        self.on_datagram: Callable[[Nic, Nic, Datagram], None] = lambda nic, to, datagram: None
         self.by_credits = True  # nobody is sent to who has not said that a receive is there
         self._forbidden: dict[str, set[int]] = {name: set() for name in names}
         devices = {name: (self.nics[name], self.memories[name]) for name in names}
@@ -356,19 +358,38 @@ class Network:
         nic = self.nics[name][k]
         if nic.dead:
             return
+        self._die(nic)
+        nic.event(EventType.DEVICE_FATAL, 0)
+        if self.plain:  # a program with plain verbs sees the event, and takes its QP for failed
+            for app in self.apps_of(name):
+                if app.endpoint.hardware.nic is nic:
+                    app.failed = True
+
+    def _die(self, nic: Nic) -> None:
+        name = nic.host
         for qp in nic.qps.values():
             for _, _, address in qp.held:
                 if address:
                     word = (address - self.memories[name].base) // WORD
                     self.lost_cqes.add((name, qp, qp.life, word))
             if qp.held:
-                self.took_along.add((name, k))
+                self.took_along.add((name, nic.k))
         nic.die()
-        nic.event(EventType.DEVICE_FATAL, 0)
-        if self.plain:  # a program with plain verbs sees the event, and takes its QP for failed
-            for app in self.apps_of(name):
-                if app.endpoint.hardware.nic is nic:
-                    app.failed = True
+
+    def switch(self, k: int, up: bool, event_ns: Callable[[], int]) -> None:
+        """All ports of a rail go down or up at once; each host hears of it in its own time."""
+        for name in self.names:
+            self.port(name, k, up, event_ns())
+
+    def lose(self, name: str, lease_ns: int) -> None:
+        """A host loses its power, and nobody is told; what it had in etcd stays there for lease_ns."""
+        host = self.host(name)
+        host.gone = True
+        for nic in self.nics[name]:
+            self._die(nic)
+        for app in self.apps_of(name):
+            app.left = True
+        self.clock.later(lease_ns, host.exchanger.go_away, True)
 
     def stall(self, name: str, k: int, on: bool) -> None:
         """Nothing moves on that NIC, and no completion says so."""
