@@ -26,8 +26,10 @@ RENEWALS = 0.3
 PING, MESSAGE, FURTHER = 59, 131, 99
 #: RoCE's: Ethernet, IP, UDP, BTH, DETH, ICRC.
 HEADERS = 14 + 20 + 8 + 12 + 8 + 4
-#: Messages of both sides in a SWITCH, of one QP; how many share a datagram.
-SWITCH, TOGETHER = 11, 11
+#: Messages of both sides in a SWITCH, of one QP, and in coming home; how many share a datagram at most.
+SWITCH, HOME, TOGETHER = 9, 12, 11
+#: Pings in a second where QPs are away from home, on each of their pairs of NICs (else one).
+AWAY_PINGS = 20
 #: Of a protected QP with room for 4 + 4 WRs, beyond pyverbs' own, in bytes.
 QP_MEMORY = 33_000
 
@@ -69,9 +71,17 @@ class Cost:
     """Of a process, sent."""
     ping_bits: float
     """Of a NIC, sent, answers included."""
-    rail_datagrams: int
+    away_pings: float
+    """Of a process, sent, as long as its NIC or its rail is dead."""
+    away_bits: float
+    """Of the NIC that is left, which is another process's too, sent, answers included."""
+    rail_messages: int
     """Of a process and its peers, all told, when its NIC dies."""
+    rail_datagrams: int
+    """At least."""
     rail_bytes: int
+    home_messages: int
+    """When it is back."""
     memory: int
     """Of a host, for its QPs."""
 
@@ -86,7 +96,7 @@ def cost(hosts: int, shape: Shape) -> Cost:
     qps = processes * QPS
     pings = shape.peers * (1 + BACKUPS)
     each = QPS // shape.peers  # QPs that share datagrams
-    steps = -(-each // TOGETHER) * SWITCH
+    datagrams = -(-each // TOGETHER) * SWITCH
     size = MESSAGE + FURTHER * (min(each, TOGETHER) - 1) + HEADERS
     return Cost(
         qps=qps,
@@ -97,8 +107,12 @@ def cost(hosts: int, shape: Shape) -> Cost:
         renewals=processes * RENEWALS,
         pings=pings,
         ping_bits=pings * 2 * (PING + HEADERS) * 8,
-        rail_datagrams=shape.peers * steps,
-        rail_bytes=shape.peers * steps * size,
+        away_pings=pings * AWAY_PINGS,
+        away_bits=shape.peers * (AWAY_PINGS + 1) * 2 * (PING + HEADERS) * 8,
+        rail_messages=QPS * SWITCH,
+        rail_datagrams=shape.peers * datagrams,
+        rail_bytes=shape.peers * datagrams * size,
+        home_messages=QPS * HOME,
         memory=NICS * QPS * QP_MEMORY,
     )
 
@@ -119,7 +133,11 @@ ROWS = {
     "leases renewed a second": lambda c: f"{c.renewals:,.0f}",
     "pings of a process a second": lambda c: f"{c.pings:,.0f}",
     "pings and answers on a NIC": lambda c: f"{c.ping_bits / 1000:,.3g} kbit/s",
-    "a NIC dies: datagrams, both sides": lambda c: f"{c.rail_datagrams:,} ({_bytes(c.rail_bytes)})",
+    "a NIC dies: messages, both sides": lambda c: f"{c.rail_messages:,}",
+    "their datagrams, at least": lambda c: f"{c.rail_datagrams:,} ({_bytes(c.rail_bytes)})",
+    "until it is back: pings of a process a second": lambda c: f"{c.away_pings:,.0f}",
+    "and answers, on the NIC that is left": lambda c: f"{c.away_bits / 1000:,.0f} kbit/s",
+    "it is back: messages, both sides": lambda c: f"{c.home_messages:,}",
     "memory of a host's QPs": lambda c: _bytes(c.memory),
 }
 

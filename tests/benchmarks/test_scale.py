@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from exchanger.conftest import qp_record
 from harness import ROOT
 from simulator.clock import US
-from simulator.story import armed, ends, plan, telling, until, wait
+from simulator.story import armed, at_home, ends, on, plan, post, said, telling, until, wait
 
 from benchmarks import scale
 from shiftverbs.exchanger import ControlEndpoint, Route, ShadowRoute, qp_key
 from shiftverbs.exchanger.key_table import DIRECTORY_KEYS
+from shiftverbs.failover.driver import QUIET_PING_NS
+from shiftverbs.failover.qp.watchdog import URGENT_PING_NS
 from shiftverbs.failover.services.control_channel import BATCH_ENTRIES
 from shiftverbs.protocol.codec import Entry, Ping, encode
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
@@ -50,7 +53,7 @@ def test_who_watches_whole_directories() -> None:
     assert scale.QPS // scale.RING.peers >= DIRECTORY_KEYS > scale.QPS // scale.mesh(64).peers
 
 
-def test_messages_of_a_switch() -> None:
+def test_messages_of_a_switch_and_of_coming_home() -> None:
     with telling(armed) as net:
         a, b = ends(net)
         protocols = [app.endpoint.protocol for app in (a, b)]
@@ -60,8 +63,36 @@ def test_messages_of_a_switch() -> None:
         a.due()
         until(net, lambda: len(a.wcs) == 1)
         wait(net, 50)
-        sent = sum(p.counts.messages_out for p in protocols) - sum(before)
-    assert abs(sent - scale.SWITCH) <= 3, sent
+        away = [p.counts.messages_out for p in protocols]
+        net.port("a", 0, True, 10 * US)
+        until(net, lambda: at_home(net))
+        wait(net, 50)
+        home = [p.counts.messages_out for p in protocols]
+    assert abs(sum(away) - sum(before) - scale.SWITCH) <= 2
+    assert abs(sum(home) - sum(away) - scale.HOME) <= 2
+
+
+def test_how_many_messages_share_a_datagram() -> None:
+    """Far fewer than may, where one QP after the other has something to say."""
+    with telling(lambda: armed(qps=32, capacity=8, receives=8)) as net:
+        for app in net.apps:
+            post(app, "WRITE")
+        wait(net, 30)
+        datagrams: list[list[Any]] = []
+        net.on_datagram = lambda nic, to, datagram: datagrams.append(said(datagram))
+        for app in net.apps_of("a"):
+            plan(app, "SEND", signaled=True)
+        net.port("a", 0, False, 10 * US)
+        for app in net.apps_of("a"):
+            app.due()
+        until(net, lambda: all(on(app, 1) and not app.endpoint.protocol.busy for app in net.apps))
+    with_messages = [messages for messages in datagrams if not isinstance(messages[0], Ping)]
+    assert len(with_messages) == pytest.approx(159, abs=10)
+    assert sum(map(len, with_messages)) == pytest.approx(256, abs=10)
+
+
+def test_pings_of_who_is_away() -> None:
+    assert scale.AWAY_PINGS * URGENT_PING_NS == QUIET_PING_NS
 
 
 def test_counts() -> None:
