@@ -522,11 +522,7 @@ def test_states_and_inputs() -> None:
     ],
 )
 def test_a_datagram_of_an_unknown_step(kind: int, body: int, said: str) -> None:
-    size = {
-        codec._KIND_SYNC: codec._SYNC.size + codec._ADDRESS.size,
-        codec._KIND_ARM: codec._ARM.size + codec._ADDRESS.size,
-        codec._KIND_MOVE: codec._MOVE.size,
-    }[kind]
+    size = codec._SIZES[kind]
     reasons = set()
     # Wherever the step stands in the message: no other byte of it is looked at before.
     for at in range(size):

@@ -12,7 +12,7 @@ header is looked at, then field by field, and what is wrong is refused with `Mal
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shiftverbs.protocol.messages import (
@@ -41,8 +41,8 @@ _VERSION = struct.Struct("!HB")  # magic, version: what every version begins wit
 _HEADER = struct.Struct("!HBBQQ")  # magic, version, entries, name of the sender's direction, number
 _ENTRY = struct.Struct("!QQBB")  # to, from, kind, body length
 _ADDRESS = struct.Struct("!16sHIIB")
-_SYNC = struct.Struct("!QBBQBQQbqBQB")
-_ARM = struct.Struct("!BQBQQ")
+_SYNC = struct.Struct("!QBBQBQQbqBQB" + _ADDRESS.format[1:])
+_ARM = struct.Struct("!BQBQQ" + _ADDRESS.format[1:])
 _MOVE = struct.Struct("!BQQBQQQ")
 _PREFER = struct.Struct("!QBB")
 _PING = struct.Struct("!QB")
@@ -58,6 +58,13 @@ FILL = FILL_HEAD.ljust(MAX_DATAGRAM_BYTES, b"\0")
 
 _KIND_SYNC, _KIND_ARM, _KIND_MOVE, _KIND_PREFER, _KIND_PING = 1, 2, 3, 4, 5
 _KIND_WANT_KEYS, _KIND_KEYS = 6, 7
+_SIZES = {
+    _KIND_SYNC: _SYNC.size,
+    _KIND_ARM: _ARM.size,
+    _KIND_MOVE: _MOVE.size,
+    _KIND_PREFER: _PREFER.size,
+    _KIND_PING: _PING.size,
+}
 
 
 class MalformedDatagram(ValueError):
@@ -93,15 +100,13 @@ class Entry:
     message: Message | Ping | WantKeys | Keys
 
 
-def _pack_address(a: PairAddress) -> bytes:
-    return _ADDRESS.pack(a.gid, a.lid, a.qpn, a.psn, a.mtu)
-
-
-def _body(message: Message | Ping | WantKeys | Keys) -> tuple[int, bytes]:
-    match message:
+def encode_entry(entry: Entry) -> bytes:
+    """One entry as bytes. Raises TypeError where it is no message."""
+    match message := entry.message:
         case Sync():
-            m = message
-            head = _SYNC.pack(
+            m, at = message, message.address
+            kind = _KIND_SYNC
+            body = _SYNC.pack(
                 m.epoch,
                 m.target,
                 m.phase,
@@ -114,21 +119,26 @@ def _body(message: Message | Ping | WantKeys | Keys) -> tuple[int, bytes]:
                 m.settled,
                 m.keys,
                 m.receipts_lost,
+                at.gid,
+                at.lid,
+                at.qpn,
+                at.psn,
+                at.mtu,
             )
-            return _KIND_SYNC, head + _pack_address(m.address)
         case Arm():
-            a = message
-            return _KIND_ARM, _ARM.pack(a.step, a.epoch, a.pair, a.arm, a.wanted) + _pack_address(a.address)
+            a, at = message, message.address
+            address = (at.gid, at.lid, at.qpn, at.psn, at.mtu)
+            kind, body = _KIND_ARM, _ARM.pack(a.step, a.epoch, a.pair, a.arm, a.wanted, *address)
         case Move():
             v = message
-            return _KIND_MOVE, _MOVE.pack(v.step, v.epoch, v.number, v.target, v.arm, v.tx, v.keys)
+            kind, body = _KIND_MOVE, _MOVE.pack(v.step, v.epoch, v.number, v.target, v.arm, v.tx, v.keys)
         case Prefer():
-            return _KIND_PREFER, _PREFER.pack(message.number, message.target, message.seen)
+            kind, body = _KIND_PREFER, _PREFER.pack(message.number, message.target, message.seen)
         case Ping():
-            return _KIND_PING, _PING.pack(message.number, message.answer)
+            kind, body = _KIND_PING, _PING.pack(message.number, message.answer)
         case WantKeys():
             head = _WANT_KEYS.pack(message.version, message.settled, message.again)
-            return _KIND_WANT_KEYS, head + struct.pack(f"!{len(message.rkeys)}I", *message.rkeys)
+            kind, body = _KIND_WANT_KEYS, head + struct.pack(f"!{len(message.rkeys)}I", *message.rkeys)
         case Keys():
             gone = message.gone
             head = _KEYS.pack(message.version, message.since, message.push, len(gone))
@@ -136,34 +146,28 @@ def _body(message: Message | Ping | WantKeys | Keys) -> tuple[int, bytes]:
                 _FOUND.pack(one.rkey, len(one.on)) + b"".join(_FOUND_ON.pack(*on) for on in one.on)
                 for one in message.found
             )
-            return _KIND_KEYS, head + struct.pack(f"!{len(gone)}I", *gone) + found
-    raise TypeError(f"not a message: {message!r}")
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """One entry as bytes."""
-    kind, body = _body(entry.message)
+            kind, body = _KIND_KEYS, head + struct.pack(f"!{len(gone)}I", *gone) + found
+        case _:
+            raise TypeError(f"not a message: {message!r}")
     return _ENTRY.pack(entry.to, entry.sender, kind, len(body)) + body
 
 
-def encode(entries: Iterable[Entry], seals: Seals, most_bytes: int = MAX_DATAGRAM_BYTES) -> Iterator[bytes]:
-    """Yield datagrams of at most most_bytes that carry `entries` in order, under the next numbers of `seals`."""
-    parts: list[bytes] = []
-    size = _HEADER.size + TAG_BYTES
+def encode(entries: Iterable[Entry], seals: Seals, most_bytes: int = MAX_DATAGRAM_BYTES) -> list[bytes]:
+    """Datagrams of at most most_bytes that carry `entries` in order, under the next numbers of `seals`."""
+    groups: list[list[bytes]] = []
+    left = -1
     for entry in entries:
         part = encode_entry(entry)
-        if parts and (size + len(part) > most_bytes or len(parts) == 255):
-            yield _sealed(parts, seals)
-            parts, size = [], _HEADER.size + TAG_BYTES
-        parts.append(part)
-        size += len(part)
-    if parts:
-        yield _sealed(parts, seals)
-
-
-def _sealed(parts: list[bytes], seals: Seals) -> bytes:
-    data = _HEADER.pack(MAGIC, VERSION, len(parts), seals.name_out, seals.number()) + b"".join(parts)
-    return data + seals.tag(data)
+        left -= len(part)
+        if left < 0 or len(groups[-1]) == 255:
+            groups.append([])
+            left = most_bytes - _HEADER.size - TAG_BYTES - len(part)
+        groups[-1].append(part)
+    datagrams = []
+    for parts in groups:
+        head = _HEADER.pack(MAGIC, VERSION, len(parts), seals.name_out, seals.next_number)
+        datagrams.append(seals.seal(head + b"".join(parts)))
+    return datagrams
 
 
 def _boolean(value: int, what: str) -> bool:
@@ -172,8 +176,7 @@ def _boolean(value: int, what: str) -> bool:
     return bool(value)
 
 
-def _address(data: bytes) -> PairAddress:
-    gid, lid, qpn, psn, mtu = _ADDRESS.unpack(data)
+def _address(gid: bytes, lid: int, qpn: int, psn: int, mtu: int) -> PairAddress:
     if qpn >> 24 or psn >> 24:
         raise MalformedDatagram(f"QPN {qpn:#x} or PSN {psn:#x} has more than 24 bits")
     if not 1 <= mtu <= 5:
@@ -231,23 +234,31 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping | WantKeys | Keys:
         raise
     except ValueError as error:
         raise MalformedDatagram(str(error)) from None
-    sizes = {
-        _KIND_SYNC: _SYNC.size + _ADDRESS.size,
-        _KIND_ARM: _ARM.size + _ADDRESS.size,
-        _KIND_MOVE: _MOVE.size,
-        _KIND_PREFER: _PREFER.size,
-        _KIND_PING: _PING.size,
-    }
-    size = sizes.get(kind)
+    size = _SIZES.get(kind)
     if size is None:
         raise MalformedDatagram(f"unknown kind {kind}")
     if len(body) != size:
         raise MalformedDatagram(f"kind {kind} has {len(body)} bytes, {size} expected")
     try:
         if kind == _KIND_SYNC:
-            fields = _SYNC.unpack_from(body)
-            epoch, target, phase, arm, clean, rx, ask, seen_phase, seen_arm, settled, keys, lost = fields
-            address = _address(body[_SYNC.size :])
+            (
+                epoch,
+                target,
+                phase,
+                arm,
+                clean,
+                rx,
+                ask,
+                seen_phase,
+                seen_arm,
+                settled,
+                keys,
+                lost,
+                *address,
+            ) = _SYNC.unpack(body)
+            if clean | settled | lost > 1:
+                for value, what in (clean, "clean"), (settled, "settled"), (lost, "receipts_lost"):
+                    _boolean(value, what)
             if seen_phase != -1:
                 Phase(seen_phase)
             return Sync(
@@ -255,19 +266,19 @@ def _decode_body(kind: int, body: bytes) -> Message | Ping | WantKeys | Keys:
                 target,
                 Phase(phase),
                 arm,
-                _boolean(clean, "clean"),
-                address,
+                bool(clean),
+                _address(*address),
                 rx,
                 ask,
                 seen_phase,
                 seen_arm,
-                _boolean(settled, "settled"),
+                bool(settled),
                 keys,
-                _boolean(lost, "receipts_lost"),
+                bool(lost),
             )
         if kind == _KIND_ARM:
-            step, epoch, pair, arm, wanted = _ARM.unpack_from(body)
-            return Arm(ArmStep(step), epoch, pair, arm, _address(body[_ARM.size :]), wanted)
+            step, epoch, pair, arm, wanted, *address = _ARM.unpack(body)
+            return Arm(ArmStep(step), epoch, pair, arm, _address(*address), wanted)
         if kind == _KIND_MOVE:
             step, epoch, number, target, arm, tx, keys = _MOVE.unpack(body)
             return Move(MoveStep(step), epoch, number, target, arm, tx, keys)
@@ -306,11 +317,14 @@ def decode(data: bytes, seals: Seals) -> list[Entry]:
     Raises Forged where the seal is not the peer's, Replayed where its number was taken before, MalformedDatagram for
     anything else that is wrong.
     """
-    name = name_of(data)
     end = len(data) - TAG_BYTES
-    if name != seals.name_in or not seals.is_theirs(data[:end], data[end:]):
+    if end < _HEADER.size or not seals.is_theirs(data[:end], data[end:]):
+        name_of(data)  # which may have more to say of it
         raise Forged("the seal is not the peer's")
-    _, _, count, _, number = _HEADER.unpack_from(data)
+    magic, version, count, name, number = _HEADER.unpack_from(data)
+    if (magic, version, name) != (MAGIC, VERSION, seals.name_in):
+        name_of(data)
+        raise Forged("it says that it is of another direction than its seal")
     if not seals.take(number):
         raise Replayed(f"number {number} was taken before, or is too old")
     entries = []

@@ -50,34 +50,29 @@ class Seals:
     nothing about the secrets.
     """
 
+    __slots__ = ("_in", "_out", "name_in", "name_out", "next_number", "take")
+
     def __init__(self, ours: bytes, theirs: bytes, first: int = 1) -> None:
         if len(ours) != SECRET_BYTES or len(theirs) != SECRET_BYTES:
             raise ValueError(f"secrets have {SECRET_BYTES} bytes, not {len(ours)} and {len(theirs)}")
         self.name_in, self.name_out = _name(theirs + ours), _name(ours + theirs)
         self.next_number = first
         self._in, self._out = _seal(theirs + ours), _seal(ours + theirs)
-        self._window = Window()
+        # Takes the number of a datagram with the peer's seal; False if it was taken before, or is too old to tell.
+        self.take = Window().take
 
-    def number(self) -> int:
-        """The number of the next datagram from us: each is asked for once."""
-        number, self.next_number = self.next_number, self.next_number + 1
-        return number
-
-    def tag(self, data: bytes) -> bytes:
-        """What stands behind `data` in a datagram from us."""
+    def seal(self, data: bytes) -> bytes:
+        """`data`, which carries the next number, with its tag behind it: a datagram from us. The number is used up."""
+        self.next_number += 1
         seal = self._out.copy()
         seal.update(data)
-        return seal.digest()
+        return data + seal.digest()
 
     def is_theirs(self, data: bytes, tag: bytes) -> bool:
         """Whether the peer has put `tag` behind `data`."""
         seal = self._in.copy()
         seal.update(data)
         return compare_digest(seal.digest(), tag)
-
-    def take(self, number: int) -> bool:
-        """Take the number of a datagram with the peer's seal; False if it was taken before, or is too old to tell."""
-        return self._window.take(number)
 
 
 def _name(key: bytes) -> int:

@@ -448,8 +448,8 @@ def test_lines_that_somebody_outside_may_cause_are_written_once_a_second(
 
     def flood() -> list[str]:
         caplog.clear()
-        broken = bytearray(next(codec.encode([Entry(11, 22, ABORT)], peer.seals)))[:-TAG_BYTES] + b"junk"
-        broken += peer.seals.tag(bytes(broken))
+        broken = bytearray(codec.encode([Entry(11, 22, ABORT)], peer.seals)[0])[:-TAG_BYTES] + b"junk"
+        broken = bytearray(peer.seals.seal(bytes(broken)))
         port.inbox = arrived(b"x", old, bytes(broken)) * 100
         for _ in range(100):
             port.inbox += forger.says(Entry(11, 22, ABORT))

@@ -92,9 +92,9 @@ for end, their_end in zip(ends, {source["control"]!r}):
     # Numbers a little ahead of the peer's own, which are still taken afterwards.
     theirs = seal.Seals(*(bytes.fromhex(each["secret"]) for each in (their_end, end)), 500)
     def under_seal(data):
-        data = data[:4] + whole[4:12] + theirs.number().to_bytes(8, "big") + data[20:-seal.TAG_BYTES]
-        return data + theirs.tag(data)
-    whole = next(control.encode([good], theirs))
+        data = data[:4] + whole[4:12] + theirs.next_number.to_bytes(8, "big") + data[20:-seal.TAG_BYTES]
+        return theirs.seal(data)
+    whole = control.encode([good], theirs)[0]
     rubbish = [b"", b"x", os.urandom(64), whole, whole[:-1], whole + b"y", bytes(1024)] + [whole] * 20
     damaged = [bytes(x ^ (rng.random() < .02) * rng.randrange(256) for x in whole) for _ in range(200)]
     rubbish += damaged + [under_seal(x) for x in damaged] + [b"SV\\x01\\x01" + bytes(80)]

@@ -114,7 +114,7 @@ def control_datagram(data: bytes) -> bool:
         raise AssertionError("taken without the peer's seal")
     theirs, ours = seals()
     try:
-        entries = codec.decode(data + theirs.tag(data), ours)
+        entries = codec.decode(theirs.seal(data), ours)
     except codec.MalformedDatagram:
         return False
     again = b"".join(map(codec.encode_entry, entries))

@@ -127,7 +127,7 @@ def test_the_core_runs_where_nothing_impure_can_be_imported() -> None:
         out = a.handle(events.PathFailed(0, "gone"), 1)
         sync = next(x.message for x in out if isinstance(x, events.SendMessage))
         ours, theirs = seal.Seals(b"a" * 16, b"b" * 16), seal.Seals(b"b" * 16, b"a" * 16)
-        data = list(codec.encode([codec.Entry(1, 2, sync)], ours))
+        data = codec.encode([codec.Entry(1, 2, sync)], ours)
         assert codec.decode(data[0], theirs)[0].message == sync
         assert path_health.PingState(10).poll_ping(0) == 1
         from shiftverbs.stragglers import detector, records
