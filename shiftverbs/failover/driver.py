@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shiftverbs import _core
 from shiftverbs.failover.nic_events import NicEvents
-from shiftverbs.failover.qp.watchdog import WATCH_PERIOD_NS
+from shiftverbs.failover.qp.watchdog import URGENT_PING_NS, WATCH_PERIOD_NS
 from shiftverbs.failover.services.admission import Turns
 from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.failover.services.cq_polling import Looks
@@ -36,6 +36,7 @@ from shiftverbs.process.log_lines import Announcements, OutsideTheLock
 from shiftverbs.protocol.codec import Entry, Ping
 from shiftverbs.protocol.messages import PairAddress, Phase, Sync
 from shiftverbs.protocol.pair import MS, ProtocolConfig
+from shiftverbs.protocol.path_health import PROBE_NS
 from shiftverbs.protocol.timers import NEVER
 from shiftverbs.stragglers.records import Mode
 
@@ -148,10 +149,14 @@ class Driver:
         self._results: collections.deque[tuple[Any, int, int, int]] = collections.deque()
         self._watch_ns = 0
         self._to_watch: list[Connection] = []
+        self._to_watch_ns = 0  # no more of them before
+        self._working: list[Connection] = []  # of very many, those with work that are to be looked at next
         self._urgent: dict[Path, int] = {}  # how dense pings were wanted there in this round of looks
+        self._probed: dict[Path, None] = {}  # where a look has found doubt the last time
         self._hurry_until_ns = 0
         self._exchanged_ns = 0
         self._interval_before_s: float | None = None
+        self._short_until_ns = 0  # the interpreter's switch interval is short
         self._asides: collections.deque[Callable[[], object]] = collections.deque()
         self._next_ping_ns: int | None = None
         self._timeouts_ns = 0
@@ -258,6 +263,11 @@ class Driver:
             # What it has to tell waits, and must not keep the control thread awake until then.
             self.waiter.remove(self.exchanger.fileno())
         self._hurry_until_ns = now_ns + HURRY_NS
+        self._shorten_switch_interval(now_ns)
+
+    def _shorten_switch_interval(self, now_ns: int) -> None:
+        """For HURRY_NS no busy Python thread keeps us from the GIL for long."""
+        self._short_until_ns = now_ns + HURRY_NS
         if self._interval_before_s is None:
             before_s = sys.getswitchinterval()
             if before_s > HURRY_SWITCH_INTERVAL_S:
@@ -272,7 +282,7 @@ class Driver:
             call()
 
     def restore_switch_interval(self) -> None:
-        """Undo what `hurry` did to the interpreter."""
+        """Undo what `_shorten_switch_interval` did to the interpreter."""
         before_s, self._interval_before_s = self._interval_before_s, None
         if before_s is not None and abs(sys.getswitchinterval() - HURRY_SWITCH_INTERVAL_S) < 1e-6:
             sys.setswitchinterval(before_s)
@@ -280,7 +290,6 @@ class Driver:
     def _take_time(self) -> None:
         """The hurry is over: do what waited for that."""
         self._hurry_until_ns = 0
-        self.restore_switch_interval()
         left = SLICE
         while self._asides:
             self._asides.popleft()()
@@ -303,6 +312,7 @@ class Driver:
             self.stopped = True
             if free:
                 self._take_time()
+                self.restore_switch_interval()
                 self.announcements.flush()
                 self._unbroken.leave()
 
@@ -321,20 +331,25 @@ class Driver:
         if self.turns.waiting:
             self.turns.admit(now)
         # The peer waits for what was said just now, here and below.
-        self._work()
+        if self._backlog or self._mail:
+            self._work()
         if self.channel.dirty:
             self.channel.flush()
         hurry = now < self._hurry_until_ns
         if not hurry:
             if self._hurry_until_ns:
                 self.waiter.add(self.exchanger.fileno())
-            self._take_time()
+            if self._hurry_until_ns or self._asides:
+                self._take_time()
+            if self._interval_before_s is not None and now >= self._short_until_ns:
+                self.restore_switch_interval()
         # Only when something is there: each system call in it lets go of the GIL, for 5 ms next to a busy program.
         if not hurry or now >= self._exchanged_ns + EXCHANGE_NS:
             if self.directory.is_behind or self.machine.readable(self.exchanger.fileno()):
                 self._exchanged_ns = now
                 self.directory.take()
-        self._timeouts(now)
+        if (self._timers and self._timers[0][0] <= now) or now >= self._watch_ns:
+            self._timeouts(now)
         due = self.looks.due_ns
         if due is not None and now >= due:
             self.looks.look()
@@ -444,7 +459,7 @@ class Driver:
         if (
             peer is None
             or int(peer.life, 16) != said.sender
-            or path.link not in [mine.link for mine in connection.paths]
+            or (path not in connection.paths and path.link not in [mine.link for mine in connection.paths])
         ):
             self.channel.unknown += 1
             return
@@ -523,7 +538,10 @@ class Driver:
                     self.measures.look(now)
 
     def _watch(self, now: int) -> None:
-        """Look at the next connections; a round through very many takes several looks, so that each costs little."""
+        """Look at the next connections; a round through very many takes several looks, so that each costs little.
+
+        Of very many those that have work are not to wait for that: as many of them are looked at as well.
+        """
         if not self._to_watch:
             self._to_watch = list(self.connections.values())
             wanted, self._urgent = self._urgent, {}
@@ -531,21 +549,41 @@ class Driver:
             for path in self.channel.paths.values():
                 path.ping.interval_ns = min(wanted.get(path, QUIET_PING_NS), dense.get(path, QUIET_PING_NS))
         again_ns = WATCH_PERIOD_NS
-        for _ in range(WATCH_AT_ONCE):
-            if not self._to_watch:
-                break
-            connection = self._to_watch.pop()
+        probed: dict[Path, None] = {}
+        next_ones: list[Connection] = []
+        if len(self.connections) > WATCH_AT_ONCE:
+            if not self._working:
+                self._working = [self.connections[core] for core in _core.at_work(self.connections)]
+            next_ones, self._working = self._working[:WATCH_AT_ONCE], self._working[WATCH_AT_ONCE:]
+        else:
+            self._working = []
+        if now >= self._to_watch_ns or not next_ones:
+            self._to_watch_ns = now + WATCH_PERIOD_NS
+            next_ones += self._to_watch[-1 : -1 - WATCH_AT_ONCE : -1]
+            del self._to_watch[-WATCH_AT_ONCE:]
+        for connection in next_ones:
             self.safely(connection, connection.watchdog.watch, now)
             if connection.watchdog.is_old and self.measures is not None:
                 self.measures.waits(connection)
             again_ns = min(again_ns, connection.watchdog.again_ns)
             wanted_ns = connection.watchdog.pings_ns
+            if wanted_ns == PROBE_NS:
+                self._shorten_switch_interval(now)  # else each of the pings would wait for who computes
             if wanted_ns is not None:
                 for path in connection.paths:
+                    if wanted_ns == PROBE_NS:
+                        probed[path] = None
                     self._urgent[path] = min(self._urgent.get(path, wanted_ns), wanted_ns)
                     path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
                     path.ping.hurry(now)
-        if not self._to_watch:  # of very many each look takes its portion, in turn
+        if (
+            len(self.connections) > WATCH_AT_ONCE
+        ):  # doubt does not last as long as a round through all of them
+            for path in self._probed:
+                if path not in probed:
+                    self._urgent[path] = path.ping.interval_ns = URGENT_PING_NS
+        self._probed = probed
+        if not self._working:  # of very many each look takes its portion, in turn
             self._watch_ns = min(self._watch_ns, now + again_ns)
 
     def forget(self, connection: Connection) -> None:
@@ -555,6 +593,7 @@ class Driver:
             self.measures.left(connection)
         if not self.connections:
             self._to_watch.clear()
+            self._working.clear()
             self._timers.clear()
             self.announcements.flush()
 
@@ -572,6 +611,7 @@ class Driver:
             self.turns.due_ns if self.turns.waiting else None,
             self._watch_ns if self.connections else None,
             self._hurry_until_ns or None,
+            self._short_until_ns if self._interval_before_s is not None else None,
         ):
             if due is not None and due < first:
                 first = due

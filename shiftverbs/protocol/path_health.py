@@ -52,6 +52,8 @@ class PingState:
         self._known_after: int | None = None  # the last ping for which the peer may not have known us yet
         # Those that may still be answered: number, and when it was sent.
         self._awaited: collections.deque[tuple[int, int]] = collections.deque(maxlen=MOST_AWAITED)
+        self._probes_after = before_first  # the last ping before its work stood still
+        self._silent_ns: int | None = None
         self._unanswered = 0
         self._since_ns = 0  # what is unanswered since then is not counted yet
         self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
@@ -85,7 +87,9 @@ class PingState:
         """The interval became shorter: do not wait out the old one."""
         soon_ns = now_ns + self.interval_ns
         if self.earliest_ns > soon_ns:
-            self.earliest_ns = now_ns if self.interval_ns == PROBE_NS else soon_ns
+            self.earliest_ns = soon_ns
+            if self.interval_ns == PROBE_NS:
+                self.earliest_ns, self._probes_after = now_ns, self._number
 
     def is_well(self, now_ns: int) -> bool:
         """Whether it is alive, and no answer is late."""
@@ -146,6 +150,20 @@ class PingState:
         self._since_ns = max(heard_ns, self._since_ns)
         self._unanswered = 0
 
+    @property
+    def is_to_answer(self) -> bool:
+        """Whether its port is up, and the peer is known to answer there, or to know that it is to."""
+        return self.port_ok and self._known_after is not None
+
+    def found_silent(self, now_ns: int) -> None:
+        """Work that stood still there has shown that it is silent (silence.py): it is so until something is heard."""
+        self._silent_ns = now_ns
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether that was found, and nothing was heard since."""
+        return self._silent_ns is not None and not self.heard_since(self._silent_ns)
+
     def heard_since(self, then_ns: int) -> bool:
         """Whether an answer, or anything else, came from there after that."""
         return self._answered_ns is not None and self._answered_ns >= then_ns
@@ -180,5 +198,8 @@ class PingState:
     @property
     def next_timeout_ns(self) -> int:
         """When `poll_ping` wants to be called again, if no answer comes before."""
-        keeps_up = len(self._awaited) < MOST_UNDER_WAY
+        under_way = len(self._awaited)
+        if self.interval_ns == PROBE_NS:  # older ones are lost
+            under_way = min(under_way, self._number - self._probes_after)
+        keeps_up = under_way < MOST_UNDER_WAY
         return self.earliest_ns if keeps_up or self.alive is False else max(self.earliest_ns, self._counts_ns)

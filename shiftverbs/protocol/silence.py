@@ -19,8 +19,10 @@ PINGS = 5
 # The last of them may be late by this, or by so many times what an answer took there at most, beyond the other path's.
 PATIENCE_NS = 12_000_000
 ANSWERS = 2
-# For so long that must have been seen: a peer that goes on after a while may be heard on the other path first.
+# For so long that must have been seen; longer where the other path was silent at first too: a peer that goes on after a
+# stop may be heard there first.
 SETTLED_NS = 3_000_000
+GOES_ON_NS = 50_000_000
 # Then it is the peer that stands still; asked again when the work is twice as old.
 GIVE_UP_NS = 100_000_000
 
@@ -42,6 +44,8 @@ class Silence:
         self._since_ns = 0
         self._beyond_ns = 0  # an answer may take so much longer here than elsewhere
         self._missing_ns: int | None = None  # since when another path has answered, and it not
+        self._elsewhere_ns: int | None = None  # when another path was first heard
+        self._soon_ns = 0  # so soon it is where the peer is at work
 
     def rest(self) -> None:
         """It is not looked at for a while."""
@@ -76,20 +80,38 @@ class Silence:
         return False
 
     def _stands_still(self, now_ns: int, path: PingState, others: Callable[[], Sequence[PingState]]) -> bool:
+        if path.is_silent and self._age_ns >= LEAST_NS:
+            return True  # another QP's work has shown that
         if not self.asks:
-            if self._age_ns >= self._next_ns and path.alive is True and (elsewhere := others()):
-                self.asks, self._since_ns, self._missing_ns = True, now_ns, None
+            # One that counts as dead may be back, or may not: it is asked as well.
+            if self._age_ns >= self._next_ns and path.is_to_answer and (elsewhere := others()):
+                self.asks, self._since_ns = True, now_ns
+                self._missing_ns = self._elsewhere_ns = None
                 # As they were before: what both are late by from now on is the peer's.
-                self._beyond_ns = ANSWERS * (path.longest_ns - max(other.longest_ns for other in elsewhere))
+                longest_ns = min(other.longest_ns for other in elsewhere)  # the quickest is heard first
+                self._beyond_ns = ANSWERS * (path.longest_ns - longest_ns)
+                self._soon_ns = PATIENCE_NS + ANSWERS * longest_ns
             return False
         since_ns = self._since_ns
         if path.heard_since(since_ns) or now_ns - since_ns > GIVE_UP_NS:
             self.asks, self._next_ns = False, 2 * self._age_ns
             return False
+        if self._elsewhere_ns is None and any(other.heard_since(since_ns) for other in others()):
+            self._elsewhere_ns = now_ns
         last_ns = path.missing_since(since_ns, PINGS)
         if last_ns is None or not any(other.answered_sent_ns >= last_ns for other in others()):
             return False
         if self._missing_ns is None:
             self._missing_ns = now_ns
         late = now_ns - last_ns >= max(PATIENCE_NS, self._beyond_ns)
-        return late and now_ns - self._missing_ns >= max(SETTLED_NS, self._beyond_ns)
+        went_on = self._elsewhere_ns is None or self._elsewhere_ns - since_ns > self._soon_ns
+        settled_ns = max(GOES_ON_NS if went_on else SETTLED_NS, self._beyond_ns)
+        if late and now_ns - self._missing_ns >= settled_ns:
+            path.found_silent(now_ns)
+            return True
+        return False
+
+    def is_missing_too(self, other: PingState) -> bool:
+        """Whether another path has answered as little, where this one was just found silent."""
+        since_ns = self._since_ns
+        return not other.heard_since(since_ns) and other.missing_since(since_ns, PINGS) is not None

@@ -71,6 +71,7 @@ def test_switch_replays_what_the_peer_did_not_get(guarded: World) -> None:
     assert [(wc.wr_id, wc.qp_num) for wc in wcs] == [(6, w.qp_num)]
     assert w.poll() == [(101, SUCCESS), (102, SUCCESS)]
     assert w.qp.counters() == (3, 7, 7) and w.qp.outstanding == (0, 0)
+    assert _core.at_work([w.qp]) == []
     kinds = w.kinds()
     assert kinds.count(_core.EV_FIRST_WC) == 1
 
@@ -133,6 +134,7 @@ def test_golden_read_response_lost_send_counted(guarded: World) -> None:
     assert w.poll() == [(1, SUCCESS)]
     w.hw[1].complete()
     assert w.poll() == [] and w.qp.outstanding == (1, 0)
+    assert _core.at_work([w.qp]) == [w.qp]
     assert w.qp.counters() == (0, 2, 2)
 
 

@@ -29,6 +29,14 @@ def nic() -> Any:
     return make_nic()
 
 
+@pytest.fixture(autouse=True)
+def at_work(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The QPs that have sends outstanding, where all are doubles."""
+    working: list[Any] = []
+    monkeypatch.setattr(_core, "at_work", lambda cores: [each for each in working if each in cores])
+    return working
+
+
 @pytest.fixture
 def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(_nic, "async_fd", lambda ctx: 99)

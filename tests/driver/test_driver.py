@@ -24,6 +24,7 @@ from shiftverbs.failover.services.cq_polling import LONGEST_LOOK_NS, LOOK_NS, LO
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.pair import PairProtocol
+from shiftverbs.protocol.path_health import PROBE_NS
 from shiftverbs.protocol.state import Pair
 from shiftverbs.shadows.async_events import AsyncEvents
 from shiftverbs.state_machine import SendState
@@ -117,7 +118,52 @@ def test_a_port_event_is_about_its_own_port(driver: Driver, nic: Any) -> None:
     assert driver.nic_events.port_ok(nic, 2)
 
 
-def test_a_thousand_idle_qps_are_looked_at_in_turns(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+def test_one_of_a_thousand_that_works_is_looked_at_each_time(
+    driver: Driver, nic: Any, clock: SimpleNamespace, at_work: list[Any]
+) -> None:
+    many = [add(driver, Connection(nic)) for _ in range(1000)]
+    at_work += [many[3], many[4]]
+    many[4].watchdog.again_ns = WATCH_PERIOD_NS // 2
+    for each in many[:3] + many[5:]:
+        each.watchdog.watch = lambda now_ns: clock.__setattr__("now", clock.now + 10)
+    for turn in range(1, 30):
+        driver.run()
+        assert len(many[4].told) >= turn and len(many[3].told) >= turn
+        clock.now += WATCH_PERIOD_NS // 2
+    assert len(many[4].told) <= 31, "and as others in its turn"
+    at_work.clear()
+    many[4].watchdog.again_ns = WATCH_PERIOD_NS
+    before = len(many[3].told)
+    for _ in range(10):
+        driver.run()
+        clock.now += WATCH_PERIOD_NS
+    assert len(many[3].told) <= before + 1
+
+
+def test_of_very_many_that_work_each_has_its_turn(
+    driver: Driver, nic: Any, clock: SimpleNamespace, at_work: list[Any]
+) -> None:
+    many = [add(driver, Connection(nic)) for _ in range(5 * WATCH_AT_ONCE)]
+    at_work += many[WATCH_AT_ONCE:]
+    looks = 0
+    for _ in range(4):
+        driver.run()
+        seen = sum(len(each.told) for each in many)
+        assert seen - looks <= 2 * WATCH_AT_ONCE
+        looks = seen
+        clock.now += WATCH_PERIOD_NS
+    assert all(each.told for each in at_work)
+    for each in many[WATCH_AT_ONCE:]:
+        each.core = each  # what `add` enters it under
+        driver.forget(each)
+    at_work.clear()
+    driver.run()
+    assert not driver._working, "few again: nobody is left over"
+
+
+def test_a_thousand_idle_qps_are_looked_at_in_turns(
+    driver: Driver, nic: Any, clock: SimpleNamespace, at_work: list[Any]
+) -> None:
     many = [add(driver, Connection(nic)) for _ in range(1000)]
     looks = 0
     for _ in range(-(-1000 // WATCH_AT_ONCE)):
@@ -222,7 +268,7 @@ def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
     many[UNDER_WAY].closed = True
     driver.drop_backlog(many[UNDER_WAY + 1])
     for each in many[:3]:
-        assert driver.turns.is_going(each)
+        assert each in driver.turns.going
         driver.turns.arrived(each)
     driver.run()
     assert begun == many[:UNDER_WAY] + many[UNDER_WAY + 2 : UNDER_WAY + 4]
@@ -233,7 +279,7 @@ def test_few_begin_at_once_what_is_not_urgent(driver: Driver, nic: Any) -> None:
         driver.turns.arrived(begun[arrived])
         arrived += 1
         driver.run()
-    assert len(begun) == 998 and not driver.turns.waiting and not driver.turns._going
+    assert len(begun) == 998 and not driver.turns.waiting and not driver.turns.going
 
 
 def test_who_is_under_way_for_long_keeps_nobody_waiting(
@@ -358,6 +404,27 @@ def test_what_a_switch_does_not_need_waits_for_it(driver: Driver, clock: SimpleN
     clock.now += 26 * 10**6
     driver.run()
     assert told == [1, 2, 3] and sys.getswitchinterval() == pytest.approx(before_s)
+
+
+def test_pings_of_a_path_in_doubt_do_not_wait_for_who_computes(
+    driver: Driver, nic: Any, clock: SimpleNamespace
+) -> None:
+    before_s = sys.getswitchinterval()
+    connection = add(driver, Connection(nic))
+    clock.now += WATCH_PERIOD_NS
+    driver.run()
+    assert sys.getswitchinterval() == pytest.approx(before_s)
+    connection.watchdog.pings_ns = PROBE_NS
+    clock.now += WATCH_PERIOD_NS
+    driver.run()
+    assert sys.getswitchinterval() < before_s / 2
+    connection.watchdog.pings_ns = None
+    clock.now += HURRY_NS - 1
+    driver.run()
+    assert sys.getswitchinterval() < before_s / 2
+    clock.now += 1
+    driver.run()
+    assert sys.getswitchinterval() == pytest.approx(before_s)
 
 
 def test_a_switch_interval_of_the_applications_own_stays(driver: Driver, clock: SimpleNamespace) -> None:

@@ -169,12 +169,27 @@ def test_nobody_asks_where_there_is_no_other_path(two: Two) -> None:
     assert not two.silence.asks
 
 
-def test_nobody_asks_of_what_counts_as_dead_or_was_never_heard(two: Two) -> None:
+def test_nobody_asks_of_what_was_never_heard_or_has_no_port(two: Two) -> None:
+    two.path.port_ok = False
     for path in (two.path, PingState(10**9, 4)):
         path.suspect()
         for age_ms in range(10, 1000, 10):
             assert not two.silence.look(two.now, two.oldest, age_ms * MS, path, lambda: [two.other])
         assert not two.silence.asks
+
+
+@pytest.mark.parametrize("unanswered", [2, 4, 9])
+def test_a_path_that_died_long_ago_is_silent_as_soon(two: Two, unanswered: int) -> None:
+    """Pings alone said so, or nearly, while there was no work; and one that is back is not left for that."""
+    two.here = False
+    two.run((unanswered + 1) * 1000 + 500, waits=False)
+    assert two.path.alive is (None if unanswered < 4 else False)
+    two.since = two.now
+    assert two.run(45)
+    two.silence.rest()
+    two.here = True
+    two.complete(1)
+    assert not two.run(2000)
 
 
 def test_a_rest_ends_the_doubt(two: Two) -> None:

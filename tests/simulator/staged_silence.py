@@ -58,6 +58,24 @@ def a_switch_dies_in_silence() -> Network:
     return end(net)
 
 
+def a_switch_died_long_before_there_was_work() -> Network:
+    """Pings alone have said so, or nearly: the first work that meets it waits no longer than other work."""
+    net = patient()
+    a, _ = ends(net)
+    for idle_ms in (1000, 3000, 30_000):
+        traffic(a, 20, 3)
+        dead(net, 0, True)
+        wait(net, idle_ms)
+        post(a, "SEND")
+        until(net, lambda: on(a, 1), ms=55)
+        wait(net, 20)
+        assert set(sends(a)) == {"SUCCESS"}
+        dead(net, 0, False)
+        until(net, lambda: at_home(net))
+        wait(net, 6000)  # no flap
+    return end(net)
+
+
 def a_peer_stands_still_and_its_receives_with_it() -> Network:
     """Its process, that is. It answers on no path: that says nothing of one."""
     net = patient(receives=4, at_start=0)
@@ -71,6 +89,38 @@ def a_peer_stands_still_and_its_receives_with_it() -> Network:
             b.post_recv()
         wait(net, 50)
     assert never_switched(net)
+    return end(net)
+
+
+def a_peer_stands_still_for_a_second() -> Network:
+    """Work is old and no path answers; then both do, one of them some milliseconds later. Nothing has died."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    for name in "ab":
+        net.links[name, 0].delay_ns = 5 * MS
+    wait(net, 2000)
+    for still_ms in (1008, 1024, 1056, 1200):
+        post(a, "SEND")
+        wait(net, 2)
+        net.b.frozen_until_ns = net.clock.now + still_ms * MS
+        wait(net, still_ms + 100)
+        with b.host:
+            b.post_recv()
+        wait(net, 2000)
+    assert never_switched(net)
+    return end(net)
+
+
+def a_switch_dies_that_has_two_of_three_rails() -> Network:
+    """The third answers, and the others do not: nobody is asked on the second."""
+    net = patient(pairs=3)
+    a, _ = ends(net)
+    traffic(a, 100, 3)
+    wait(net, 2000)
+    for k in (0, 1):
+        dead(net, k, True)
+    post(a, "SEND")
+    until(net, lambda: on(a, 2), ms=55)
     return end(net)
 
 
@@ -145,8 +195,14 @@ def answers_take_longer_on_one_rail() -> Network:
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_switch_dies_in_silence: ("wait_for_a_nic_that_tries",),
+    a_switch_died_long_before_there_was_work: (
+        "ask_only_of_what_counts_as_alive",
+        "wait_for_answers_to_lost_pings",
+    ),
     a_peer_stands_still_and_its_receives_with_it: ("take_a_peer_that_stands_still_for_a_silent_path",),
     a_peer_goes_on_and_is_heard_on_the_other_path_first: ("conclude_from_the_first_answer_elsewhere",),
+    a_peer_stands_still_for_a_second: ("leave_old_work_for_who_is_heard_first",),
+    a_switch_dies_that_has_two_of_three_rails: ("ask_on_a_path_that_is_silent_too",),
     a_message_waits_for_its_receive: (),
     both_rails_lose_one_datagram_in_ten: ("take_lost_pings_for_silence",),
     answers_take_longer_on_one_rail: ("take_a_late_answer_for_silence",),

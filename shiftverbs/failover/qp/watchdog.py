@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.changes import ChangedQp
+from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.path_health import PROBE_NS, PingState
 from shiftverbs.protocol.silence import Silence
@@ -34,6 +35,9 @@ STUCK_PING_NS = 25_000_000
 WATCH_PERIOD_NS = 20_000_000
 WORK_LOOK_NS = 10_000_000
 DOUBT_LOOK_NS = 4_000_000
+# That a path counts as dead and another is alive says little for so long: a peer that goes on after a stop is heard on
+# one first.
+ONLY_HERE_NS = 100_000_000
 # A QP that works and is not protected for this long is reported.
 PAIRING_NS = 5_000_000_000
 # A pair that could not be connected for this long is reported.
@@ -86,6 +90,20 @@ class Watchdog:
     again_ns: when it is to be looked at again, from the last look on.
     """
 
+    __slots__ = (
+        "_aging",
+        "_c",
+        "_last_polled",
+        "_only_here_ns",
+        "_pairing_since_ns",
+        "_pairing_told",
+        "_silence",
+        "_unfit",
+        "again_ns",
+        "is_old",
+        "stuck_wr",
+    )
+
     def __init__(self, connection: WatchedQp) -> None:
         self._c = connection
         self._last_polled = 0
@@ -95,6 +113,7 @@ class Watchdog:
         """Another pairing, or none."""
         self.stuck_wr: int | None = None
         self.is_old = False
+        self._only_here_ns: int | None = None  # since when another path is alive, and that of the sends dead
         self._silence = Silence()
         self.again_ns = WATCH_PERIOD_NS
         self._aging = False
@@ -173,10 +192,20 @@ class Watchdog:
                 return
         self._aging = bool(sends and age_ns > AGE_NS // 4)
         self.is_old = bool(sends and age_ns > AGE_NS)
+        if c.paths[at].ping.alive is not False or not any(other.alive for other in self._others()):
+            self._only_here_ns = None
+        elif self._only_here_ns is None:
+            self._only_here_ns = now_ns
         if silent:
+            for k, path in enumerate(c.paths):
+                if k != at and silence.is_missing_too(
+                    path.ping
+                ):  # both on one switch: nobody is to be asked there
+                    c.driver.channel.suspect(path, now_ns)
+                    c.feed(ev.PathHealth(k, False))
             reason = f"no completion on {c.device(at)}, and no answer to pings, which come on another path"
             c.evidence.path_failed(at, reason, now_ns, advisory=True)
-        elif self.is_old and c.paths[at].ping.alive is False:
+        elif self.is_old and self._only_here_ns is not None and now_ns - self._only_here_ns >= ONLY_HERE_NS:
             reason = f"no completion on {c.device(at)} and no answer to pings"
             c.evidence.path_failed(at, reason, now_ns, advisory=True)
 

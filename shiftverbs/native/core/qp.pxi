@@ -49,6 +49,16 @@ cdef void copy_refused(SendWR bad_wr, ibv_send_wr *bad) noexcept:
         bad_wr.send_wr.sg_list = sges_of_its_own(bad.sg_list, bad.num_sge)
 
 
+def at_work(cores) -> list:
+    """Those of these QPCores that have send WRs outstanding; costs next to nothing for the others."""
+    cdef QPCore core
+    cdef list found = []
+    for core in cores:
+        if core.q.tail != core.q.head:
+            found.append(core)
+    return found
+
+
 @cython.no_gc
 @cython.final
 cdef class QPCore:
@@ -267,9 +277,14 @@ cdef class QPCore:
         """Whether abort() gave every WR its error, and no reset_journal() followed."""
         return self.q.aborted != 0
 
-    def app_touched(self) -> None:
-        """The application itself moved the QP to ERR, RESET or SQD: what comes now is its own."""
+    def app_touched(self, bint forgets=False) -> None:
+        """The application itself moves the QP to ERR, RESET or SQD: what comes now is its own.
+
+        forgets: it is RESET, which takes what nobody has polled: what was withheld is not given.
+        """
         self.q.guarded = 0
+        if forgets:
+            self.q.withheld_send_end = self.q.withheld_recv_end = 0
         give_withheld(&self.q)
 
     @property
