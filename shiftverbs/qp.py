@@ -203,7 +203,7 @@ class QP(lifetime.Ended, _base.QP):
         if state == e.IBV_QPS_SQD:
             held.look_for_failure()  # what has broken unseen takes no SQD, and protection would be gone for nothing
         was_guarded = held.core.guarded or held.core.ending
-        was_away = held.is_away()
+        was_out = held.is_away() or (was_guarded and held.core.first_error(0) is not None)
         if not held.leaving(state):
             text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
             raise PyverbsRDMAError(text, errno.EBUSY)
@@ -214,8 +214,10 @@ class QP(lifetime.Ended, _base.QP):
         except PyverbsRDMAError as error:
             gone = was_guarded and error.error_code in GONE
             if state != e.IBV_QPS_ERR or not gone:
-                if state == e.IBV_QPS_ERR or (state == e.IBV_QPS_RESET and (gone or was_away)):
-                    held.ended(gone)  # its backups have been stopped all the same
+                if state == e.IBV_QPS_ERR or (state == e.IBV_QPS_RESET and (gone or was_out)):
+                    held.ended(
+                        gone
+                    )  # its backups were stopped, and what was withheld forgotten, all the same
                 raise
             # A protected QP outlives its NIC: the application may end it like any other.
             held.ended_without_nic()

@@ -77,6 +77,7 @@ class Runtime:
         self.pid = os.getpid()
         self.instance = f"{machine.random_bits(64):016x}"
         self.waiter = machine.waiter()
+        self._keys_coming = False  # whether that is posted to the driver already
         self.nics = Nics(self._make_worker, machine.verbs)
         exchanger = machine.exchanger(config)
         if exchanger is None:
@@ -188,12 +189,16 @@ class Runtime:
         return self.driver.keys.holds(nic, of, rkey)
 
     def mr_shadowed(self, shadow: Any) -> None:
-        """Every backup NIC has answered for an MR: WRs may wait for its keys."""
-        self.driver.post(self._keys_came)
+        """Every backup NIC has answered for an MR: WRs may wait for its keys. From any thread."""
+        if not self._keys_coming:
+            self._keys_coming = True
+            self.driver.post(self._keys_came)
 
     def _keys_came(self) -> None:
+        self._keys_coming = False  # first: what comes from now on may come too late for this
         for connection in list(self.driver.connections.values()):
-            connection.keys_arrived()
+            if connection.key_wait.since_ns is not None:
+                connection.keys_arrived()
 
     def mr_gone(self, shadow: Any) -> None:
         """An MR is about to be deregistered. `wake`, or a command to a NIC, is to follow."""
@@ -236,8 +241,8 @@ class Runtime:
         self.driver.post_soon(lambda: self._advance(shadow))
 
     def _advance(self, shadow: Any) -> None:
-        if shadow.connection is None and "RTR" not in shadow.transitions:
-            return  # until it is connected, there is nothing to do for it
+        if not shadow.is_connected:
+            return  # until it is connected, there is nothing to do for it, nor when the application has ended that
         connection = self.connection_of(shadow)
         if connection is not None and not connection.closed:
             connection.early.begin()

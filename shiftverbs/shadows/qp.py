@@ -87,6 +87,8 @@ class ShadowQP(Shadow):
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
         # The driver's, from when it first needs one (runtime.connection_of).
         self.connection: Any = None
+        # From RTR on, until the application moves it to RESET or ERR: else there is nothing to protect.
+        self.is_connected = False
         # Since when it is at RTS, coming from RTR (CLOCK_MONOTONIC); None until then, and from RESET or ERR on.
         self.ready_ns: int | None = None
 
@@ -318,12 +320,13 @@ class ShadowQP(Shadow):
         """
         if state in (RESET, ERR):
             self.ready_ns = None
+            self.is_connected = False
         if state == SQD and self._pid == os.getpid():
             if not self.domain.runtime.qp_touched(self, state, why):
                 return False
             self.core.app_touched()
         else:
-            self.core.app_touched()
+            self.core.app_touched(state == RESET)
             self._tell("qp_touched", state)
         if not self.domain.nic.on_worker():
             in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
@@ -347,6 +350,7 @@ class ShadowQP(Shadow):
                 self.connection.given.pop(0, None)
         elif state == RTR:
             self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
+            self.is_connected = True
             self._tell("qp_connected")
         elif state == RTS and before == RTR:
             self._tell("qp_ready")

@@ -32,9 +32,10 @@ from shiftverbs.shadows.async_events import AsyncEvents
 from shiftverbs.shadows.qp import ShadowQP
 
 
-def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any) -> None:
+def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any, at_work: list[Any]) -> None:
     """They were kept by the round of looks under way, and by timers, as long as nobody made a new QP."""
     many = [add(driver, Connection(nic)) for _ in range(WATCH_AT_ONCE + 5)]
+    at_work += many
     for each in many:
         each.core = each  # what `add` enters it under
         each.timer_ns = None
@@ -42,6 +43,7 @@ def test_closed_connections_are_let_go(driver: Driver, nic: Any, clock: Any) -> 
     clock.now += WATCH_PERIOD_NS
     driver.run()
     gone = [weakref.ref(each) for each in many]
+    at_work.clear()
     while many:
         driver.forget(many.pop())
     del each
@@ -70,7 +72,7 @@ def test_a_qp_whose_shadows_go_is_not_told_as_unprotected(driver: Driver) -> Non
     shadow = double(
         ShadowQP,
         closed=True,
-        transitions={"RTR": {}},
+        is_connected=True,
         domain=double(Domain, backups=[object()]),
         state=lambda k: "failed",
         reason=lambda k: "closed",
@@ -99,14 +101,14 @@ def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver:
     def qp(number: int) -> Any:
         return double(
             ShadowQP, core=double(_core.QPCore, send_cq=None, recv_cq=None), connection=None, closed=False,
-            transitions={}, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
+            is_connected=False, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
             handle=lambda k: 4096, state=lambda k: "pending",
         )  # fmt: skip
 
     unused, asked, connected = qp(1), qp(2), qp(3)
     assert runtime.connection_of(asked) is runtime.connection_of(asked) is asked.connection is not None
     runtime.qp_shadowed(unused)
-    connected.transitions["RTR"] = {}
+    connected.is_connected = True
     runtime.qp_connected(connected)
     driver.run()
     assert (
@@ -271,7 +273,7 @@ def test_a_qp_that_the_collector_closes_loses_its_turn_only(driver: Driver, nic:
     _core.close_dropped()
     assert closed.closed
     driver.run()
-    assert begun == [*many[: UNDER_WAY + 1], many[UNDER_WAY + 2]] and closed not in driver.turns._going
+    assert begun == [*many[: UNDER_WAY + 1], many[UNDER_WAY + 2]] and closed not in driver.turns.going
 
 
 def test_a_context_that_is_closed_when_it_is_to_be_watched(

@@ -8,10 +8,11 @@ import errno
 from simulator.application import Application
 from simulator.clock import MS
 from simulator.network import Network
-from simulator.rnic import ERR
+from simulator.rnic import ERR, RESET
 from simulator.story import Story, end, ends, on, post, sends, until, wait
 
 from shiftverbs.protocol.events import Status
+from shiftverbs.shadows.pyverbs_objects import Attr
 
 
 def _failing() -> tuple[Network, Application, Application]:
@@ -91,6 +92,53 @@ def a_send_was_refused_and_the_qp_is_not_protected_in_time() -> Network:
     return net
 
 
+def connect_anew(net: Network, app: Application, takes_ms: float = 0) -> None:
+    """To RESET, which takes its NIC so long, and to RTS."""
+    modify = app.endpoint._hardware_modify
+
+    def slowly(attr: Attr, state: int | None) -> None:
+        if takes_ms:
+            net.wait(lambda: False, takes_ms / 1000)
+        modify(attr, state)
+
+    app.endpoint._hardware_modify = slowly  # type: ignore[method-assign]
+    app.endpoint.modify(Attr(), RESET, 1)
+    app.endpoint._hardware_modify = modify  # type: ignore[method-assign]
+    app.endpoint.connect(app.peer.endpoint)
+
+
+def a_new_life_fails_before_it_is_protected() -> Network:
+    """The cable is pulled just behind RTS, and a life that was protected lies behind that."""
+    net = Network(1, 2, 32, 4, at_start=0)
+    a, b = ends(net)
+    wait(net, 100)
+    assert a.endpoint.status is Status.PROTECTED
+    for app in (a, b):
+        net.nics[app.name][1].command_ns = 20 * MS
+        connect_anew(net, app)
+    for name in "ab":
+        net.wall(name, 0, True)
+    post(a, "SEND")
+    with b.host:
+        b.post_recv()
+    until(net, lambda: bool(sends(a)), ms=3000)
+    assert sends(a) == ["SUCCESS"] and on(a, 1)
+    return net
+
+
+def a_program_ends_its_qp_before_it_is_paired() -> Network:
+    """By ERR. It stays there, whatever becomes of its backups."""
+    net = Network(1, 2, 32, 4)
+    a, b = ends(net)
+    a.err()
+    wait(net, 1000)
+    post(b, "SEND")
+    wait(net, 3000)
+    assert a.endpoint.hardware.state == ERR and a.endpoint.status is not Status.PROTECTED
+    assert sends(b) == ["RETRY_EXC_ERR"] and not a.received
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     a_qp_fails_while_it_is_paired: ("show_errors_before_protection", "forget_what_failed_before_protection"),
     a_nic_refuses_a_send_while_its_qp_is_paired: ("forget_what_failed_before_protection",),
@@ -99,4 +147,6 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
 TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_fails_and_is_not_protected_in_time: ("wait_for_protection_for_ever",),
     a_send_was_refused_and_the_qp_is_not_protected_in_time: ("wait_for_protection_for_ever",),
+    a_new_life_fails_before_it_is_protected: ("remember_that_a_life_was_over",),
+    a_program_ends_its_qp_before_it_is_paired: ("pair_what_the_application_has_ended",),
 }

@@ -48,6 +48,8 @@ class EarlyErrors:
     waits: they do. due_ns: when the application gets those that came; None where none did.
     """
 
+    __slots__ = ("_c", "_is_over", "_leaves", "due_ns", "waits")
+
     def __init__(self, connection: EarlyQp) -> None:
         self._c = connection
         self.waits = False
@@ -96,18 +98,23 @@ class EarlyErrors:
 
     def end(self) -> None:
         """It will not be protected, or not in time: the application has its errors."""
-        c, p = self._c, self._c.protocol
+        c = self._c
         if self._leaves:
             return
         if c.closed or not self.waits:
             self._is_over = True
-        elif p is not None and not p.over and p.switching:
+        elif self._is_switched():
             self.due_ns = None  # the peer is protected, and its SWITCH takes us along, or ends us
         elif not c.core.ending and self._is_stranded():
             c.ending.begin(c.core.first_error(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
         else:
             self.over()
             c.core.guarded = c.core.ending
+
+    def _is_switched(self) -> bool:
+        """Whether a SWITCH is under way."""
+        p = self._c.protocol
+        return p is not None and p.switching
 
     def _is_stranded(self) -> bool:
         """Whether something is in no queue of the hardware: refused by a NIC that had failed, or waiting for room."""
@@ -122,8 +129,7 @@ class EarlyErrors:
         why = f"it failed and was not protected in time: {c.shown_why}"
         name = c.shadow.domain.nic.name
         logger.warning("QP %#x on %s: %s: the application gets its errors", c.shadow.qp_num, name, why)
-        p = c.protocol
-        if self._is_stranded() and not (p is not None and not p.over and p.switching):
+        if self._is_stranded() and not self._is_switched():
             self.due_ns, self._leaves = None, True  # the peer is told first, and nothing shown meanwhile
             c.ending.leave_behind()
             c.disconnect(why)

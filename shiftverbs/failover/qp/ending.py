@@ -72,6 +72,8 @@ class Ending:
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
+    __slots__ = ("_c", "_default_works", "_first", "behind", "original")
+
     def __init__(self, connection: EndingQp) -> None:
         self._c = connection
         self.behind: set[int] = set()
@@ -191,11 +193,13 @@ class Ending:
         `stop_backups` or `by_application` is to follow.
         """
         c = self._c
+        c.shadow.is_connected = False
         self.leave_behind()
         if for_good:
             self._call_move_off()
         c.early.begin_anew()
         c.disconnect(reason)
+        c.early.begin_anew()  # what was said on leaving has ended it
         if for_good:
             c.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
         else:

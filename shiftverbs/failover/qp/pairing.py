@@ -32,8 +32,7 @@ _seldom = Seldom(logger)  # for what peers cause
 
 def gid_text(gid: bytes) -> str:
     """16 bytes in record spelling: eight groups of four hex digits."""
-    text = gid.hex()
-    return ":".join(text[i : i + 4] for i in range(0, 32, 4))
+    return gid.hex(":", 2)
 
 
 class PairedQp(ProtectedQp, Protocol):
@@ -62,6 +61,19 @@ class PairedQp(ProtectedQp, Protocol):
 class Pairing:
     """Publishing one QP and finding its peer."""
 
+    __slots__ = (
+        "_looks",
+        "_mine",
+        "_my_keys",
+        "_paths",
+        "_peer_key",
+        "_seen",
+        "_theirs",
+        "connection",
+        "driver",
+        "life",
+    )
+
     def __init__(self, connection: PairedQp) -> None:
         self.connection = connection
         self.driver = connection.driver
@@ -82,7 +94,7 @@ class Pairing:
         shadow = c.shadow
         if self._mine is not None or c.closed or shadow.closed or c.status is Status.FAILED:
             return  # a QP that goes, or has been going since its shadows did: nobody is waiting for its protection
-        if "RTR" not in shadow.transitions:
+        if not shadow.is_connected:
             return
         backups = len(shadow.domain.backups)
         states = [shadow.state(k) for k in range(1, backups + 1)]
