@@ -8,14 +8,17 @@ from shiftverbs.protocol.events import Stage, Status
 from shiftverbs.protocol.messages import Arm, ArmStep
 from shiftverbs.protocol.state import PairState
 from shiftverbs.protocol.tables import ArmAction, ArmInput, ArmState, step_arm
-from shiftverbs.protocol.timers import ArmTimer, arm_row
+from shiftverbs.protocol.timers import NEVER, ArmTimer, arm_row
 
 
 class ArmProcedure:
     """REQ, REP, RTU; begun by the side with the smaller instance id."""
 
+    __slots__ = ("_begin_rows", "_state")
+
     def __init__(self, state: PairState) -> None:
         self._state = state
+        self._begin_rows = [arm_row(k, ArmTimer.BEGIN) for k in range(len(state.pairs))]
 
     # ---- what begins, and how it ends -------------------------------------------------------------------------------
 
@@ -34,15 +37,15 @@ class ArmProcedure:
         """Begin, or ask for, what is due; else set the timer for that."""
         s = self._state
         for k, p in enumerate(s.pairs):
-            if not self._is_due(k):
-                s.timers.stop(arm_row(k, ArmTimer.BEGIN))
-                continue
-            if s.now_ns >= p.retry_ns:
-                if s.initiator:
-                    self._begin(k, p.arm + 1, requester=True)
-                    continue
-                self._ask_for(k)
-            s.timers.set(arm_row(k, ArmTimer.BEGIN), p.retry_ns)
+            due_ns = NEVER
+            if not p.clean and p.state is ArmState.IDLE and self._is_due(k):
+                if s.now_ns >= p.retry_ns:
+                    if s.initiator:
+                        self._begin(k, p.arm + 1, requester=True)
+                        continue
+                    self._ask_for(k)
+                due_ns = p.retry_ns
+            s.timers.set(self._begin_rows[k], due_ns)
 
     def unfit(self, k: int) -> str | None:
         """Why pair `k`, which carries nothing, could not take over as it is; None if it could."""
@@ -74,7 +77,7 @@ class ArmProcedure:
         p.resend_step_ns = 0
         if requester:
             p.remote = None
-        s.timers.stop(arm_row(k, ArmTimer.BEGIN))
+        s.timers.stop(self._begin_rows[k])
         p.began_ns = s.now_ns
         s.timers.set(arm_row(k, ArmTimer.DEADLINE), s.now_ns + s.config.arm_timeout_ns + p.extra_ns)
         s.timers.stop(arm_row(k, ArmTimer.RESEND))
@@ -289,7 +292,4 @@ class ArmProcedure:
         """When the next ARM of each pair may begin, after a MOVE has changed which of them are idle."""
         s = self._state
         for k, p in enumerate(s.pairs):
-            if self._is_due(k):
-                s.timers.set(arm_row(k, ArmTimer.BEGIN), p.retry_ns)
-            else:
-                s.timers.stop(arm_row(k, ArmTimer.BEGIN))
+            s.timers.set(self._begin_rows[k], p.retry_ns if self._is_due(k) else NEVER)

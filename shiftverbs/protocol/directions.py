@@ -12,6 +12,8 @@ from shiftverbs.state_machine import RecvInput, SendInput, Step, step_recv, step
 class Directions:
     """The only one who changes send_state, recv_state, send_pair and recv_pair."""
 
+    __slots__ = ("_state",)
+
     def __init__(self, state: PairState) -> None:
         self._state = state
 

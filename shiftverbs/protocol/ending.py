@@ -21,6 +21,8 @@ class Ending:
     phase: ABORT or BYE, as it ended; BYE before it did.
     """
 
+    __slots__ = ("_arm", "_directions", "_move", "_state", "_step_ns", "_until_ns", "phase")
+
     def __init__(
         self, state: PairState, directions: Directions, arm: ArmProcedure, move: MoveProcedure
     ) -> None:
@@ -61,7 +63,8 @@ class Ending:
         elif out is not None and not unanswered:
             self._move.cancel()
         self._end(Phase.BYE, tell=False)
-        s.do(ev.AwaitRx(None), ev.LetGo("the peer closed its QP", unanswered))
+        s.do(ev.AwaitRx(None))
+        s.do(ev.LetGo("the peer closed its QP", unanswered))
         if s.status is not Status.PAIRING:  # else: the pairing ends, and another may follow
             s.set_status(Status.UNPROTECTED, "the peer closed its QP")
 

@@ -13,6 +13,8 @@ class HopelessWork:
     failed_on: the pairs on which it, or one before it, failed since there was progress, in order.
     """
 
+    __slots__ = ("_directions", "_since_ns", "_state", "_wr", "failed_on")
+
     def __init__(self, state: PairState, directions: Directions) -> None:
         self._state = state
         self._directions = directions

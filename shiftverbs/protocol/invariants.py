@@ -34,6 +34,8 @@ def _fact(holds: bool, what: str, k: int | None = None) -> None:
 class Invariants:
     """Looks at one protocol, and remembers what it saw last: some things only ever grow."""
 
+    __slots__ = ("_ending", "_fenced", "_grown", "_move", "_n_pairs", "_state", "_switch", "_wish")
+
     def __init__(
         self, state: PairState, switch: SwitchProcedure, move: MoveProcedure, ending: Ending
     ) -> None:

@@ -11,7 +11,7 @@ from shiftverbs.protocol.directions import Directions
 from shiftverbs.protocol.messages import Move, MoveStep, Prefer
 from shiftverbs.protocol.state import MoveIn, MoveOut, PairState, Preference
 from shiftverbs.protocol.tables import ArmState
-from shiftverbs.protocol.timers import Timer
+from shiftverbs.protocol.timers import NEVER, Timer
 from shiftverbs.state_machine import RecvInput, SendInput, SendState, Step
 
 
@@ -20,6 +20,20 @@ class MoveProcedure:
 
     moved_in: number of the peer's last MOVE that our receives followed. prefer: where traffic should be.
     """
+
+    __slots__ = (
+        "_arm",
+        "_directions",
+        "_hold_ns",
+        "_home_backoff_ns",
+        "_home_since_ns",
+        "_in_vain_ns",
+        "_in_vain_until_ns",
+        "_number",
+        "_state",
+        "moved_in",
+        "prefer",
+    )
 
     def __init__(self, state: PairState, directions: Directions, arm: ArmProcedure) -> None:
         self._state = state
@@ -58,11 +72,11 @@ class MoveProcedure:
         wanted = (
             s.send_pair != target
             and s.move_out is None
-            and not self._directions.pausing
             and (p.clean or (p.works and target == s.recv_pair))
             and p.alive is not False
             and not p.dead
             and s.send_state in (SendState.DEFAULT, SendState.FALLBACK)
+            and not self._directions.pausing
         )
         return target if wanted else None
 
@@ -77,13 +91,10 @@ class MoveProcedure:
         if impossible:
             self.cancel()
         target = self._destination()
-        if target is None:
-            s.timers.stop(Timer.MOVE_BEGIN)
-        elif s.now_ns >= self._hold_ns:
+        if target is not None and s.now_ns >= self._hold_ns:
             self._begin(target)
             return True
-        else:
-            s.timers.set(Timer.MOVE_BEGIN, self._hold_ns)
+        s.timers.set(Timer.MOVE_BEGIN, NEVER if target is None else self._hold_ns)
         return impossible
 
     def _begin(self, target: int) -> None:
@@ -151,8 +162,7 @@ class MoveProcedure:
         """No MOVE of ours is under way any more."""
         s = self._state
         s.move_out = None
-        for timer in (Timer.MOVE_ANSWER, Timer.FENCE_WRITE, Timer.MOVE_RESEND):
-            s.timers.stop(timer)
+        s.timers.stop(Timer.MOVE_ANSWER, Timer.FENCE_WRITE, Timer.MOVE_RESEND)
 
     def _on_answer(self, m: Move) -> None:
         s = self._state

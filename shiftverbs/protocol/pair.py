@@ -46,8 +46,25 @@ class PairProtocol:
     locals_: our QPs, pair 0 first (at least two). initiator: True on the side with the smaller instance id, which
     starts ARM. rng: source of PSNs and of jitter; a seed replays a run bit for bit. now_ns: the present time.
 
-    pairs: what is known of each pair; counts: how often things happened. Both are for reading.
+    For reading: pairs: what is known of each pair; counts: how often things happened. next_timeout_ns: when
+    `handle_timeout` must be called next, or None. busy: True while completions or commands are awaited: a SWITCH, an
+    ARM or a MOVE is under way.
     """
+
+    __slots__ = (
+        "_invariants",
+        "arm",
+        "busy",
+        "counts",
+        "directions",
+        "ending",
+        "initiator",
+        "move",
+        "next_timeout_ns",
+        "pairs",
+        "state",
+        "switch",
+    )
 
     def __init__(
         self,
@@ -67,18 +84,21 @@ class PairProtocol:
         self.ending = Ending(state, self.directions, self.arm, self.move)
         self.switch = SwitchProcedure(state, self.directions, self.arm, self.move, self.ending)
         self._invariants = Invariants(state, self.switch, self.move, self.ending)
+        self.next_timeout_ns: int | None = None
+        self.busy = False
 
     # ---- events and time in, actions out ----------------------------------------------------------------------------
 
     def start(self, now_ns: int) -> list[Action]:
         """Begin: arm the backup pairs. Returns actions."""
-        self.state.begin(now_ns)
+        self._begin(now_ns)
         return self._finish()
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Take one event; return the actions it causes, to be carried out in order."""
         s = self.state
-        s.begin(now_ns)
+        s.now_ns = now_ns
+        s.out.clear()  # what an error left of the last time
         match event:
             case ev.MessageReceived():
                 s.counts.messages_in += 1
@@ -94,14 +114,9 @@ class PairProtocol:
 
     def handle_timeout(self, now_ns: int) -> list[Action]:
         """Let time pass; return actions. Harmless when nothing is due."""
-        self.state.begin(now_ns)
+        self._begin(now_ns)
         self._on_time()
         return self._finish()
-
-    @property
-    def next_timeout_ns(self) -> int | None:
-        """When `handle_timeout` must be called next, or None."""
-        return self.state.timers.next_ns(self.state.switching)
 
     # ---- what others may know ---------------------------------------------------------------------------------------
 
@@ -167,17 +182,6 @@ class PairProtocol:
         return self.ending.sync()
 
     @property
-    def busy(self) -> bool:
-        """True while completions or commands are awaited: a SWITCH, an ARM or a MOVE is under way."""
-        s = self.state
-        if s.switching or s.move_out is not None or s.move_in is not None:
-            return True
-        for p in s.pairs:
-            if p.state is not ArmState.IDLE:
-                return True
-        return False
-
-    @property
     def all_fit(self) -> bool:
         """True when every usable pair carries work or is clean."""
         here = (self.state.send_pair, self.state.recv_pair)
@@ -201,6 +205,10 @@ class PairProtocol:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
+    def _begin(self, now_ns: int) -> None:
+        self.state.now_ns = now_ns
+        self.state.out.clear()
+
     def _finish(self) -> list[Action]:
         """Start what nobody has to ask for, set the timers that follow from all the rest; return the actions."""
         s = self.state
@@ -212,7 +220,13 @@ class PairProtocol:
                 self.arm.set_timers()
         if s.config.invariants:
             self.invariants()
-        return s.take()
+        self.next_timeout_ns = s.timers.next_ns(s.switching)
+        self.busy = s.switching or s.move_out is not None or s.move_in is not None
+        for p in s.pairs:
+            self.busy |= p.state is not ArmState.IDLE
+        out = s.out.copy()
+        s.out.clear()
+        return out
 
     def _on_event(self, event: Event) -> None:
         """An event that means nothing once the pairing is over."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shiftverbs.protocol import events as ev
@@ -177,7 +177,34 @@ class PairState:
     """What the procedures share: the pairs, where each direction is, what is under way, the actions being collected.
 
     Each procedure holds it, and changes of it what is its own; what only one of them needs to know it keeps itself.
+    out: the actions, emptied by `PairProtocol`, and never another list: `do` is this one's.
     """
+
+    __slots__ = (
+        "config",
+        "counts",
+        "do",
+        "epoch",
+        "initiator",
+        "move_in",
+        "move_out",
+        "now_ns",
+        "open_ns",
+        "out",
+        "over",
+        "pairs",
+        "receives_number",
+        "recv_pair",
+        "recv_state",
+        "rng",
+        "send_pair",
+        "send_state",
+        "status",
+        "switch",
+        "switch_state",
+        "switching",
+        "timers",
+    )
 
     def __init__(
         self,
@@ -214,26 +241,14 @@ class PairState:
         self.receives_number = 0  # of the last PostReceives or MoveReceives
         self.open_ns = 0  # sends are not handed over before
         self.now_ns = now_ns
-        self._out: list[Action] = []
-
-    def begin(self, now_ns: int) -> None:
-        """Something happens at that time: what an error left of the last time is forgotten."""
-        self.now_ns = now_ns
-        self._out = []
-
-    def take(self) -> list[Action]:
-        """The actions collected since then, in order."""
-        out, self._out = self._out, []
-        return out
-
-    def do(self, *actions: Action) -> None:
-        """Ask for actions, behind those asked for so far."""
-        self._out.extend(actions)
+        self.out: list[Action] = []
+        # Asks for an action, behind those asked for so far.
+        self.do: Callable[[Action], None] = self.out.append
 
     def say(self, message: Message, pair: int, spread: bool = False) -> None:
         """Tell the peer, over that NIC pair; spread: over every one that may work."""
         self.counts.messages_out += 1
-        self._out.append(ev.SendMessage(message, pair, spread))
+        self.do(ev.SendMessage(message, pair, spread))
 
     def set_status(self, status: Status, why: str | None = None) -> None:
         """Change the protection status, and say so if it is another one."""

@@ -13,7 +13,7 @@ from shiftverbs.protocol.messages import Phase, Sync
 from shiftverbs.protocol.move import MoveProcedure
 from shiftverbs.protocol.state import PairState, Switch
 from shiftverbs.protocol.tables import SwitchInput, SwitchState, SwitchStep
-from shiftverbs.protocol.timers import Timer
+from shiftverbs.protocol.timers import NEVER, Timer
 from shiftverbs.state_machine import RecvInput, SendInput, SendState
 
 
@@ -22,6 +22,22 @@ class SwitchProcedure:
 
     hopeless: which send WRs failed where. tried: the pairs that were targets since the last SWITCH that was done.
     """
+
+    __slots__ = (
+        "_arm",
+        "_ask",
+        "_ask_retry_ns",
+        "_avoid",
+        "_directions",
+        "_ending",
+        "_move",
+        "_posting_ns",
+        "_started_ns",
+        "_state",
+        "fence_number",
+        "hopeless",
+        "tried",
+    )
 
     def __init__(
         self,
@@ -61,27 +77,29 @@ class SwitchProcedure:
         failed = self._avoid
         return len(failed) - failed[::-1].index(k) if k in failed else 0
 
-    def _attempt_deadline_ns(self, s: Switch) -> int:
+    def _attempt_deadline_ns(self, s: Switch, posting: bool) -> int:
         config = self._state.config
         patience, resend = config.peer_deadline_ns, config.resend_most_ns
-        usable = max(1, len(self._state.pairs) - [p.dead for p in self._state.pairs].count(True))
+        usable = len(self._state.pairs)
+        for p in self._state.pairs:
+            usable -= p.dead
         # One lost message must not end it, unless the user will not wait even for one that is said again.
-        share = min(max(patience // usable, 2 * resend), patience)
+        share = min(max(patience // max(1, usable), 2 * resend), patience)
         if s.command_ns is not None:
             # The peer may go on talking for ever while our own NIC hangs: another pair may do better.
             return s.command_ns + config.fence_deadline_ns
         if s.phase is not Phase.ASK and s.final is None:
             # our own fence runs against its own deadline; the peer's silence counts from its end
             return s.heard_ns + config.fence_deadline_ns + share
-        if s.posting:
+        if posting:
             # Memory is being registered, here or there: as long as that takes, if only the peer is heard.
             return s.heard_ns + max(patience, 4 * resend)
         return min(s.heard_ns + share, self._started_ns + patience * 5)
 
     def _leave_out_posting(self) -> None:
         """Time in which memory is registered, here or there, is not time in which pairs were tried."""
-        s = self._under_way()
-        if s is not None and s.posting:
+        s = self._state.switch
+        if s is not None and self._state.switching and s.posting:
             if self._posting_ns is None:
                 self._posting_ns = self._state.now_ns
         elif self._posting_ns is not None:
@@ -90,23 +108,22 @@ class SwitchProcedure:
 
     def pursue(self) -> None:
         """Set the timer of the attempt under way: it follows from so much that it is looked at after each event."""
-        assert self._state.switch is not None
-        self._leave_out_posting()
-        self._state.timers.set(Timer.ATTEMPT, self._attempt_deadline_ns(self._state.switch))
+        s = self._state.switch
+        assert s is not None
+        posting = s.posting
+        if posting or self._posting_ns is not None:
+            self._leave_out_posting()
+        self._state.timers.set(Timer.ATTEMPT, self._attempt_deadline_ns(s, posting))
 
     def on_attempt_over(self) -> None:
         """The attempt under way has taken too long."""
-        s = self._under_way()
-        assert s is not None
+        s = self._state.switch
+        assert s is not None and self._state.switching
         if self._state.switch_state is SwitchState.ASK:
             self.drop_question()
         else:
             hung = "our own NIC does not carry out a command" if s.command_ns is not None else None
             self._next_attempt(hung or "the peer does not answer")
-
-    def _under_way(self) -> Switch | None:
-        """The SWITCH under way (asking included), if there is one."""
-        return self._state.switch if self._state.switching else None
 
     def fencing(self) -> bool:
         """Whether a SWITCH is under way from which there is no way back."""
@@ -232,7 +249,8 @@ class SwitchProcedure:
             s.phase = Phase[self._state.switch_state.value]
         else:
             self._state.timers.stop(Timer.ATTEMPT)
-            self._leave_out_posting()
+            if self._posting_ns is not None:
+                self._leave_out_posting()
         for step in steps:
             match step:
                 case SwitchStep.FENCE:
@@ -266,10 +284,10 @@ class SwitchProcedure:
         self._directions.receive(RecvInput.PATH_FAILED, s.recv_pair)
         s.do(ev.SwitchStarted(switch.epoch, switch.target, switch.reason))
         self._arm.call_off()
-        pairs = tuple(k for k, p in enumerate(s.pairs) if p.used and not p.fenced)
+        pairs = [k for k, p in enumerate(s.pairs) if p.used and not p.fenced]
         self._say(switch)
         self.fence_number += 1
-        s.do(ev.Fence(self.fence_number, pairs, s.now_ns + s.config.fence_deadline_ns))
+        s.do(ev.Fence(self.fence_number, tuple(pairs), s.now_ns + s.config.fence_deadline_ns))
 
     def _reopen(self, asked: Switch) -> None:
         s = self._state
@@ -313,8 +331,8 @@ class SwitchProcedure:
 
     def _advance(self) -> None:
         """Take the SWITCH as far as what is known allows."""
-        switch, state = self._under_way(), self._state.switch_state
-        if switch is None or switch.final is None:
+        switch, state = self._state.switch, self._state.switch_state
+        if switch is None or state is SwitchState.IDLE or switch.final is None:
             return
         p, peer = self._state.pairs[switch.target], switch.peer
         fit = p.clean or switch.reset_arm == p.arm
@@ -386,8 +404,8 @@ class SwitchProcedure:
 
     def on_pair_reset(self, event: ev.PairReset) -> bool:
         """RESET and INIT of a pair. Returns whether this SWITCH had asked for that."""
-        s, switch = self._state, self._under_way()
-        if switch is None or switch.target != event.pair or switch.resetting is None:
+        s, switch = self._state, self._state.switch
+        if switch is None or not s.switching or switch.target != event.pair or switch.resetting is None:
             return False
         if event.arm == switch.resetting:
             switch.resetting = switch.command_ns = None
@@ -402,8 +420,8 @@ class SwitchProcedure:
 
     def on_pair_connected(self, event: ev.PairConnected) -> bool:
         """RTR and RTS of a pair. Returns whether this SWITCH had asked for that."""
-        s, switch = self._state, self._under_way()
-        if switch is None or switch.target != event.pair or not switch.connecting:
+        s, switch = self._state, self._state.switch
+        if switch is None or not s.switching or switch.target != event.pair or not switch.connecting:
             return False
         p = s.pairs[event.pair]
         if event.arm == p.arm:
@@ -463,10 +481,7 @@ class SwitchProcedure:
         switch.sent_phase = now_at
         switch.sent_ns = s.now_ns
         switch.resend_step_ns = s.backoff(switch.resend_step_ns)
-        if switch.settled:
-            s.timers.stop(Timer.SYNC)
-        else:
-            s.timers.set(Timer.SYNC, s.now_ns + switch.resend_step_ns)
+        s.timers.set(Timer.SYNC, NEVER if switch.settled else s.now_ns + switch.resend_step_ns)
         # Only over the target's own NIC pair: an answer there shows that the target works at all.
         s.say(message, switch.target)
 
@@ -584,7 +599,7 @@ class SwitchProcedure:
             return
         before = switch.sent_phase
         self._advance()
-        if switch is not self._under_way():
+        if switch is not s.switch or not s.switching:
             return
         if switch.sent_phase == before and (m.seen_phase, m.seen_arm) != before:
             self._say_again_soon(switch)

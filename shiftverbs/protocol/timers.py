@@ -8,7 +8,7 @@ A procedure sets and stops its timers as it goes; `PairProtocol.next_timeout_ns`
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 NEVER = 1 << 62
 
@@ -54,16 +54,17 @@ def arm_timer(row: int) -> tuple[int, ArmTimer]:
 class Timers:
     """When each timer is over, in nanoseconds. A row is a `Timer`, or comes from `arm_row`. pairs: how many."""
 
+    __slots__ = ("_due_ns", "set")
+
     def __init__(self, pairs: int) -> None:
         self._due_ns = [NEVER] * (_TIMERS + _ARM_TIMERS * pairs)
+        # set(row, due_ns): start a timer, or start it anew.
+        self.set: Callable[[int, int], None] = self._due_ns.__setitem__
 
-    def set(self, row: int, due_ns: int) -> None:
-        """Start a timer, or start it anew."""
-        self._due_ns[row] = due_ns
-
-    def stop(self, row: int) -> None:
-        """Stop a timer; harmless where it does not run."""
-        self._due_ns[row] = NEVER
+    def stop(self, *rows: int) -> None:
+        """Stop timers; harmless where they do not run."""
+        for row in rows:
+            self._due_ns[row] = NEVER
 
     def stop_all(self) -> None:
         """Stop every timer."""

@@ -127,6 +127,8 @@ def refusal(attr: Any, mask: int, before: int) -> int:
 class QpAttributes:
     """What the application gave to each transition of one QP. Any thread may ask, and nobody is kept waiting."""
 
+    __slots__ = ("_notes", "_read")
+
     def __init__(self) -> None:
         # Since the last RESET. Only ever appended to, or replaced: a reader sees all of it or the former one.
         self._notes: list[_Note] = []

@@ -15,6 +15,7 @@ from shiftverbs import _core
 from shiftverbs.failover.driver import Driver
 from shiftverbs.failover.qp.connection import Connection as RealConnection
 from shiftverbs.failover.qp.drain import Fence
+from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.state_machine import SendState
@@ -110,7 +111,7 @@ def test_a_late_answer_leaves_time_for_the_flush(driver: Driver, nic: Any, clock
     ],
 )
 def test_giving_up_opens_the_gates(
-    driver: Driver, nic: Any, closed: str, state: SendState, expected: str
+    driver: Driver, nic: Any, closed: str, state: SendState, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Amid a MOVE from home, or while errors wait for the pairs to stop: nobody would come back."""
     done: list[str] = []
@@ -132,7 +133,7 @@ def test_giving_up_opens_the_gates(
     if closed and closed != "withheld":
         setattr(core, "send_is_open" if closed == "told" else closed, closed == "ending")
     connection = RealConnection(driver, shadow_qp(nic, core=core))
-    connection.ending.begin = lambda first: done.append("end")  # type: ignore[method-assign]
+    monkeypatch.setattr(Ending, "begin", lambda _, first: done.append("end"))
     connection.protocol = double(
         PairProtocol, switching=False, send_state=state, pairs=[], move_told=closed == "told"
     )

@@ -25,7 +25,7 @@ c = ep.qp._shadow.connection
 with c.driver.locked():
     c.say = say
     c.protocol.move.say()
-    c.execute(c.protocol.state.take())
+    c.execute(c.protocol.state.out.copy())
     c.driver.channel.flush()
     time.sleep(1)
 """

@@ -151,7 +151,7 @@ def test_an_illegal_input_leaves_the_protocol_as_it_was(state: SendState) -> Non
             continue
         with pytest.raises(IllegalTransition):
             protocol.directions.send(given, 1)
-        assert (protocol.send_state, protocol.send_pair, protocol.state.take()) == (state, 0, [])
+        assert (protocol.send_state, protocol.send_pair, protocol.state.out) == (state, 0, [])
 
 
 def test_the_diagram_has_every_cell() -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from simulator.patching import Patch, mutations_of, replaced, rewritten
 
+from shiftverbs.failover.qp import watchdog
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.drain import Fence
 from shiftverbs.failover.qp.early_errors import EarlyErrors
 from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.failover.qp.key_wait import KeyWait
+from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.runtime import Runtime
 from shiftverbs.protocol import events as ev
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
@@ -111,8 +115,8 @@ def release_before_the_drain() -> Iterator[None]:
         Connection,
         "_run_inbox",
         (
-            "event = self._inbox.popleft()",
-            "event = self._inbox.popleft()\n"
+            "event = self._inbox.pop(0)",
+            "event = self._inbox.pop(0)\n"
             "            if isinstance(event, ev.FencePosted):\n"
             "                self._inbox.append(ev.FenceDone(self.core.counters()[1]))",
         ),
@@ -204,4 +208,23 @@ def forget_what_failed_before_protection() -> Iterator[None]:
 @mutation("errors wait no longer than for a silent peer")
 def wait_for_protection_for_ever() -> Iterator[None]:
     with replaced(EarlyErrors, "failed", lambda early: None):
+        yield
+
+
+@mutation("a QP that the application has ended is not connected")
+def pair_what_the_application_has_ended() -> Iterator[None]:
+    connected = ("not shadow.is_connected", "'RTR' not in shadow.transitions")
+    with rewritten(Runtime, "_advance", connected), rewritten(Pairing, "advance", connected):
+        yield
+
+
+@mutation("a new life of a QP begins before it is protected as the first one did")
+def remember_that_a_life_was_over() -> Iterator[None]:
+    with rewritten(Ending, "touched", ("c.early.begin_anew()  # what", "# what")):
+        yield
+
+
+@mutation("old work on a path that counts as dead says little while a peer goes on")
+def leave_old_work_for_who_is_heard_first() -> Iterator[None]:
+    with mock.patch.object(watchdog, "ONLY_HERE_NS", 0):
         yield

@@ -240,6 +240,8 @@ class Network:
     def end(self) -> None:
         """Let go of everything, C memory last."""
         for host in self.hosts:
+            if not self.plain:
+                host.runtime.driver.restore_switch_interval()
             with host:
                 for endpoint in host.endpoints:
                     endpoint.core.close()

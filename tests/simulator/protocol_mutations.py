@@ -224,7 +224,30 @@ def take_a_late_answer_for_silence() -> Iterator[None]:
         yield
 
 
+@mutation("pings that were lost before there was work keep no others from being sent")
+def wait_for_answers_to_lost_pings() -> Iterator[None]:
+    edit = ("under_way = min(under_way, self._number - self._probes_after)", "pass")
+    with rewritten(PingState, "next_timeout_ns", edit):
+        yield
+
+
+@mutation("a path that is as silent is no way out")
+def ask_on_a_path_that_is_silent_too() -> Iterator[None]:
+    with mock.patch.object(Silence, "is_missing_too", lambda p, other: False):
+        yield
+
+
+@mutation("a path that died before there was work is asked about")
+def ask_only_of_what_counts_as_alive() -> Iterator[None]:
+    with rewritten(Silence, "_stands_still", ("path.is_to_answer and", "path.alive is True and")):
+        yield
+
+
 @mutation("a peer that goes on after a while may be heard on another path first")
 def conclude_from_the_first_answer_elsewhere() -> Iterator[None]:
-    with rewritten(Silence, "_stands_still", ("return late and now_ns", "return late  # and now_ns")):
+    with rewritten(
+        Silence,
+        "_stands_still",
+        ("if late and now_ns - self._missing_ns >= settled_ns:", "if late:"),
+    ):
         yield

@@ -41,7 +41,7 @@ def try_a_fence_write_once() -> Iterator[None]:
 
 @mutation("a SWITCH waits for the memory of receives as long as its registration takes, if the peer is heard")
 def give_memory_no_more_time_than_a_peer() -> Iterator[None]:
-    with rewritten(SwitchProcedure, "_attempt_deadline_ns", ("if s.posting:", "if False:")):
+    with rewritten(SwitchProcedure, "_attempt_deadline_ns", ("if posting:", "if False:")):
         yield
 
 
@@ -62,7 +62,7 @@ def end_an_attempt_by_one_lost_message() -> Iterator[None]:
     with rewritten(
         SwitchProcedure,
         "_attempt_deadline_ns",
-        ("min(max(patience // usable, 2 * resend), patience)", "patience // usable"),
+        ("min(max(patience // max(1, usable), 2 * resend), patience)", "patience // usable"),
     ):
         yield
 

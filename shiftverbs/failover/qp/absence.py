@@ -24,6 +24,8 @@ class Absence:
     text: a sentence while the peer seems to be gone.
     """
 
+    __slots__ = ("_c", "_left_at", "_silent_since_ns", "text")
+
     def __init__(self, connection: ProtectedQp) -> None:
         self._c = connection
         self.forget()

@@ -7,7 +7,6 @@ and polls are done at once. Nothing here decides anything: that is protocol/pair
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import random
@@ -61,6 +60,46 @@ class Connection:
     shadow: the QP's ShadowQP. status and why: what `qp.shift` shows.
     """
 
+    # The first for tests, which put others in the place of some methods.
+    __slots__ = (
+        "__dict__",
+        "_active",
+        "_feeding",
+        "_fence_refused",
+        "_inbox",
+        "_looked_for",
+        "_ports",
+        "_rx_target",
+        "absence",
+        "closed",
+        "core",
+        "driver",
+        "early",
+        "ending",
+        "evidence",
+        "fence",
+        "given",
+        "key_wait",
+        "keys",
+        "n_pairs",
+        "pairing",
+        "paths",
+        "peer",
+        "protocol",
+        "rebuild",
+        "reports",
+        "requirement",
+        "shadow",
+        "status",
+        "superseded",
+        "timeline",
+        "timer_ns",
+        "unlike",
+        "was_protected",
+        "watchdog",
+        "why",
+    )
+
     def __init__(self, driver: Host, shadow: Any) -> None:
         self.driver = driver
         self.shadow = shadow
@@ -81,7 +120,7 @@ class Connection:
         self.closed = False
         self.timer_ns: int | None = None
         self.superseded = 0  # messages of the peer that a newer one took the place of, before they were read
-        self._inbox: collections.deque[ev.Event] = collections.deque()
+        self._inbox: list[ev.Event] = []
         self._feeding = False
         self._active: set[int] = {0}
         self._ports: dict[int, int] = {}
@@ -157,7 +196,9 @@ class Connection:
 
     def device(self, k: int) -> str:
         """Name of the device of pair k."""
-        return self.nic(k).name
+        domain = self.shadow.domain
+        name: str = domain.nic.name if k == 0 else domain.backups[k - 1].name
+        return name
 
     def describe_pairing(self) -> dict[str, Any] | None:
         """For `qp.shift.pairing`."""
@@ -277,7 +318,8 @@ class Connection:
 
     def port(self, k: int) -> int:
         """The port number that our QP of pair k was last connected on."""
-        return self._ports.get(k, self.nic(k).port)
+        port = self._ports.get(k)
+        return self.nic(k).port if port is None else port
 
     # ---- events in --------------------------------------------------------------------------------------------------
 
@@ -305,7 +347,7 @@ class Connection:
         self._feeding = True
         try:
             while self._inbox and not self.closed:
-                event = self._inbox.popleft()
+                event = self._inbox.pop(0)
                 self.execute(self.protocol.handle(event, self.driver.now_ns()))
         finally:
             self._feeding = False
@@ -332,11 +374,6 @@ class Connection:
         else:
             self._schedule()
 
-    def _busy(self) -> bool:
-        """Whether completions matter that the application may not be polling for."""
-        p = self.protocol
-        return self.fence is not None or (p is not None and not p.over and p.busy)
-
     def _schedule(self) -> None:
         p = self.protocol
         early_ns = self.early.due_ns
@@ -346,7 +383,7 @@ class Connection:
             self._stop_looking()
             return
         self._look()
-        if self.driver.turns.is_going(self) and self._arrived():
+        if self in self.driver.turns.going and self._arrived():
             self.driver.turns.arrived(self)
         # Without a protocol nobody asks for keys: what is due of that stays so.
         due = p.next_timeout_ns if p is not None else None
@@ -359,7 +396,7 @@ class Connection:
             times.append(self.key_wait.due_ns)
         if self.fence is not None:
             times.append(self.fence.due_ns)
-        if times:
+        if times and (self.timer_ns is None or min(times) < self.timer_ns):
             self.driver.schedule(self, min(times))
 
     def await_nothing(self) -> None:
@@ -374,10 +411,10 @@ class Connection:
     def _arrived(self) -> bool:
         """Whether nothing is left of what began in its turn: all is where it should be, what works is fit."""
         p = self.protocol
-        if p is None or p.over or p.switching:
+        if p is None or p.over:
             return True
         if p.busy:
-            return False
+            return p.switching
         works = [not pair.dead and pair.alive is not False for pair in p.pairs]
         here = (p.send_pair, p.recv_pair)
         if works[p.preferred] and here != (p.preferred, p.preferred):
@@ -388,7 +425,8 @@ class Connection:
         """Have the driver look at the CQs whose completions matter now, as long as they do."""
         if self._rx_target is not None:
             wanted = (1 << self.recv_pair, True)
-        elif self._busy():
+        elif self.fence is not None or (self.protocol is not None and self.protocol.busy):
+            # Completions matter that the application may not be polling for.
             pairs = max(self.n_pairs, max(self.ending.behind, default=0) + 1)
             wanted = ((1 << pairs) - 1, False)
         else:
@@ -411,11 +449,11 @@ class Connection:
 
     def handle_message(self, message: Message | WantKeys | Keys) -> None:
         """A control message from this connection's peer."""
-        if isinstance(message, WantKeys | Keys):
+        if isinstance(message, (WantKeys, Keys)):
             if self.protocol is not None and not self.protocol.over and not self.closed:
                 self.keys.on_message(message)
             return
-        if isinstance(message, Sync | Move):
+        if isinstance(message, (Sync, Move)) and message.keys:
             self.keys.heed(message)  # before anything is sent on account of it
         asked = isinstance(message, Sync) and message.phase is Phase.ASK
         unsafe = self.evidence.unsafe_soon() if asked else None
@@ -489,9 +527,11 @@ class Connection:
             self.ending.deliver()
         elif self.core.ending:
             self.core_event(_core.EV_APP_ERROR, 0, 0, 0, self.driver.now_ns())
-        if p is None or p.over or self.closed:
-            return
         now = self.driver.now_ns()
+        if p is None or p.over or self.closed:
+            if self.core.refused and not self.closed:  # the peer has left since: nobody else ends that
+                self.evidence.post_failed(self.core.send_pair, self.core.refused, now)
+            return
         for k in range(self.n_pairs):
             if self.nic(k).dead and not p.pairs[k].dead:
                 self.evidence.nic_dead(self.nic(k), now)
@@ -557,6 +597,8 @@ class Connection:
                 return
             handler = self._HANDLERS[type(action)]
             handler(self, action)
+        if ev.StateChanged in kinds:
+            self.timeline.tell()
 
     def _close_send(self, _: ev.CloseSend) -> None:
         self.core.close_send()
@@ -684,8 +726,8 @@ class Connection:
 
     def _send_message(self, action: ev.SendMessage) -> None:
         message = action.message
-        if isinstance(message, Sync | Move):
-            message = replace(message, keys=self.keys.version)
+        if isinstance(message, (Sync, Move)) and (version := self.keys.version):
+            message = replace(message, keys=version)
         self.say(message, action.pair, action.spread)
 
     def say(self, message: Message | WantKeys | Keys, pair: int, spread: bool = False) -> None:
@@ -697,7 +739,7 @@ class Connection:
         first = self.paths[pair] if pair < len(self.paths) else None
         if first is not None:
             self.driver.channel.send(first, entry)
-        if spread or first is None or not first.ready:
+        if spread or first is None or not first.ah:
             for path in self.paths:
                 if path is not first:
                     self.driver.channel.send(path, entry)
@@ -719,16 +761,16 @@ class Connection:
     def _state_changed(self, action: ev.StateChanged) -> None:
         if action.direction == "send":
             self.timeline.send_state(self.driver.now_ns(), action.state)
-        name = self.device(action.pair)
-        home = self.send_state == "DEFAULT" and self.recv_state == "DEFAULT"
-        self.reports.is_home(home, name)
+        p = self.protocol
+        home = p is None or (p.send_state is SendState.DEFAULT and p.recv_state is RecvState.DEFAULT)
+        self.reports.is_home(home, action.pair)
         if home and len(self._active) > 1:
             self.driver.looks.settle(self)
         if logger.isEnabledFor(logging.DEBUG):
+            name = self.device(action.pair)
             logger.debug(
                 "QP %#x: %s queue %s on %s", self.shadow.qp_num, action.direction, action.state, name
             )
-        self.timeline.tell()
 
     def _switch_started(self, action: ev.SwitchStarted) -> None:
         left = self.send_pair

@@ -39,6 +39,22 @@ class ConnectionKeys:
     due_ns: when `on_time` is to be called, or None.
     """
 
+    __slots__ = (
+        "_answered_ns",
+        "_ask_ns",
+        "_ask_step_ns",
+        "_asking",
+        "_book",
+        "_connection",
+        "_fresh",
+        "_hung",
+        "_nowhere",
+        "_push_ns",
+        "_push_step_ns",
+        "_theirs",
+        "_told",
+    )
+
     def __init__(self, connection: KeyedQp) -> None:
         self._connection = connection
         self._book: KeyBook = connection.driver.keys
@@ -63,6 +79,8 @@ class ConnectionKeys:
         self._told.users.add(c)
         self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", _core.RemoteKeys)
         self._theirs.users.add(c)
+        if c.awaits_keys:
+            self.begin_wait()
         c.core.remote_keys = self._theirs.remote  # which reports all rkeys seen so far
 
     def close(self) -> None:
@@ -124,6 +142,8 @@ class ConnectionKeys:
     def begin_wait(self) -> None:
         """A WR waits for keys, and none did before: what an rkey was not then, it may be now."""
         self._nowhere.clear()
+        if self._theirs is not None:
+            self._theirs.waiting[self._connection] = None
 
     def is_answered(self, rkey: int) -> bool:
         """Whether the peer said, since a WR waits for this rkey, that it has no such memory."""
@@ -187,8 +207,10 @@ class ConnectionKeys:
                     self._hung.add((found.rkey, k))
                 else:
                     self._hung.discard((found.rkey, k))
-        for user in list(theirs.users):
+        for user in list(theirs.waiting):
             user.keys_arrived()
+            if not user.awaits_keys:
+                theirs.waiting.pop(user, None)
 
     def heed(self, m: Sync | Move) -> None:
         """A SYNC or MOVE of the peer's says how far its withdrawals have come. READY and MOVED let us send: by then

@@ -45,6 +45,19 @@ class Fence:
     taken. hung(reason): they are not in time; it is over then, or made to `be_patient`.
     """
 
+    __slots__ = (
+        "_c",
+        "_commanded",
+        "_deadline_ns",
+        "_done",
+        "_flushing",
+        "_hung",
+        "_kicked_ns",
+        "_refused",
+        "_tries_left",
+        "is_patient",
+    )
+
     def __init__(
         self,
         connection: FencedQp,
@@ -95,14 +108,11 @@ class Fence:
                     functools.partial(self._erred, k),
                 )
 
-    def _over(self) -> bool:
-        return self._c.fence is not self
-
     def _erred(self, k: int, err: int, _step: int) -> None:
         """The command that brings pair k to ERR came back."""
-        if self._over() or k not in self._commanded:
-            return
         c = self._c
+        if c.fence is not self or k not in self._commanded:
+            return
         self._commanded.discard(k)
         # Of a dead context nothing can reach the peer any more, and no flush will ever come.
         is_gone = c.nic(k).dead or err in GONE
@@ -136,7 +146,7 @@ class Fence:
         that is posted later, the marker. ERR to ERR is a transition that changes nothing and makes it look.
         """
         c = self._c
-        if self._over() or k not in self._flushing or all(c.core.fence_state(k)):
+        if c.fence is not self or k not in self._flushing or all(c.core.fence_state(k)):
             return
         self._kicked_ns[k] = c.driver.now_ns()
         c.driver.schedule(c, self.due_ns)
@@ -146,20 +156,21 @@ class Fence:
 
     def _kicked(self, k: int) -> None:
         """The NIC has brought pair k to ERR once more: markers that it would not take before, it takes now."""
-        if not self._over() and k in self._flushing and k in self._refused:
+        if self._c.fence is self and k in self._flushing and k in self._refused:
             self._post_marker(k)
         self.progress(k)
 
     def progress(self, k: int) -> None:
         """Look whether pair k's queues have shown their flush."""
-        if self._over():
+        if self._c.fence is not self:
             return
         if k in self._flushing and all(self._c.core.fence_state(k)):
             self._flushing.discard(k)
-        self._check()
+        if not self._commanded:
+            self._check()
 
     def _check(self) -> None:
-        if self._over() or self._commanded or self._flushing:
+        if self._commanded or self._flushing or self._c.fence is not self:
             return
         self._done()
 
@@ -179,7 +190,10 @@ class Fence:
     @property
     def due_ns(self) -> int:
         """When `tick` must be called next."""
-        return min([self._deadline_ns, *(self._kicked_ns.get(k, 0) + KICK_NS for k in self._flushing)])
+        due_ns = self._deadline_ns
+        for k in self._flushing:
+            due_ns = min(due_ns, self._kicked_ns.get(k, 0) + KICK_NS)
+        return due_ns
 
     def tick(self, now_ns: int) -> None:
         """Time passes: take what the CQs hold, ask again, give up at the deadline."""
@@ -192,7 +206,7 @@ class Fence:
         for k in sorted(self._commanded):
             if c.nic(k).dead:
                 self._erred(k, errno.EIO, 0)
-        if self._over() or now_ns < self._deadline_ns:
+        if c.fence is not self or now_ns < self._deadline_ns:
             return
         if self.is_patient:
             self.look_again()

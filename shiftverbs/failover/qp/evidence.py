@@ -51,6 +51,8 @@ class FailingQp(EndingQp, Protocol):
 class Evidence:
     """What is seen of one connection's pairs."""
 
+    __slots__ = ("_c",)
+
     def __init__(self, connection: FailingQp) -> None:
         self._c = connection
 

@@ -40,6 +40,8 @@ class KeyWait:
     since_ns: since when a WR waits, or None. posting: the action whose receives are not all where it wants them.
     """
 
+    __slots__ = ("_c", "posting", "since_ns")
+
     def __init__(self, connection: WaitingQp) -> None:
         self._c = connection
         self.forget()

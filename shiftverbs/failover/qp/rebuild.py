@@ -44,6 +44,8 @@ class RebuiltQp(ChangedQp, Protocol):
 class Rebuild:
     """What ResetPair and ConnectPair ask for, during one pairing of a connection."""
 
+    __slots__ = ("_c", "_looks", "_resets")
+
     def __init__(self, connection: RebuiltQp) -> None:
         self._c = connection
         self._resets: collections.Counter[int] = collections.Counter()

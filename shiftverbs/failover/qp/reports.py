@@ -34,6 +34,8 @@ class ReportedQp(ProtectedQp, Protocol):
 class Reports:
     """Of one connection."""
 
+    __slots__ = ("connection",)
+
     def __init__(self, connection: ReportedQp) -> None:
         self.connection = connection
 
@@ -106,14 +108,17 @@ class Reports:
             )
             timeline.tell()
 
-    def is_home(self, home: bool, name: str) -> None:
-        """Whether both directions are in DEFAULT; name: the device that one of them is on now."""
+    def is_home(self, home: bool, k: int) -> None:
+        """Whether both directions are in DEFAULT; k: the pair that one of them is on now."""
         c = self.connection
+        if home is (c.timeline.away_since_ns is None):
+            return  # as before
         away_ms = c.timeline.is_home(home, c.driver.now_ns())
         p = c.protocol
         if away_ms is None or (p is not None and p.over):  # an end is no homecoming
             return
         c.driver.totals.homecomings += 1
         c.driver.totals.away_ns += int(away_ms * 1e6)
+        name = c.device(k)
         self._log(logging.INFO, f"traffic is back on {name}")
         self._publish(observe.Failback, epoch=self._epoch(), target=name, durations={"away_ms": away_ms})

@@ -37,6 +37,8 @@ class RequiredQp(ProtectedQp, Protocol):
 class Requirement:
     """What is required of one connection's QP."""
 
+    __slots__ = ("_c", "_caught_up", "_due_ns", "_is_settled")
+
     def __init__(self, connection: RequiredQp) -> None:
         self._c = connection
         self.begin()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 import time
@@ -17,12 +16,25 @@ _MOST_STATES = 1000
 
 
 class Timeline:
-    """Of one QP: its send states, and when it left, worked again and came home last. Times are CLOCK_MONOTONIC, ns."""
+    """Of one QP: its send states, and when it left, worked again and came home last. Times are CLOCK_MONOTONIC, ns.
+
+    away_since_ns: since when it has been away from home; None where it is at home. For reading.
+    """
+
+    __slots__ = (
+        "_first_wc_ns",
+        "_home_ns",
+        "_seen_ns",
+        "_trigger_ns",
+        "_waiting",
+        "away_since_ns",
+        "history",
+        "last_failure",
+    )
 
     def __init__(self) -> None:
-        self.history: collections.deque[tuple[int, str]] = collections.deque(maxlen=_MOST_STATES)
-        self.history.append((time.monotonic_ns(), SendState.DEFAULT.value))
-        self._waiting: collections.deque[Any] = collections.deque()  # a lock of each thread in wait_for
+        self.history = [(time.monotonic_ns(), SendState.DEFAULT.value)]
+        self._waiting: list[Any] = []  # a lock of each thread in wait_for
         # When the last SWITCH began, or failover gave up, and why; over all lives of the QP.
         self.last_failure: tuple[int, str] | None = None
         self.begin()
@@ -32,13 +44,13 @@ class Timeline:
         self._seen_ns: int | None = None
         self._trigger_ns: int | None = None
         self._first_wc_ns: int | None = None
-        self._away_since_ns: int | None = None
+        self.away_since_ns: int | None = None
         self._home_ns: int | None = None
 
     def reset(self, now_ns: int) -> None:
         """The send state is DEFAULT again, whatever it was."""
         if self.history[-1][1] != SendState.DEFAULT.value:
-            self.history.append((now_ns, SendState.DEFAULT.value))
+            self.send_state(now_ns, SendState.DEFAULT.value)
 
     def seen(self, t_ns: int) -> None:
         """What may start a SWITCH was seen."""
@@ -60,22 +72,18 @@ class Timeline:
     def send_state(self, now_ns: int, state: str) -> None:
         """The send machine is in `state`."""
         self.history.append((now_ns, state))
+        del self.history[:-_MOST_STATES]
 
     def is_home(self, home: bool, now_ns: int) -> float | None:
         """Whether both directions are in DEFAULT; returns the ms it was away if it came home now, else None."""
-        if home and self._away_since_ns is not None:
-            self._home_ns, away_ns = now_ns, now_ns - self._away_since_ns
-            self._away_since_ns = None
+        if home and self.away_since_ns is not None:
+            self._home_ns, away_ns = now_ns, now_ns - self.away_since_ns
+            self.away_since_ns = None
             return away_ns / 1e6
-        if not home and self._away_since_ns is None:
-            self._away_since_ns = now_ns
+        if not home and self.away_since_ns is None:
+            self.away_since_ns = now_ns
             self._home_ns = None
         return None
-
-    @property
-    def away_since_ns(self) -> int | None:
-        """Since when it has been away from home; None where it is at home."""
-        return self._away_since_ns
 
     def durations(self) -> dict[str, float | int | None]:
         """For `qp.shift.durations`."""
@@ -118,4 +126,4 @@ class Timeline:
         """Something changed: wake all that wait, to look."""
         with contextlib.suppress(IndexError):
             while self._waiting:
-                self._waiting.popleft().release()
+                self._waiting.pop(0).release()

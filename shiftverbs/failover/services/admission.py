@@ -45,7 +45,7 @@ class Turns:
         self._run_again = run_again
         self._later = later
         self.waiting: dict[Beginner, Callable[[], None]] = {}
-        self._going: set[Beginner] = set()  # those that began in their turn, and have not arrived
+        self.going: set[Beginner] = set()  # those that began in their turn, and have not arrived
         self._moved_ns = 0
 
     def begin_in_turn(self, connection: Beginner, begin: Callable[[], None]) -> None:
@@ -57,23 +57,19 @@ class Turns:
         else:
             self._begin(connection, begin)
 
-    def is_going(self, connection: Beginner) -> bool:
-        """Whether it began in its turn, so that `arrived` has to be called."""
-        return connection in self._going
-
     def arrived(self, connection: Beginner) -> None:
         """A connection has finished what it began in its turn, or never will."""
-        if connection in self._going:
-            self._going.remove(connection)
+        if connection in self.going:
+            self.going.remove(connection)
             if self.waiting:
                 self._moved_ns = self._now_ns()
                 self._run_again()
 
     def _room(self) -> int:
-        return UNDER_WAY - len(self._going)
+        return UNDER_WAY - len(self.going)
 
     def _begin(self, connection: Beginner, begin: Callable[[], None]) -> None:
-        self._going.add(connection)
+        self.going.add(connection)
         begin()
         if connection.protocol is None:  # there was nothing to begin
             self.arrived(connection)
@@ -84,7 +80,7 @@ class Turns:
         if self.waiting and room <= 0 and now >= self._moved_ns + TURN_NS:
             room = TURN_COUNT
         for connection in list(itertools.islice(self.waiting, max(0, room))):
-            self._going.add(connection)
+            self.going.add(connection)
             begin = self.waiting.pop(connection)
             self._moved_ns = now
             self._later(connection, self._begin, connection, begin)

@@ -75,7 +75,7 @@ class Looks:
 
         Connections share CQs: a thousand of them in the middle of something cost one look at each CQ, not a thousand.
         """
-        if any(queue not in self._looked_at for queue in queues):
+        if not self._looked_at.keys() >= set(queues):
             self._in_vain_ns = now = self._now_ns()
             soon = now + LOOK_NS
             self._look_ns = min(self._look_ns, soon) if self._looked_at else soon

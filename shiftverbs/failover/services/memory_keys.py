@@ -78,6 +78,10 @@ class KeyUser(Protocol):
     def drain(self, k: int) -> None:
         """Take what pair k's CQs hold."""
 
+    @property
+    def awaits_keys(self) -> bool:
+        """Whether a WR is withheld because the counterpart of a key is not known."""
+
     def keys_arrived(self) -> None:
         """More keys were resolved."""
 
@@ -172,6 +176,7 @@ class PeerKeys:
         self.remote = remote
         self.version = 0
         self.users: set[KeyUser] = set()
+        self.waiting: dict[KeyUser, None] = {}  # those of them with a WR that waits for keys
         self._known: dict[int, int] = {}  # rkey -> on how many backups
         # WRs on their way by keys that were withdrawn since: what was heeded before, whose they are, the last's number.
         self._under_way: list[tuple[int, KeyUser, int]] = []
@@ -447,6 +452,7 @@ class KeyBook:
     def leave_peer(self, keys: PeerKeys, user: KeyUser) -> None:
         """One user less."""
         keys.users.discard(user)
+        keys.waiting.pop(user, None)
         if not keys.users:
             for key, kept in list(self._theirs.items()):
                 if kept is keys:
