@@ -28,6 +28,9 @@ MAX_KEY_BYTES = 256
 # More NICs than any host has; keeps a record with full lists below MAX_VALUE_BYTES.
 MAX_NICS = 16
 MAX_DEPTH = 32
+# Of so many control endpoints that were read it is known what they are, where their text is no longer than usual.
+KEPT_ENDPOINTS = 1024
+_USUAL_TEXT = 512
 
 _U32 = (1 << 32) - 1
 _QPN_MAX = (1 << 24) - 1
@@ -214,13 +217,26 @@ class ControlEndpoint:
 
     @classmethod
     def from_json(cls, value: object, key: str = "control", where: str = "") -> ControlEndpoint:
-        """The entry out of a record. Raises RecordError."""
+        """The entry out of a record; all QPs of a NIC have the same one, and it is one object. Raises RecordError."""
+        text = repr(value)  # which tells 1 from True, as equality does not
+        known = _endpoints.get(text)
+        if known is not None:
+            return known
         fields = _Fields(key, where, value)
-        return cls(
+        made = cls(
             fields.device("device"), fields.gid("gid"), fields.integer("lid", 0, 0xFFFF),
             fields.integer("mtu", 1, 5), fields.qpn("qpn"), fields.integer("qkey", 0, (1 << 31) - 1),
             fields.hex128("secret"),
         )  # fmt: skip
+        if len(_endpoints) >= KEPT_ENDPOINTS:
+            _endpoints.clear()
+        if len(text) <= _USUAL_TEXT:
+            _endpoints[text] = made
+        return made
+
+
+# Those that were read, by their texts.
+_endpoints: dict[str, ControlEndpoint] = {}
 
 
 @dataclass(frozen=True)
