@@ -56,7 +56,8 @@ def verb_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
         row_of = {
             package: statistics.median(values) / 1000 for package, values in took["in_a_row"][name].items()
         }
-        row.note = f"{added:+.1f} µs; many in a row {row_of['shiftverbs'] - row_of['pyverbs']:+.1f}"
+        in_row = row_of["shiftverbs"] - row_of["pyverbs"]
+        row.note = f"{added:+.1f} µs; many in a row {in_row:+.1f}; {took['calls'][name]} calls"
         rows.append(row)
     memory = took["memory"]
     rows.append(
