@@ -215,9 +215,8 @@ class QP(lifetime.Ended, _base.QP):
             gone = was_guarded and error.error_code in GONE
             if state != e.IBV_QPS_ERR or not gone:
                 if state == e.IBV_QPS_ERR or (state == e.IBV_QPS_RESET and (gone or was_out)):
-                    held.ended(
-                        gone
-                    )  # its backups were stopped, and what was withheld forgotten, all the same
+                    # Its backups were stopped, and what was withheld forgotten, all the same.
+                    held.ended(gone)
                 raise
             # A protected QP outlives its NIC: the application may end it like any other.
             held.ended_without_nic()

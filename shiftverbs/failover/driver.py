@@ -576,9 +576,8 @@ class Driver:
                     self._urgent[path] = min(self._urgent.get(path, wanted_ns), wanted_ns)
                     path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
                     path.ping.hurry(now)
-        if (
-            len(self.connections) > WATCH_AT_ONCE
-        ):  # doubt does not last as long as a round through all of them
+        if len(self.connections) > WATCH_AT_ONCE:
+            # Doubt does not last as long as a round through all of them.
             for path in self._probed:
                 if path not in probed:
                     self._urgent[path] = path.ping.interval_ns = URGENT_PING_NS

@@ -198,9 +198,8 @@ class Watchdog:
             self._only_here_ns = now_ns
         if silent:
             for k, path in enumerate(c.paths):
-                if k != at and silence.is_missing_too(
-                    path.ping
-                ):  # both on one switch: nobody is to be asked there
+                # Where both are on one switch nobody is to be asked on the other.
+                if k != at and silence.is_missing_too(path.ping):
                     c.driver.channel.suspect(path, now_ns)
                     c.feed(ev.PathHealth(k, False))
             reason = f"no completion on {c.device(at)}, and no answer to pings, which come on another path"
