@@ -19,6 +19,7 @@ import pytest
 from hosts import Host, Network
 
 MINUTES = float(os.environ.get("SHIFTVERBS_STILL_MINUTES", "0.05"))
+pytestmark = pytest.mark.timeout(60 * MINUTES + 300)
 LOST = 0.05
 STILL_S = 0.2
 # How a program waits for what it has sent.
