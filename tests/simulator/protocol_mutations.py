@@ -208,13 +208,17 @@ def take_a_peer_that_stands_still_for_a_silent_path() -> Iterator[None]:
         answers = mock.Mock(answered_sent_ns=now_ns, longest_ns=path.longest_ns)
         return original(p, now_ns, oldest, age_ns, path, lambda: [answers])
 
-    with mock.patch.object(Silence, "look", look):
+    # And nothing is concluded from the silence of both, which hides that.
+    missing = mock.patch.object(Silence, "is_missing_too", lambda p, other: False)
+    with mock.patch.object(Silence, "look", look), missing:
         yield
 
 
 @mutation("a ping may be lost")
 def take_lost_pings_for_silence() -> Iterator[None]:
-    with mock.patch.multiple(silence, PINGS=1, PATIENCE_NS=0, SETTLED_NS=0):
+    # And nothing is concluded from the silence of both, which hides that.
+    missing = mock.patch.object(Silence, "is_missing_too", lambda p, other: False)
+    with mock.patch.multiple(silence, PINGS=1, PATIENCE_NS=0, SETTLED_NS=0, GOES_ON_NS=0), missing:
         yield
 
 

@@ -61,7 +61,9 @@ class PairedQp(ProtectedQp, Protocol):
 class Pairing:
     """Publishing one QP and finding its peer."""
 
+    # The first for tests, which put others in the place of some methods.
     __slots__ = (
+        "__dict__",
         "_looks",
         "_mine",
         "_my_keys",

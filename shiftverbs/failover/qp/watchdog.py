@@ -90,7 +90,9 @@ class Watchdog:
     again_ns: when it is to be looked at again, from the last look on.
     """
 
+    # The first for tests, which put others in the place of some methods.
     __slots__ = (
+        "__dict__",
         "_aging",
         "_c",
         "_last_polled",
