@@ -15,7 +15,8 @@ verbs_cost    what each verb costs, on the null device
 perf_host     one side of a perftest program, in short slices
 start_host    one process from its import to a QP that is protected
 failure_host  one host whose NIC fails, with one QP or a thousand
-udp_host      one side of a plain UDP transfer
+udp_host      one side of a plain UDP transfer, by udp.c
+slow_commands what control verbs cost on NICs that take their time
 allreduce_host  one rank of an allreduce
 tensors_host  who has tensors, or pulls them
 """

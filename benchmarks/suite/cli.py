@@ -24,6 +24,7 @@ Group = Callable[[Lab, bool, Callable[[str], None]], list[Row]]
 #: name, what measures it, steps it announces, whether it needs the software NICs
 GROUPS: tuple[tuple[str, Group, int, bool], ...] = (
     ("verbs", programs.verb_rows, 1, True),
+    ("slow", programs.slow_rows, 1, True),
     ("wire", programs.wire_rows, 1, True),
     ("network", programs.network_rows, len(programs.RUNS), False),
     ("start", start.start_rows, 1, True),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .programs import IDLE_QPS
 from .recovery import Timeline
 from .rows import Row
 
@@ -143,11 +144,13 @@ def _verbs(plt: Any, rows: Sequence[Row]) -> None:
 
 def _latency(plt: Any, rows: Sequence[Row]) -> None:
     _, axis = plt.subplots(figsize=(7, 4))
-    for idle, style in ((False, "-"), (True, "--")):
-        members = [r for r in rows if r.name.startswith("ib_write_lat") and ("idle" in r.name) is idle]
+    latency = [row for row in rows if row.name.startswith("ib_write_lat")]
+    many = f", {IDLE_QPS:,} idle QPs"
+    alone = [row for row in latency if "idle QPs" not in row.name]
+    for members, suffix, style in ((alone, "", "-"), ([r for r in latency if many in r.name], many, "--")):
         sizes = [r.samples["size"] for r in members]
         for package in ("pyverbs", "shiftverbs"):
-            label = f"{package}{', 1,000 idle QPs' if idle else ''}"
+            label = package + suffix
             values = [getattr(r, package) for r in members]
             axis.plot(sizes, values, style, marker="o", markersize=3, color=COLOURS[package], label=label)
     axis.set_xscale("log", base=2)

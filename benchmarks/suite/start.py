@@ -16,6 +16,9 @@ from .rows import Row, ratio_row
 
 Times = dict[str, float]
 
+#: Milliseconds from the import to PROTECTED.
+LIMITS_MS = {"cold": 1000.0, "warm": 200.0}
+
 
 @contextlib.contextmanager
 def started(lab: Lab, package: str, warm: bool) -> Iterator[Times]:
@@ -64,6 +67,7 @@ def start_rows(lab: Lab, quick: bool, progress: Progress) -> list[Row]:
     for kind, broker in (("cold", "no broker yet"), ("warm", "the host's broker is there")):
         values = [times["protected"] for times in seen[kind]]
         row = ratio_row(f"import to PROTECTED, {broker} (pyverbs: to RTS)", "ms", plain, values, None)
+        row.target, row.met = f"≤ {LIMITS_MS[kind]:g} ms", row.shiftverbs <= LIMITS_MS[kind]
         parts = {name: statistics.median(times[name] for times in seen[kind]) for name in ("import", "rts")}
         row.note = (
             f"{min(values):.0f} to {max(values):.0f} ms (pyverbs {min(plain):.0f} to {max(plain):.0f}); "

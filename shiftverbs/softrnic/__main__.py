@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, (_, text, _) in _PORT_ACTIONS.items():
         command = commands.add_parser(name, help=text)
         command.add_argument("target", nargs="+", metavar="HOST/DEVICE")
+    slow = commands.add_parser("slow", help="each command takes so long, as a NIC's of hardware does")
+    slow.add_argument("target", nargs="+", metavar="HOST/DEVICE")
+    slow.add_argument("--ms", type=float, required=True, help="how long at least, milliseconds; 0: no longer")
     for name, text in (
         ("switch-down", "a rail's switch loses all packets, and no NIC notices"),
         ("switch-up", "it forwards them again"),
@@ -142,6 +145,12 @@ def _run(args: argparse.Namespace) -> None:
             for target in args.target:
                 users = faults.status()  # before it happens: whose devices are hit
                 action(target)
+                _tell(users, done, target=target)
+        case "slow":
+            done = f"a command takes {args.ms:g} ms" if args.ms else "commands take no longer than they do"
+            for target in args.target:
+                users = faults.status()
+                faults.slow(target, args.ms / 1000)
                 _tell(users, done, target=target)
         case "switch-down" | "switch-up":
             down = args.command == "switch-down"
@@ -222,6 +231,7 @@ def _list(as_json: bool) -> None:
         users = ", ".join(f"{process.pid} {process.address}".rstrip() for process in device.processes)
         link = "dead" if device.dead else "up" if device.link_up else "down"
         link += ",stalled" * device.stalled + ",hung" * device.commands_hang
+        link += f",{device.command_us / 1000:g}ms" if device.command_us else ""
         rows.append((device.name, device.rail, link, "up" if device.switch_up else "down", users or "-"))
     _print_table(rows)
     if status.rules:

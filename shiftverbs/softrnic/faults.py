@@ -44,6 +44,7 @@ __all__ = [
     "reorder",
     "revive",
     "rule",
+    "slow",
     "stall",
     "status",
     "switch_down",
@@ -139,6 +140,8 @@ class Device:
     """Its data path stands still, see `stall`."""
     commands_hang: bool
     """Its commands do not return, see `hang`."""
+    command_us: int
+    """Microseconds that each of its commands takes at least, see `slow`."""
     link_changes: int
     """How often the link went down or up."""
     kills: int
@@ -290,6 +293,20 @@ def hang(target: str) -> None:
 def unhang(target: str) -> None:
     """Commands return again, those under way too. Arguments and errors as `down`."""
     call("softrnic_ctl_port", text(target), b"unhang")
+
+
+def slow(target: str, command_s: float) -> None:
+    """Commands take their time, as those of a NIC of hardware do: each verb that creates, modifies, queries or destroys
+    waits for it. Data moves.
+
+    :param target: `"a/soft0"`.
+    :param command_s: how long each takes at least, in seconds, at most 60; 0: as long as it takes.
+    :raises FaultError: no such host or device, or no such time.
+    :raises SoftrnicError: the registry cannot be used.
+    """
+    if not 0 <= command_s <= 60:  # which no NaN is
+        raise FaultError(f"a command of {command_s} s is none: 0 to 60")
+    call("softrnic_ctl_slow", text(target), ctypes.c_uint32(round(command_s * 1e6)))
 
 
 def switch_down(rail: str, host: str | None = None) -> None:

@@ -78,13 +78,13 @@ def test_every_figure_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_short_run_writes_table_json_and_history(spawn: Spawn, tmp_path: Path) -> None:
-    """The null device's verbs, the software NIC beside UDP: through the command line, with real children."""
+    """The null device's verbs, slow commands, the NIC beside UDP: through the command line, with real children."""
     target = tmp_path / "table.json"
     options = (
         "--quick",
         "--no-figures",
         "--only",
-        "verbs,wire",
+        "verbs,slow,wire",
         "--json",
         str(target),
         "--output",
@@ -97,7 +97,10 @@ def test_a_short_run_writes_table_json_and_history(spawn: Spawn, tmp_path: Path)
     by_name = {row["name"]: row for row in found}
     for name in ("post_send + poll (null)", "poll of 16 (null)", "modify to RTS (null)"):
         assert by_name[name]["pyverbs"] > 0 and by_name[name]["shiftverbs"] > 0
-    assert any("plain UDP" in name for name in by_name)
+    for name in ("dereg_mr, NICs whose commands take 100 µs", "destroy_qp, NICs whose commands take 100 µs"):
+        assert by_name[name]["pyverbs"] >= 100 and by_name[name]["shiftverbs"] >= 100
+    udp = [row for name, row in by_name.items() if "UDP in C" in name]
+    assert len(udp) == 2 and all(row["pyverbs"] > 0 and row["shiftverbs"] > 0 for row in udp)
     (record,) = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert record["rows"] == found and record["device"] == "softrnic" and "commit" in record
 

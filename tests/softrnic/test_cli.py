@@ -93,8 +93,14 @@ def test_late_packets_and_standstill_from_a_shell(capsys: pytest.CaptureFixture[
     assert "up,stalled,hung" in table and "delay 1.5ms" in table and "reorder 20ms" in table
     assert main(["unstall", "a/soft0"]) == 0 and main(["unhang", "a/soft1"]) == 0
     assert [(d.stalled, d.commands_hang) for d in faults.status().devices] == [(False, True), (False, False)]
+    assert main(["slow", "a/soft0", "a/soft1", "--ms", "0.25"]) == 0 and main(["list"]) == 0
+    table = capsys.readouterr().out
+    assert "a/soft1: a command takes 0.25 ms" in table and ",0.25ms" in table
+    assert main(["slow", "a/soft1", "--ms", "0"]) == 0
+    assert [device.command_us for device in faults.status().devices] == [250, 0]
     assert main(["clear"]) == 0
     assert not faults.device("a/soft0").commands_hang and faults.status().rules == ()
+    assert not faults.device("a/soft0").command_us
 
 
 def test_whose_it_was_is_told(registry: Path, spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -124,6 +125,50 @@ def test_hang(two: Pair, command: Callable[[Proxy], Any]) -> None:
     assert statuses(right.poll()) == [(1, "SUCCESS")], "data moves"
     faults.unhang("a/soft0")
     future.result(20)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [lambda left: left.state(), lambda left: device_of(left).reg(4096, "local_write")["index"]],
+    ids=["query_qp", "reg_mr"],
+)
+def test_slow(two: Pair, command: Callable[[Proxy], Any]) -> None:
+    """A command of a slow NIC takes so long at least, and data moves meanwhile."""
+    left, right = two()
+    faults.slow("a/soft0", 0.5)
+    assert faults.device("a/soft0").command_us == 500_000
+    begun = time.monotonic()
+    future = background(lambda: command(left))
+    right.send("RDMA_WRITE", 1, 100)
+    assert statuses(right.poll()) == [(1, "SUCCESS")], "data moves"
+    future.result(20)
+    assert time.monotonic() - begun >= 0.5
+    faults.slow("a/soft0", 60)
+    faults.clear("a/soft0")
+    assert faults.device("a/soft0").command_us == 0
+    background(lambda: command(left)).result(20)
+
+
+def test_slow_and_killed(two: Pair) -> None:
+    """What takes a minute ends when the NIC dies."""
+    left, _right = two()
+    faults.slow("a/soft0", 60)
+    future = background(lambda: left.modify("ERR"))
+    with pytest.raises(TimeoutError):
+        future.result(0.2)
+    faults.kill("a/soft0")
+    with pytest.raises(VerbsError) as error:
+        future.result(20)
+    assert error.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("seconds", [-1, 61, float("nan"), float("inf")])
+def test_no_such_time(network: object, seconds: float) -> None:
+    faults.register("a")
+    with pytest.raises(faults.FaultError, match="0 to 60"):
+        faults.slow("a/soft0", seconds)
+    with pytest.raises(faults.FaultError, match="soft9"):
+        faults.slow("a/soft9", 1)
 
 
 def test_kill_ends_the_waiting(two: Pair) -> None:

@@ -120,6 +120,24 @@ int softrnic_ctl_port(const char *target, const char *verb, char *err, size_t er
     return rc;
 }
 
+int softrnic_ctl_slow(const char *target, uint32_t command_us, char *err, size_t err_len) {
+    struct registry *reg = open_locked(err, err_len);
+    uint32_t host, rail;
+    int rc;
+
+    if (!reg)
+        return SOFTRNIC_NO_REGISTRY;
+    rc = find_target(reg, target, &host, &rail, err, err_len);
+    if (rc == 0 && command_us > MAX_DELAY_US) {
+        snprintf(err, err_len, "a command of %u us is none: at most %u", command_us, MAX_DELAY_US);
+        rc = SOFTRNIC_WRONG_REQUEST;
+    }
+    if (rc == 0)
+        registry_set_slow(reg, host, rail, command_us);
+    registry_unlock(reg);
+    return rc;
+}
+
 int softrnic_ctl_switch(const char *rail, const char *host, int up, char *err, size_t err_len) {
     struct registry *reg = open_locked(err, err_len);
     struct text text = {err, err_len, 0};
@@ -364,6 +382,7 @@ int softrnic_ctl_clear(const char *target, int rules_only, char *err, size_t err
             registry_set_link(reg, h, r, true);
             registry_set_stalled(reg, h, r, false);
             registry_set_hung(reg, h, r, false);
+            registry_set_slow(reg, h, r, 0);
         }
     }
     registry_unlock(reg);

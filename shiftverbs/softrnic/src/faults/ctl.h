@@ -40,6 +40,8 @@ struct softrnic_drop {
  * "hang", "unhang": commands do not return.
  */
 SOFTRNIC_EXPORT int softrnic_ctl_port(const char *target, const char *verb, char *err, size_t err_len);
+/* Every command of the NIC takes at least so long, which it waits for; 0: no longer. */
+SOFTRNIC_EXPORT int softrnic_ctl_slow(const char *target, uint32_t command_us, char *err, size_t err_len);
 /* rail: "rail0". host NULL: the whole switch, else only that host's port of it. */
 SOFTRNIC_EXPORT int softrnic_ctl_switch(const char *rail, const char *host, int up, char *err,
                                         size_t err_len);

@@ -394,6 +394,10 @@ bool fault_commands_hang_slow(const struct fault_port *port) {
     return __atomic_load_n(&port->priv->shared->hung, __ATOMIC_SEQ_CST);
 }
 
+uint32_t fault_command_us_slow(const struct fault_port *port) {
+    return __atomic_load_n(&port->priv->shared->command_us, __ATOMIC_SEQ_CST);
+}
+
 struct registry *fault_registry(const struct fault_port *port) {
     return port->priv->reg;
 }

@@ -83,6 +83,7 @@ bool fault_is_dead(const struct fault_port *port); /* killed since it was claime
 bool fault_passes(const struct fault_port *port);
 bool fault_is_stalled_slow(const struct fault_port *port);
 bool fault_commands_hang_slow(const struct fault_port *port);
+uint32_t fault_command_us_slow(const struct fault_port *port);
 /* Would a fresh claim of this device fail because it was killed? For open_device without a claim (null
  * devices too). */
 bool fault_device_killed(const struct config *config, const struct config_device *device);
@@ -132,6 +133,13 @@ static inline bool fault_is_stalled(const struct fault_port *port) {
 static inline bool fault_commands_hang(const struct fault_port *port) {
     return __builtin_expect(__atomic_load_n(port->active, __ATOMIC_RELAXED) != 0, 0) &&
            fault_commands_hang_slow(port);
+}
+
+/* How many microseconds does each command take at least? */
+static inline uint32_t fault_command_us(const struct fault_port *port) {
+    return __builtin_expect(__atomic_load_n(port->active, __ATOMIC_RELAXED) != 0, 0)
+               ? fault_command_us_slow(port)
+               : 0;
 }
 
 #endif

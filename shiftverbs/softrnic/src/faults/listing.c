@@ -128,14 +128,15 @@ static void append_hosts(struct text *text, struct registry *reg, const bool *al
                 continue;
             text_append(text, "%s{\"host\":\"%s\",\"device\":\"", before, file->hosts[h].name);
             append_escaped(text, registry_device_name(reg, h, r));
-            text_append(
-                text,
-                "\",\"rail\":\"rail%u\",\"link_up\":%s,\"dead\":%s,"
-                "\"switch_up\":%s,\"stalled\":%s,\"commands_hang\":%s,\"link_changes\":%u,\"kills\":%u,"
-                "\"changed_ns\":%" PRIu64 ",",
-                r, port->link_changes & 1 ? "false" : "true", port->dead ? "true" : "false",
-                file->switch_down[r] >> h & 1 ? "false" : "true", port->stalled ? "true" : "false",
-                port->hung ? "true" : "false", port->link_changes, port->kills, port->changed_ns);
+            text_append(text,
+                        "\",\"rail\":\"rail%u\",\"link_up\":%s,\"dead\":%s,"
+                        "\"switch_up\":%s,\"stalled\":%s,\"commands_hang\":%s,\"command_us\":%u,\"link_"
+                        "changes\":%u,\"kills\":%u,"
+                        "\"changed_ns\":%" PRIu64 ",",
+                        r, port->link_changes & 1 ? "false" : "true", port->dead ? "true" : "false",
+                        file->switch_down[r] >> h & 1 ? "false" : "true", port->stalled ? "true" : "false",
+                        port->hung ? "true" : "false", port->command_us, port->link_changes, port->kills,
+                        port->changed_ns);
             append_processes(text, reg, h, r, alive);
             text_append(text, ",");
             append_counters(text, &file->links[h][r]);

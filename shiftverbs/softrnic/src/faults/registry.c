@@ -283,7 +283,7 @@ void registry_update_active(struct registry *reg, unsigned host, unsigned rail) 
     /* A device that ever died stays on the slow path: only there is it known which of its processes saw it
      * die. */
     active = (port->link_changes & 1) || port->kills || rules || port->stalled || port->hung ||
-             reg->file->limited[rail] || (reg->file->switch_down[rail] >> host & 1);
+             port->command_us || reg->file->limited[rail] || (reg->file->switch_down[rail] >> host & 1);
     __atomic_store_n(&port->active, active, __ATOMIC_SEQ_CST);
     if (registry_switched(reg, rail))
         tell_switch(reg, host, rail);
@@ -359,6 +359,11 @@ void registry_set_hung(struct registry *reg, unsigned host, unsigned rail, bool 
     __atomic_store_n(&reg->file->ports[host][rail].hung, hung, __ATOMIC_SEQ_CST);
     registry_update_active(reg, host, rail);
     registry_notify(reg, host, rail);
+}
+
+void registry_set_slow(struct registry *reg, unsigned host, unsigned rail, uint32_t command_us) {
+    __atomic_store_n(&reg->file->ports[host][rail].command_us, command_us, __ATOMIC_SEQ_CST);
+    registry_update_active(reg, host, rail);
 }
 
 void registry_set_switch(struct registry *reg, unsigned rail, uint64_t hosts, bool up) {

@@ -36,8 +36,8 @@ struct registry_port {
     uint32_t rules;        /* rules that may still fire */
     uint32_t stalled;      /* its data path stands still */
     uint32_t hung;         /* its commands do not return */
-    uint32_t reserved;
-    uint64_t changed_ns; /* CLOCK_MONOTONIC of the last change of link or life */
+    uint32_t command_us;   /* its commands take at least so long */
+    uint64_t changed_ns;   /* CLOCK_MONOTONIC of the last change of link or life */
 };
 
 enum registry_then { THEN_NOTHING, THEN_DOWN, THEN_KILL, THEN_SWITCH_DOWN };
@@ -134,6 +134,7 @@ void registry_kill(struct registry *reg, unsigned host, unsigned rail);
 void registry_revive(struct registry *reg, unsigned host, unsigned rail);
 void registry_set_stalled(struct registry *reg, unsigned host, unsigned rail, bool stalled);
 void registry_set_hung(struct registry *reg, unsigned host, unsigned rail, bool hung);
+void registry_set_slow(struct registry *reg, unsigned host, unsigned rail, uint32_t command_us);
 void registry_set_switch(struct registry *reg, unsigned rail, uint64_t hosts, bool up);
 void registry_update_active(struct registry *reg, unsigned host, unsigned rail);
 /*
