@@ -228,9 +228,9 @@ class ControlEndpoint:
             fields.integer("mtu", 1, 5), fields.qpn("qpn"), fields.integer("qkey", 0, (1 << 31) - 1),
             fields.hex128("secret"),
         )  # fmt: skip
-        if len(_endpoints) >= KEPT_ENDPOINTS:
-            _endpoints.clear()
         if len(text) <= _USUAL_TEXT:
+            if len(_endpoints) >= KEPT_ENDPOINTS:
+                _endpoints.clear()
             _endpoints[text] = made
         return made
 

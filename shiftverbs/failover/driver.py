@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shiftverbs import _core
 from shiftverbs.failover.nic_events import NicEvents
-from shiftverbs.failover.qp.watchdog import URGENT_PING_NS, WATCH_PERIOD_NS
+from shiftverbs.failover.qp.watchdog import DOUBT_LOOK_NS, URGENT_PING_NS, WATCH_PERIOD_NS
 from shiftverbs.failover.services.admission import Turns
 from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.failover.services.cq_polling import Looks
@@ -53,7 +53,7 @@ logger = logging.getLogger("shiftverbs.driver")
 
 # For so long after a SWITCH began, whatever it does not need waits.
 HURRY_NS = 20 * MS
-# How long a Python thread keeps the GIL from us meanwhile. (As a rule it is 5 ms, at each step.)
+# How long a Python thread keeps the GIL from us then, and while a path is in doubt. (As a rule 5 ms, at each step.)
 HURRY_SWITCH_INTERVAL_S = 0.0002
 # But no longer: a SWITCH may need the keys of memory, and where very many begin one after the other, the hurry is long.
 EXCHANGE_NS = 100 * MS
@@ -151,6 +151,10 @@ class Driver:
         self._to_watch: list[Connection] = []
         self._to_watch_ns = 0  # no more of them before
         self._working: list[Connection] = []  # of very many, those with work that are to be looked at next
+        self._portion_ns = 0  # nor of those before that
+        self._asking: dict[
+            Path, Connection
+        ] = {}  # of very many: the path of whose sends was in doubt at the last look
         self._urgent: dict[Path, int] = {}  # how dense pings were wanted there in this round of looks
         self._probed: dict[Path, None] = {}  # where a look has found doubt the last time
         self._hurry_until_ns = 0
@@ -538,52 +542,80 @@ class Driver:
                     self.measures.look(now)
 
     def _watch(self, now: int) -> None:
-        """Look at the next connections; a round through very many takes several looks, so that each costs little.
-
-        Of very many those that have work are not to wait for that: as many of them are looked at as well.
-        """
+        """Look at the next connections; a round through very many takes several looks, so that each costs little."""
         if not self._to_watch:
-            self._to_watch = list(self.connections.values())
-            wanted, self._urgent = self._urgent, {}
-            dense = self.measures.dense if self.measures is not None else {}
-            for path in self.channel.paths.values():
-                path.ping.interval_ns = min(wanted.get(path, QUIET_PING_NS), dense.get(path, QUIET_PING_NS))
+            self._begin_round()
+        next_ones = self._next_to_watch(now)
         again_ns = WATCH_PERIOD_NS
+        asking: dict[Path, Connection] = {}
         probed: dict[Path, None] = {}
-        next_ones: list[Connection] = []
-        if len(self.connections) > WATCH_AT_ONCE:
-            if not self._working:
-                self._working = [self.connections[core] for core in _core.at_work(self.connections)]
-            next_ones, self._working = self._working[:WATCH_AT_ONCE], self._working[WATCH_AT_ONCE:]
-        else:
-            self._working = []
-        if now >= self._to_watch_ns or not next_ones:
-            self._to_watch_ns = now + WATCH_PERIOD_NS
-            next_ones += self._to_watch[-1 : -1 - WATCH_AT_ONCE : -1]
-            del self._to_watch[-WATCH_AT_ONCE:]
         for connection in next_ones:
-            self.safely(connection, connection.watchdog.watch, now)
-            if connection.watchdog.is_old and self.measures is not None:
+            watchdog = connection.watchdog
+            self.safely(connection, watchdog.watch, now)
+            if watchdog.is_old and self.measures is not None:
                 self.measures.waits(connection)
-            again_ns = min(again_ns, connection.watchdog.again_ns)
-            wanted_ns = connection.watchdog.pings_ns
+            again_ns = min(again_ns, watchdog.again_ns)
+            wanted_ns = watchdog.pings_ns
+            if wanted_ns is not None:
+                self._want_pings(connection, wanted_ns, now)
             if wanted_ns == PROBE_NS:
                 self._shorten_switch_interval(now)  # else each of the pings would wait for who computes
-            if wanted_ns is not None:
-                for path in connection.paths:
-                    if wanted_ns == PROBE_NS:
-                        probed[path] = None
-                    self._urgent[path] = min(self._urgent.get(path, wanted_ns), wanted_ns)
-                    path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
-                    path.ping.hurry(now)
-        if len(self.connections) > WATCH_AT_ONCE:
+                asking.setdefault(connection.paths[connection.send_pair], connection)
+                probed.update(dict.fromkeys(connection.paths))
+        is_many = len(self.connections) > WATCH_AT_ONCE
+        if is_many:
             # Doubt does not last as long as a round through all of them.
             for path in self._probed:
-                if path not in probed:
+                if path not in probed and path.ping.interval_ns == PROBE_NS:
                     self._urgent[path] = path.ping.interval_ns = URGENT_PING_NS
-        self._probed = probed
+        self._probed, self._asking = probed, asking if is_many else {}
         if not self._working:  # of very many each look takes its portion, in turn
-            self._watch_ns = min(self._watch_ns, now + again_ns)
+            self._portion_ns = now + again_ns
+            self._watch_ns = min(self._watch_ns, self._portion_ns)
+        elif asking:
+            self._watch_ns = min(self._watch_ns, now + DOUBT_LOOK_NS)
+
+    def _begin_round(self) -> None:
+        """All connections are to be looked at, and pings are as dense as the round before had them wanted."""
+        self._to_watch = list(self.connections.values())
+        wanted, self._urgent = self._urgent, {}
+        dense = self.measures.dense if self.measures is not None else {}
+        for path in self.channel.paths.values():
+            path.ping.interval_ns = min(wanted.get(path, QUIET_PING_NS), dense.get(path, QUIET_PING_NS))
+
+    def _next_to_watch(self, now: int) -> list[Connection]:
+        """Who is looked at now: of few everybody.
+
+        Of very many a portion, and as many of those that have work, which are not to wait for that; and each time one
+        for each path that is in doubt, since doubt is short and what one finds holds for all.
+        """
+        if len(self.connections) <= WATCH_AT_ONCE:
+            self._working = []
+            return self._portion()
+        next_ones = list(self._asking.values())
+        if now >= self._portion_ns:
+            self._portion_ns = now + WATCH_PERIOD_NS
+            if not self._working:
+                self._working = [self.connections[core] for core in _core.at_work(self.connections)]
+            next_ones += self._working[:WATCH_AT_ONCE]
+            del self._working[:WATCH_AT_ONCE]
+        if now >= self._to_watch_ns or not next_ones:
+            self._to_watch_ns = now + WATCH_PERIOD_NS
+            next_ones += self._portion()
+        return list(dict.fromkeys(next_ones))  # each once
+
+    def _portion(self) -> list[Connection]:
+        """The next ones of the round."""
+        portion = self._to_watch[-1 : -1 - WATCH_AT_ONCE : -1]
+        del self._to_watch[-WATCH_AT_ONCE:]
+        return portion
+
+    def _want_pings(self, connection: Connection, wanted_ns: int, now: int) -> None:
+        """Its paths are pinged as often as it wants, for this round and the next."""
+        for path in connection.paths:
+            self._urgent[path] = min(self._urgent.get(path, wanted_ns), wanted_ns)
+            path.ping.interval_ns = min(path.ping.interval_ns, wanted_ns)
+            path.ping.hurry(now)
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed. With the last one goes what still names any: nothing would look there again."""
@@ -593,6 +625,7 @@ class Driver:
         if not self.connections:
             self._to_watch.clear()
             self._working.clear()
+            self._asking.clear()
             self._timers.clear()
             self.announcements.flush()
 

@@ -75,6 +75,11 @@ class PingState:
         self.earliest_ns = now_ns + self.interval_ns
         return self._number
 
+    def handle_unsent(self) -> None:
+        """The last ping could not be sent: that no answer comes says something of us, and nothing of the path."""
+        if self._awaited and self._awaited[-1][0] == self._number:
+            self._awaited.pop()
+
     @property
     def _counts_ns(self) -> int:
         """When what is unanswered is one more."""
@@ -121,7 +126,8 @@ class PingState:
             self._known_after = number
         if number - 1 > max(self._answered, self._known_after):
             self._lost_ns = now_ns  # those between
-        sent_ns = self._awaited[0][1]  # of one that is not known any more: no later than that
+        # Of one that is not known any more: no later than that. Of one that was never sent: it says nothing.
+        sent_ns = self._awaited[0][1] if self._awaited else now_ns
         found = None
         while self._awaited and self._awaited[0][0] <= number:
             found, sent_ns = self._awaited.popleft()

@@ -42,9 +42,10 @@ class Silence:
         self._takes_ns = 0
         self._next_ns = 0  # it is not asked about before its work is so old
         self._since_ns = 0
+        self._found = False  # by this QP's own pings, in this look
         self._beyond_ns = 0  # an answer may take so much longer here than elsewhere
         self._missing_ns: int | None = None  # since when another path has answered, and it not
-        self._elsewhere_ns: int | None = None  # when another path was first heard
+        self._elsewhere_ns: int | None = None  # when a look first knew of another path that was heard
         self._soon_ns = 0  # so soon it is where the peer is at work
 
     def rest(self) -> None:
@@ -66,6 +67,7 @@ class Silence:
         or 0. others: the other paths to that peer.
         """
         known, self._path = path is self._path, path
+        self._found = False
         self.works = age_ns > 0 or (known and oldest != self._oldest)
         if known and oldest == self._oldest and age_ns:
             self._age_ns = age_ns
@@ -108,10 +110,15 @@ class Silence:
         settled_ns = max(GOES_ON_NS if went_on else SETTLED_NS, self._beyond_ns)
         if late and now_ns - self._missing_ns >= settled_ns:
             path.found_silent(now_ns)
+            self._found, self.asks = True, False
             return True
         return False
 
     def is_missing_too(self, other: PingState) -> bool:
-        """Whether another path has answered as little, where this one was just found silent."""
+        """Whether another path has answered as little, where this look has found this one silent by its own pings."""
         since_ns = self._since_ns
-        return not other.heard_since(since_ns) and other.missing_since(since_ns, PINGS) is not None
+        return (
+            self._found
+            and not other.heard_since(since_ns)
+            and other.missing_since(since_ns, PINGS) is not None
+        )

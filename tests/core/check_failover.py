@@ -344,6 +344,17 @@ def test_post_refused_by_a_device_that_is_gone_is_kept(guarded: World, err: int)
     assert w.qp.refused == 0
 
 
+@pytest.mark.parametrize("how", ["reset_journal", "abort"])
+def test_what_was_refused_ends_with_what_was_posted(guarded: World, how: str) -> None:
+    """The next life of the QP has nothing that waits in no queue of the hardware."""
+    w = guarded
+    w.hw[0].fail(0, errno.EIO)
+    w.send(0)
+    assert w.qp.refused == errno.EIO
+    getattr(w.qp, how)()
+    assert w.qp.refused == 0 and w.qp.unwired == (0, 0) and w.qp.is_plain
+
+
 @pytest.mark.parametrize("polled", [True, False])
 @pytest.mark.parametrize("recv", [False, True])
 def test_post_refused_by_a_qp_in_error_is_kept(guarded: World, recv: bool, polled: bool) -> None:

@@ -141,6 +141,29 @@ def test_a_pair_that_answers_is_not_suspected_again_and_again(
     assert told == [True, False, True, False]
 
 
+def test_pings_that_cannot_be_sent_are_not_missed(driver: Driver, nic: Any, clock: SimpleNamespace) -> None:
+    """No address handle, or no port: nothing has gone out, and that no answer comes says nothing of the path."""
+    one, _heard, _arrive = heard_of(driver, nic)
+    channel, path, port = driver.channel, one.paths[0], driver.channel.port(nic)
+
+    def missing() -> int | None:
+        began = clock.now
+        for _ in range(3):
+            clock.now += QUIET_PING_NS
+            channel.ping(clock.now)
+        return path.ping.missing_since(began, 1)
+
+    assert missing() is not None
+    path.ping.handle_pong(path.asked, clock.now)
+    ah, path.ah = path.ah, 0
+    assert missing() is None and path.ping.alive is not True
+    path.ah = ah
+    assert missing() is not None
+    path.ping.handle_pong(path.asked, clock.now)
+    port.state = "error"
+    assert missing() is None
+
+
 def test_a_train_goes_ahead_of_a_ping_and_is_read_by_nobody(
     driver: Driver, nic: Any, clock: SimpleNamespace, caplog: Any
 ) -> None:

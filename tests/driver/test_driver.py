@@ -17,14 +17,22 @@ from driver.doubles import Connection, Queue, add, as_the_collector, shadow_qp
 from typed_doubles import double
 
 from shiftverbs import _core, _nic
-from shiftverbs.failover.driver import EXCHANGE_NS, HURRY_NS, SOON_NS, WATCH_AT_ONCE, WATCH_PERIOD_NS, Driver
+from shiftverbs.failover.driver import (
+    EXCHANGE_NS,
+    HURRY_NS,
+    QUIET_PING_NS,
+    SOON_NS,
+    WATCH_AT_ONCE,
+    Driver,
+)
 from shiftverbs.failover.qp.connection import Connection as RealConnection
+from shiftverbs.failover.qp.watchdog import DOUBT_LOOK_NS, URGENT_PING_NS, WATCH_PERIOD_NS
 from shiftverbs.failover.services.admission import TURN_COUNT, TURN_NS, UNDER_WAY
 from shiftverbs.failover.services.cq_polling import LONGEST_LOOK_NS, LOOK_NS, LOOK_SHARE, PATIENCE
 from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.pair import PairProtocol
-from shiftverbs.protocol.path_health import PROBE_NS
+from shiftverbs.protocol.path_health import PROBE_NS, PingState
 from shiftverbs.protocol.state import Pair
 from shiftverbs.shadows.async_events import AsyncEvents
 from shiftverbs.state_machine import SendState
@@ -144,7 +152,7 @@ def test_of_very_many_that_work_each_has_its_turn(
     driver: Driver, nic: Any, clock: SimpleNamespace, at_work: list[Any]
 ) -> None:
     many = [add(driver, Connection(nic)) for _ in range(5 * WATCH_AT_ONCE)]
-    at_work += many[WATCH_AT_ONCE:]
+    at_work += many[:-WATCH_AT_ONCE]  # a round begins with the last
     looks = 0
     for _ in range(4):
         driver.run()
@@ -153,12 +161,41 @@ def test_of_very_many_that_work_each_has_its_turn(
         looks = seen
         clock.now += WATCH_PERIOD_NS
     assert all(each.told for each in at_work)
-    for each in many[WATCH_AT_ONCE:]:
+    for each in many[:-WATCH_AT_ONCE]:
         each.core = each  # what `add` enters it under
         driver.forget(each)
     at_work.clear()
     driver.run()
     assert not driver._working, "few again: nobody is left over"
+
+
+def test_of_very_many_that_work_the_one_in_doubt_is_looked_at_each_time(
+    driver: Driver, nic: Any, clock: SimpleNamespace, at_work: list[Any]
+) -> None:
+    """Doubt lasts for 100 ms: a round through all that work would take longer. One for each path is enough."""
+    many = [add(driver, Connection(nic)) for _ in range(10 * WATCH_AT_ONCE)]
+    path = type("Path", (), {"ping": PingState(QUIET_PING_NS, 4)})()
+    at_work += many
+    for each in many:
+        each.paths, each.send_pair = [path], 0
+    driver.run()
+    for each in many:
+        each.watchdog.pings_ns, each.watchdog.again_ns = PROBE_NS, DOUBT_LOOK_NS
+    clock.now += WATCH_PERIOD_NS
+    driver.run()
+    (one,) = driver._asking.values()
+    looks, before = len(one.told), sum(len(each.told) for each in many)
+    for _ in range(25):
+        clock.now += DOUBT_LOOK_NS
+        driver.run()
+    assert len(one.told) >= looks + 25
+    assert sum(len(each.told) for each in many) - before <= 25 + 6 * 2 * WATCH_AT_ONCE
+    one.watchdog.pings_ns = None
+    for each in many:
+        each.watchdog.pings_ns = None
+    clock.now += WATCH_PERIOD_NS
+    driver.run()
+    assert not driver._asking and path.ping.interval_ns == URGENT_PING_NS
 
 
 def test_a_thousand_idle_qps_are_looked_at_in_turns(

@@ -192,6 +192,53 @@ def test_a_path_that_died_long_ago_is_silent_as_soon(two: Two, unanswered: int) 
     assert not two.run(2000)
 
 
+def test_what_was_found_is_not_asked_about(two: Two) -> None:
+    """A path that may not be left, or whose SWITCH waits, is not pinged as densely for ever."""
+    two.here = False
+    assert two.run(45)
+    assert not two.silence.asks
+    assert two.silence.look(two.now + 10 * MS, two.oldest, 60 * MS, two.path, lambda: [two.other])
+    assert not two.silence.asks, "and it is silent as long as nothing is heard"
+
+
+def test_pings_that_cannot_be_sent_are_not_missing(two: Two) -> None:
+    """Nothing goes there by us (no address handle): that says nothing of the path."""
+    two.here = False
+    poll_ping = two.path.poll_ping
+
+    def unsent(now_ns: int) -> int | None:
+        number = poll_ping(now_ns)
+        if number is not None:
+            two.path.handle_unsent()
+        return number
+
+    two.path.poll_ping = unsent  # type: ignore[method-assign]
+    assert not two.run(600)
+
+
+def test_an_answer_to_a_ping_that_was_not_sent() -> None:
+    ping = PingState(50 * MS, 4)
+    assert ping.poll_ping(0) == 1
+    ping.handle_unsent()
+    ping.handle_unsent()
+    assert ping.handle_pong(1, MS) is None and ping.alive
+
+
+def test_what_another_found_makes_no_third_path_missing(two: Two) -> None:
+    """Where another QP's pings have shown that it is silent, this one has asked nobody."""
+    two.here = two.there = False
+    third = PingState(10**9, 4)
+    two.run(40)
+    two.path.found_silent(two.now)
+    for ping in (two.path, third):
+        ping.interval_ns = PROBE_NS
+        ping.hurry(two.now)
+        for t in range(12):
+            ping.poll_ping(two.now + 2 * t * MS)
+    assert two.silence.look(two.now + 30 * MS, two.oldest, 100 * MS, two.path, lambda: [two.other])
+    assert not two.silence.is_missing_too(third)
+
+
 def test_a_rest_ends_the_doubt(two: Two) -> None:
     two.here = False
     two.run(14)

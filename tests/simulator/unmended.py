@@ -220,7 +220,7 @@ def ping_as_seldom_as_answers_come() -> Iterator[None]:
 def forget_between_two_looks_who_is_stuck() -> Iterator[None]:
     edit = ("wanted.get(path, QUIET_PING_NS)", "50 * MS if path in wanted else QUIET_PING_NS")
     # And nobody is looked at more often for its work, which hides that.
-    with rewritten(Driver, "_watch", edit), mock.patch.object(_core, "at_work", lambda cores: []):
+    with rewritten(Driver, "_begin_round", edit), mock.patch.object(_core, "at_work", lambda cores: []):
         yield
 
 

@@ -58,7 +58,7 @@ class EarlyErrors:
 
     def begin_anew(self) -> None:
         """The application moves its QP to RESET or ERR: what fails from now on is its own, until it is connected."""
-        self.waits, self.due_ns, self._is_over = False, None, False
+        self.waits, self.due_ns, self._is_over, self._leaves = False, None, False, False
 
     def over(self) -> None:
         """Nothing waits any more: the QP is protected, or it ends."""
@@ -131,9 +131,11 @@ class EarlyErrors:
         logger.warning("QP %#x on %s: %s: the application gets its errors", c.shadow.qp_num, name, why)
         if self._is_stranded() and not self._is_switched():
             self.due_ns, self._leaves = None, True  # the peer is told first, and nothing shown meanwhile
-            c.ending.leave_behind()
-            c.disconnect(why)
-            self._leaves = False
+            try:
+                c.ending.leave_behind()
+                c.disconnect(why)
+            finally:
+                self._leaves = False
             self.end()
             c.set_status(Status.FAILED, why, "it ends in errors")
         else:

@@ -96,6 +96,7 @@ class Watchdog:
         "_aging",
         "_c",
         "_last_polled",
+        "_only_here",
         "_only_here_ns",
         "_pairing_since_ns",
         "_pairing_told",
@@ -115,7 +116,9 @@ class Watchdog:
         """Another pairing, or none."""
         self.stuck_wr: int | None = None
         self.is_old = False
-        self._only_here_ns: int | None = None  # since when another path is alive, and that of the sends dead
+        # The pair that carries the sends, counts as dead, and is the only one that does; and since when it is so.
+        self._only_here: int | None = None
+        self._only_here_ns = 0
         self._silence = Silence()
         self.again_ns = WATCH_PERIOD_NS
         self._aging = False
@@ -161,6 +164,7 @@ class Watchdog:
         sends = self._drain_unpolled(p.send_pair)
         if p.switching:
             self._silence.rest()
+            self._only_here = None
         else:
             self._watch_paths(p, now_ns, sends)
 
@@ -195,20 +199,30 @@ class Watchdog:
         self._aging = bool(sends and age_ns > AGE_NS // 4)
         self.is_old = bool(sends and age_ns > AGE_NS)
         if c.paths[at].ping.alive is not False or not any(other.alive for other in self._others()):
-            self._only_here_ns = None
-        elif self._only_here_ns is None:
-            self._only_here_ns = now_ns
+            self._only_here = None
+        elif self._only_here != at:
+            self._only_here, self._only_here_ns = at, now_ns
         if silent:
-            for k, path in enumerate(c.paths):
-                # Where both are on one switch nobody is to be asked on the other.
-                if k != at and silence.is_missing_too(path.ping):
-                    c.driver.channel.suspect(path, now_ns)
-                    c.feed(ev.PathHealth(k, False))
+            self._tell_dead_paths(at, now_ns)
             reason = f"no completion on {c.device(at)}, and no answer to pings, which come on another path"
             c.evidence.path_failed(at, reason, now_ns, advisory=True)
-        elif self.is_old and self._only_here_ns is not None and now_ns - self._only_here_ns >= ONLY_HERE_NS:
+        elif self.is_old and self._only_here is not None and now_ns - self._only_here_ns >= ONLY_HERE_NS:
             reason = f"no completion on {c.device(at)} and no answer to pings"
             c.evidence.path_failed(at, reason, now_ns, advisory=True)
+
+    def _tell_dead_paths(self, at: int, now_ns: int) -> None:
+        """Pair `at` is silent, and so may others be that are on one switch with it: nobody is to be asked there.
+
+        The driver's news of a path that counts as dead, which another QP may have found, comes too late for that.
+        """
+        c = self._c
+        for k, path in enumerate(c.paths):
+            if k == at:
+                continue
+            if self._silence.is_missing_too(path.ping):
+                c.driver.channel.suspect(path, now_ns)
+            if path.ping.alive is False:
+                c.feed(ev.PathHealth(k, False))
 
     def _others(self) -> list[PingState]:
         """The paths to the peer over other NICs than the one that carries its sends."""

@@ -422,6 +422,9 @@ class ControlChannel:
                 # The peer has so much to say that its answer is late. One that counts as dead has to answer.
                 path.ping.handle_sign_of_life(path.heard_ns)
             path.asked, path.heard_ns = number, None
+            port = self._ports.get(path.nic.name)
+            if not path.ah or port is None or port.state == "error":
+                path.ping.handle_unsent()
             if self.trains.paths and not hurry and path.ping.is_well(now_ns):
                 self._train(path, now_ns)
             self.send(path, Entry(0, 0, Ping(number, False)))

@@ -865,6 +865,7 @@ cdef class QPCore:
             first = IBV_WC_RETRY_EXC_ERR
         abort_sends(q, q.tail, first, vendor_err)
         abort_recvs(q, q.rtail)
+        q.refused = 0
         if still_ending:
             return
         q.guarded = q.ending = q.ends_at_post = 0
@@ -901,7 +902,7 @@ cdef class QPCore:
         q.last_signaled = q.tail
         q.withheld_send_end = q.withheld_recv_end = 0
         q.op_err_pair = -1
-        q.aborted = q.shown_error = q.sends_failed = 0
+        q.aborted = q.shown_error = q.sends_failed = q.refused = 0
         # The next peer's memory has keys of its own.
         map_free(&q.seen_rkeys)
         q.last_rkey = <uint64_t>-1
