@@ -258,10 +258,7 @@ class Driver:
         return self._held
 
     def hurry(self, now_ns: int) -> None:
-        """A SWITCH begins. What it does not need waits a moment, and no busy Python thread keeps us from the GIL.
-
-        The interpreter's switch interval belongs to the application: it is put back, unless it was changed meanwhile.
-        """
+        """A SWITCH begins. What it does not need waits a moment, and no busy Python thread keeps us from the GIL."""
         if not self._hurry_until_ns:
             self._exchanged_ns = now_ns
             # What it has to tell waits, and must not keep the control thread awake until then.
@@ -270,7 +267,10 @@ class Driver:
         self._shorten_switch_interval(now_ns)
 
     def _shorten_switch_interval(self, now_ns: int) -> None:
-        """For HURRY_NS no busy Python thread keeps us from the GIL for long."""
+        """For HURRY_NS no busy Python thread keeps us from the GIL for long.
+
+        The interpreter's switch interval belongs to the application: it is put back, unless it was changed meanwhile.
+        """
         self._short_until_ns = now_ns + HURRY_NS
         if self._interval_before_s is None:
             before_s = sys.getswitchinterval()

@@ -87,7 +87,7 @@ class ShadowQP(Shadow):
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
         # The driver's, from when it first needs one (runtime.connection_of).
         self.connection: Any = None
-        # From RTR on, until the application moves it to RESET or ERR: else there is nothing to protect.
+        # From RTR on, until the application moves it to RESET, ERR or SQD: else there is nothing to protect.
         self.is_connected = False
         # Since when it is at RTS, coming from RTR (CLOCK_MONOTONIC); None until then, and from RESET or ERR on.
         self.ready_ns: int | None = None

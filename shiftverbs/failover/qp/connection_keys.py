@@ -25,10 +25,6 @@ ASK_FIRST_NS, ASK_URGENT_NS, ASK_QUIET_NS = 3 * MS, 100 * MS, 1000 * MS
 class KeyedQp(ProtectedQp, KeyUser, Protocol):
     """A connection that asks its peer for keys, and is asked."""
 
-    @property
-    def awaits_keys(self) -> bool:
-        """Whether a WR is withheld because the counterpart of a key is not known."""
-
     def say(self, message: Message | WantKeys | Keys, pair: int, spread: bool = False) -> None:
         """Send to the peer over the NIC pair of `pair`; spread: over every one that may work."""
 

@@ -196,7 +196,7 @@ class Watchdog:
             else:
                 c.evidence.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
                 return
-        self._aging = bool(sends and age_ns > AGE_NS // 4)
+        self._aging = silent or bool(sends and age_ns > AGE_NS // 4)  # whether it comes back is to be seen soon
         self.is_old = bool(sends and age_ns > AGE_NS)
         if c.paths[at].ping.alive is not False or not any(other.alive for other in self._others()):
             self._only_here = None
