@@ -255,3 +255,16 @@ def conclude_from_the_first_answer_elsewhere() -> Iterator[None]:
         ("if late and now_ns - self._missing_ns >= settled_ns:", "if late:"),
     ):
         yield
+
+
+@mutation("a ping that was not sent has no answer")
+def miss_answers_to_what_was_not_sent() -> Iterator[None]:
+    with mock.patch.object(PingState, "handle_unsent", lambda ping: None):
+        yield
+
+
+@mutation("what was found silent is not asked about any more")
+def ask_about_what_was_found() -> Iterator[None]:
+    edit = ("self._found, self.asks = True, False", "self._found = True")
+    with rewritten(Silence, "_stands_still", edit):
+        yield

@@ -6,11 +6,14 @@ NICs try for longer than any story takes, so what is seen is seen by us.
 
 from __future__ import annotations
 
+from unittest import mock
+
 from simulator.application import Application
 from simulator.clock import MS
 from simulator.network import Network
 from simulator.story import Story, armed, at_home, end, ends, on, post, sends, until, wait, went
 
+from shiftverbs.failover import driver
 from shiftverbs.protocol import events as ev
 
 
@@ -77,7 +80,7 @@ def a_switch_died_long_before_there_was_work() -> Network:
 
 
 def a_rail_dies_on_which_answers_were_lost() -> Network:
-    """While its peer stood still; then the peer said something there. Many pings have no answer, and it is asked anew."""
+    """While its peer stood still; then that said something there. Many pings have no answer, and it is asked anew."""
     net = patient()
     a, _ = ends(net)
     traffic(a, 20, 3)
@@ -154,6 +157,73 @@ def a_peer_goes_on_and_is_heard_on_the_other_path_first(ms: float = 45) -> Netwo
     return end(net)
 
 
+def a_switch_with_two_of_three_rails_dies_for_two_qps() -> Network:
+    """What the pings of one have shown holds for the other at once: it asks nobody on the second rail either."""
+    net = patient(pairs=3, qps=2)
+    other, _, one, _ = net.apps  # the last is looked at first
+    wait(net, 2000)
+    for k in (0, 1):
+        dead(net, k, True)
+    post(one, "SEND")
+    wait(net, 15)
+    post(other, "SEND")
+    until(net, lambda: on(one, 2) and on(other, 2), ms=45)
+    return end(net)
+
+
+def very_many_are_at_work_when_a_switch_dies() -> Network:
+    """Their looks take turns, and a round takes longer than doubt lasts: who doubts is looked at all the same."""
+    with mock.patch.object(driver, "WATCH_AT_ONCE", 4):
+        net = patient(qps=32, receives=4)
+        apps = net.apps[::2]
+        for app in apps:
+            post(app, "SEND")
+        wait(net, 200)
+        dead(net, 0, True)
+        for app in apps:
+            post(app, "SEND")
+        until(net, lambda: all(on(app, 1) for app in apps), ms=700)
+        return end(net)
+
+
+def nothing_can_be_said_where_a_message_waits() -> Network:
+    """Our own address handle is missing: that no ping of that path is answered says nothing of it."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    traffic(a, 0, 3)
+    wait(net, 100)
+    path = a.endpoint.connection.paths[0]
+    ah, path.ah = path.ah, 0
+    post(a, "SEND")
+    wait(net, 400)
+    path.ah = ah
+    with b.host:
+        b.post_recv()
+    until(net, lambda: sends(a) == ["SUCCESS"])
+    assert never_switched(net)
+    return end(net)
+
+
+def an_atomic_waits_on_a_silent_path() -> Network:
+    """It may not move, so the path is not left before its NIC has given up, and seldom asked about."""
+    net = patient()
+    a, _ = ends(net)
+    for qp in net.qps:
+        qp.RETRY_NS = 2000 * MS
+    traffic(a, 20, 3)
+    dead(net, 0, True)
+    post(a, "FADD")
+    wait(net, 100)
+    ping = a.endpoint.connection.paths[0].ping
+    asked = ping._number
+    wait(net, 300)
+    assert ping.is_silent and ping._number - asked <= 10
+    dead(net, 0, False)
+    wait(net, 100)
+    assert not ping.is_silent, "that it is back is seen soon"
+    return end(net)
+
+
 def a_message_waits_for_its_receive() -> Network:
     """Pings are answered, and asked less and less often."""
     net = patient(receives=4, at_start=0)
@@ -215,6 +285,10 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_peer_goes_on_and_is_heard_on_the_other_path_first: ("conclude_from_the_first_answer_elsewhere",),
     a_peer_stands_still_for_a_second: ("leave_old_work_for_who_is_heard_first",),
     a_switch_dies_that_has_two_of_three_rails: ("ask_on_a_path_that_is_silent_too",),
+    a_switch_with_two_of_three_rails_dies_for_two_qps: ("find_what_another_has_found",),
+    very_many_are_at_work_when_a_switch_dies: ("look_at_who_doubts_in_turn",),
+    nothing_can_be_said_where_a_message_waits: ("miss_answers_to_what_was_not_sent",),
+    an_atomic_waits_on_a_silent_path: ("ask_about_what_was_found",),
     a_message_waits_for_its_receive: (),
     both_rails_lose_one_datagram_in_ten: ("take_lost_pings_for_silence",),
     answers_take_longer_on_one_rail: ("take_a_late_answer_for_silence",),

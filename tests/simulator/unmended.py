@@ -224,6 +224,18 @@ def forget_between_two_looks_who_is_stuck() -> Iterator[None]:
         yield
 
 
+@mutation("of very many at work one that doubts is looked at each time")
+def look_at_who_doubts_in_turn() -> Iterator[None]:
+    with rewritten(Driver, "_next_to_watch", ("list(self._asking.values())", "[]")):
+        yield
+
+
+@mutation("what one QP's pings have shown of other paths is known to all")
+def find_what_another_has_found() -> Iterator[None]:
+    with rewritten(Watchdog, "_tell_dead_paths", ("if k == at:", "if k == at or not self._silence._found:")):
+        yield
+
+
 @mutation("a WR that failed and has completed is not stuck, wherever traffic is")
 def take_what_completed_away_for_stuck() -> Iterator[None]:
     away = 'c.send_state == "DEFAULT" and c.recv_state == "DEFAULT" and p.all_fit'
