@@ -20,6 +20,9 @@ ANSWERS_APART = 4
 MOST_APART_NS = 250_000_000
 # Where so many are on their way, the peer does not keep up: the next goes out behind an answer, or as the row grows.
 MOST_UNDER_WAY = 8
+# An answer that takes so long may be one of a peer that stood still; so many of those are remembered.
+LATE_NS = 12_000_000
+MOST_LATE = 16
 # It is known of so many unanswered pings when they were sent.
 MOST_AWAITED = 64
 # Pings of a path whose work stands still (silence.py). A row of them grows no faster than one of usual pings: a peer
@@ -54,6 +57,11 @@ class PingState:
         self._awaited: collections.deque[tuple[int, int]] = collections.deque(maxlen=MOST_AWAITED)
         self._probes_after = before_first  # the last ping before its work stood still
         self._silent_ns: int | None = None
+        # Answers of late that took LATE_NS and more: when they came, and how long.
+        self._late: collections.deque[tuple[int, int]] = collections.deque(maxlen=MOST_LATE)
+        # What was sent ahead of the pings after this one takes its time, until then.
+        self._behind = before_first
+        self._allowed_ns = 0
         self._unanswered = 0
         self._since_ns = 0  # what is unanswered since then is not counted yet
         self._lost_ns = -FRESH_NS  # when an answer last showed that one before it is missing
@@ -100,10 +108,14 @@ class PingState:
         """Whether it is alive, and no answer is late."""
         return self.alive is True and not self._is_late(now_ns)
 
-    def allow(self, for_ns: int, now_ns: int) -> None:
-        """What was sent there now takes its time: pings behind it are not missed for so long, unless one was before."""
+    def allow(self, for_ns: int, now_ns: int, last_is_behind: bool = False) -> None:
+        """What was sent there now takes its time: pings behind it are not missed for so long, unless one was before.
+
+        last_is_behind: the last ping is one of those, and not on its way already.
+        """
         if not self._is_late(now_ns):
-            self._since_ns = max(self._since_ns, now_ns + for_ns)
+            self._behind, self._allowed_ns = self._number - last_is_behind, now_ns + for_ns
+            self._since_ns = max(self._since_ns, self._allowed_ns)
 
     def _is_late(self, now_ns: int) -> bool:
         return bool(self._awaited) and now_ns - self._awaited[0][1] > self._patience_ns
@@ -138,6 +150,8 @@ class PingState:
             self.longest_ns -= self.longest_ns // 4
             self._forget_ns = now_ns + FORGET_NS
         self.longest_ns = max(self.longest_ns, took_ns)
+        if took_ns >= LATE_NS:
+            self._late.append((now_ns, took_ns))
         if took_ns >= self._takes_ns:
             self._takes_ns, self._learned_ns = took_ns, now_ns
         elif sent_ns >= self._learned_ns:  # not one of those that came with it
@@ -148,6 +162,11 @@ class PingState:
         self._answered_ns = now_ns
         self._unanswered = 0
         self._since_ns = self._awaited[0][1] if self._awaited else now_ns
+        if number > self._behind:
+            self._allowed_ns = 0
+        self._since_ns = max(
+            self._since_ns, self._allowed_ns
+        )  # one that was ahead of it says nothing of what is behind
         return sent_ns if found == number else None
 
     def handle_sign_of_life(self, heard_ns: int) -> None:
@@ -173,6 +192,11 @@ class PingState:
     def heard_since(self, then_ns: int) -> bool:
         """Whether an answer, or anything else, came from there after that."""
         return self._answered_ns is not None and self._answered_ns >= then_ns
+
+    def late_since(self, then_ns: int, longest_ns: int) -> int:
+        """When, after that, the last answer came that took longer than this (LATE_NS or more); -1: none is known."""
+        late = (at_ns for at_ns, took_ns in self._late if at_ns >= then_ns and took_ns > longest_ns)
+        return max(late, default=-1)
 
     def missing_since(self, then_ns: int, count: int) -> int | None:
         """When the `count`-th of the unanswered pings after that was sent; None where there are not so many."""

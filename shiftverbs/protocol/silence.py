@@ -45,8 +45,8 @@ class Silence:
         self._found = False  # by this QP's own pings, in this look
         self._beyond_ns = 0  # an answer may take so much longer here than elsewhere
         self._missing_ns: int | None = None  # since when another path has answered, and it not
-        self._elsewhere_ns: int | None = None  # when a look first knew of another path that was heard
-        self._soon_ns = 0  # so soon it is where the peer is at work
+        # The other paths, and how soon each answers where the peer is at work.
+        self._soon: dict[PingState, int] = {}
 
     def rest(self) -> None:
         """It is not looked at for a while."""
@@ -71,7 +71,10 @@ class Silence:
         self.works = age_ns > 0 or (known and oldest != self._oldest)
         if known and oldest == self._oldest and age_ns:
             self._age_ns = age_ns
-            return self._stands_still(now_ns, path, others)
+            is_silent = self._stands_still(now_ns, path, others)
+            if is_silent:
+                self._age_ns = 0  # that is not how long work takes there
+            return is_silent
         if not known:
             self._takes_ns = 0
         elif oldest != self._oldest:
@@ -88,37 +91,37 @@ class Silence:
             # One that counts as dead may be back, or may not: it is asked as well.
             if self._age_ns >= self._next_ns and path.is_to_answer and (elsewhere := others()):
                 self.asks, self._since_ns = True, now_ns
-                self._missing_ns = self._elsewhere_ns = None
+                self._missing_ns = None
                 # As they were before: what both are late by from now on is the peer's.
                 longest_ns = min(other.longest_ns for other in elsewhere)  # the quickest is heard first
                 self._beyond_ns = ANSWERS * (path.longest_ns - longest_ns)
-                self._soon_ns = PATIENCE_NS + ANSWERS * longest_ns
+                self._soon = {other: PATIENCE_NS + ANSWERS * other.longest_ns for other in elsewhere}
             return False
         since_ns = self._since_ns
         if path.heard_since(since_ns) or now_ns - since_ns > GIVE_UP_NS:
             self.asks, self._next_ns = False, 2 * self._age_ns
             return False
-        if self._elsewhere_ns is None and any(other.heard_since(since_ns) for other in others()):
-            self._elsewhere_ns = now_ns
         last_ns = path.missing_since(since_ns, PINGS)
         if last_ns is None or not any(other.answered_sent_ns >= last_ns for other in others()):
             return False
         if self._missing_ns is None:
             self._missing_ns = now_ns
         late = now_ns - last_ns >= max(PATIENCE_NS, self._beyond_ns)
-        went_on = self._elsewhere_ns is None or self._elsewhere_ns - since_ns > self._soon_ns
-        settled_ns = max(GOES_ON_NS if went_on else SETTLED_NS, self._beyond_ns)
-        if late and now_ns - self._missing_ns >= settled_ns:
+        # It stood still, at the beginning or later, where an answer took longer there than it should.
+        went_on_ns = max(other.late_since(since_ns, soon_ns) for other, soon_ns in self._soon.items())
+        settled_ns = max(GOES_ON_NS if went_on_ns >= since_ns else SETTLED_NS, self._beyond_ns)
+        if late and now_ns - max(self._missing_ns, went_on_ns) >= settled_ns:
             path.found_silent(now_ns)
             self._found, self.asks = True, False
             return True
         return False
 
-    def is_missing_too(self, other: PingState) -> bool:
-        """Whether another path has answered as little, where this look has found this one silent by its own pings."""
-        since_ns = self._since_ns
-        return (
-            self._found
-            and not other.heard_since(since_ns)
-            and other.missing_since(since_ns, PINGS) is not None
-        )
+    def is_missing_too(self, now_ns: int, other: PingState) -> bool:
+        """Whether another path has answered as little, and is no slower one, in a look that has found this one silent.
+
+        By pings of this QP's own, that is: what another's have shown says nothing of a third path.
+        """
+        if not self._found or other not in self._soon or other.heard_since(self._since_ns):
+            return False
+        last_ns = other.missing_since(self._since_ns, PINGS)
+        return last_ns is not None and now_ns - last_ns >= max(PATIENCE_NS, self._soon[other] - PATIENCE_NS)

@@ -29,14 +29,14 @@ class Three:
             SimpleNamespace(paths=self.paths, feed=self.fed.append, driver=SimpleNamespace(channel=channel))  # type: ignore[arg-type]
         )
 
-    def _suspect(self, path: Any, now_ns: int) -> None:
+    def _suspect(self, path: Any, now_ns: int, is_known: bool) -> None:
         if not self.trusted:
             path.ping.suspect()
 
     def tell(self, monkeypatch: pytest.MonkeyPatch, *missing: int) -> list[int]:
         """The pairs that count as dead for the protocol, where the QP's own pings miss these."""
         paths = [self.paths[k].ping for k in missing]
-        monkeypatch.setattr(self.watchdog._silence, "is_missing_too", lambda ping: ping in paths)
+        monkeypatch.setattr(self.watchdog._silence, "is_missing_too", lambda now_ns, ping: ping in paths)
         self.watchdog._tell_dead_paths(0, 9 * MS)
         assert all(isinstance(event, ev.PathHealth) and not event.alive for event in self.fed)
         return [event.pair for event in self.fed]

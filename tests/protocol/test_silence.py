@@ -236,7 +236,7 @@ def test_what_another_found_makes_no_third_path_missing(two: Two) -> None:
         for t in range(12):
             ping.poll_ping(two.now + 2 * t * MS)
     assert two.silence.look(two.now + 30 * MS, two.oldest, 100 * MS, two.path, lambda: [two.other])
-    assert not two.silence.is_missing_too(third)
+    assert not two.silence.is_missing_too(two.now + 30 * MS, third)
 
 
 def test_a_rest_ends_the_doubt(two: Two) -> None:

@@ -209,7 +209,7 @@ def take_a_peer_that_stands_still_for_a_silent_path() -> Iterator[None]:
         return original(p, now_ns, oldest, age_ns, path, lambda: [answers])
 
     # And nothing is concluded from the silence of both, which hides that.
-    missing = mock.patch.object(Silence, "is_missing_too", lambda p, other: False)
+    missing = mock.patch.object(Silence, "is_missing_too", lambda p, now_ns, other: False)
     with mock.patch.object(Silence, "look", look), missing:
         yield
 

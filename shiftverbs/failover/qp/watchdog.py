@@ -196,7 +196,9 @@ class Watchdog:
             else:
                 c.evidence.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
                 return
-        self._aging = silent or bool(sends and age_ns > AGE_NS // 4)  # whether it comes back is to be seen soon
+        self._aging = silent or bool(
+            sends and age_ns > AGE_NS // 4
+        )  # whether it comes back is to be seen soon
         self.is_old = bool(sends and age_ns > AGE_NS)
         if c.paths[at].ping.alive is not False or not any(other.alive for other in self._others()):
             self._only_here = None
@@ -219,8 +221,8 @@ class Watchdog:
         for k, path in enumerate(c.paths):
             if k == at:
                 continue
-            if self._silence.is_missing_too(path.ping):
-                c.driver.channel.suspect(path, now_ns)
+            if self._silence.is_missing_too(now_ns, path.ping):
+                c.driver.channel.suspect(path, now_ns, is_known=True)
             if path.ping.alive is False:
                 c.feed(ev.PathHealth(k, False))
 

@@ -443,7 +443,7 @@ class ControlChannel:
             self.trains.handle_failed(path)
         for other in self.paths.values():
             if other.nic is path.nic:
-                other.ping.allow(PATIENCE_NS, now_ns)
+                other.ping.allow(PATIENCE_NS, now_ns, other is path)
 
     def _retry(self, path: Path, now_ns: int) -> None:
         if path.retry_ns == 0:
@@ -453,13 +453,13 @@ class ControlChannel:
             path.retry_ns = 0
             self._make_ah(path)
 
-    def suspect(self, path: Path, now_ns: int) -> None:
+    def suspect(self, path: Path, now_ns: int, is_known: bool = False) -> None:
         """A QP on this NIC pair failed: it counts as dead until a ping is answered.
 
         Once for a while: a thousand QPs that fail one after the other on a pair that answers say no more than the
-        first, and each time every QP there would have to be told.
+        first, and each time every QP there would have to be told. is_known: it does not answer.
         """
-        if now_ns >= path.trusted_ns:
+        if is_known or now_ns >= path.trusted_ns:
             path.trusted_ns = now_ns + TRUST_NS
             path.ping.suspect()
             self._tell(path)
