@@ -136,7 +136,38 @@ cdef extern from *:
     /* The thread that finalizes the interpreter may always go back to it. */
     static inline int sv_on_main_thread(void) { return gettid() == getpid(); }
     static inline uintptr_t sv_thread_id(void) { return (uintptr_t)pthread_self(); }
+
+    /* A thread of ours has one state in the interpreter for all its life. One made for each job is made under a lock of
+     * CPython's and without the GIL, so that a fork in that moment leaves the lock taken: until 3.12 the child waits for
+     * it for ever (gh-112275). Held where that is done, and over a fork. */
+    static pthread_mutex_t sv_entry_lock = PTHREAD_MUTEX_INITIALIZER;
+    static void sv_before_fork(void) { pthread_mutex_lock(&sv_entry_lock); }
+    static void sv_after_fork(void) { pthread_mutex_unlock(&sv_entry_lock); }
+
+    /* NULL: no memory, or no interpreter any more. Without the GIL. */
+    static inline PyThreadState *sv_enter_python(void)
+    {
+        PyThreadState *state;
+
+        pthread_mutex_lock(&sv_entry_lock);
+        state = PyThreadState_New(PyInterpreterState_Main());
+        pthread_mutex_unlock(&sv_entry_lock);
+        return state;
+    }
+
+    /* As the last PyGILState_Release: the state goes with it. Waits for the GIL. */
+    static inline void sv_leave_python(PyThreadState *state)
+    {
+        PyEval_RestoreThread(state);
+        PyGILState_Release(PyGILState_UNLOCKED);
+    }
     """
+    ctypedef struct PyThreadState:
+        pass
+    void sv_before_fork() noexcept nogil
+    void sv_after_fork() noexcept nogil
+    PyThreadState *sv_enter_python() noexcept nogil
+    void sv_leave_python(PyThreadState *state) noexcept nogil
     void sv_clear_errno() noexcept nogil
     int sv_load(const int *p) noexcept nogil
     void sv_store(int *p, int v) noexcept nogil
@@ -171,13 +202,14 @@ cdef int finalizing = 0
 cdef void forget_everything_in_child() noexcept nogil:
     """In a forked child: the parent's threads are not here, and a lock may have been held by one of them."""
     global wake_points, workers
+    sv_after_fork()
     pthread_mutex_init(&registry_lock, NULL)
     wake_points = NULL
     workers = NULL
 
 
 pthread_mutex_init(&registry_lock, NULL)
-pthread_atfork(NULL, NULL, forget_everything_in_child)
+pthread_atfork(sv_before_fork, sv_after_fork, forget_everything_in_child)
 
 
 cdef void back_to_python() noexcept nogil:

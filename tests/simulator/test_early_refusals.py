@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 from simulator.application import Application
-from simulator.network import Network
 from simulator.rnic import ERR, RESET
 from simulator.staged_early import _failing, connect_anew
 from simulator.story import post, sends, until, wait
@@ -57,7 +56,7 @@ def test_a_post_is_refused_as_errors_begin_to_be_shown(monkeypatch: pytest.Monke
 
 
 def test_what_failed_before_reset_does_not_succeed() -> None:
-    """A NIC that keeps completions over RESET, as soft-RoCE: the last flush lies in its CQ, the others were withheld."""
+    """Its NIC keeps completions over RESET, as soft-RoCE: the last flush lies in the CQ, the others were withheld."""
     net, a, b = _failing()
     post(a, "SEND")
     net.deliver()

@@ -20,13 +20,8 @@ def _ended() -> Iterator[None]:
         World.current.end()
 
 
-@pytest.mark.parametrize("late_ms", [2, 10, 20, 30])
-@pytest.mark.parametrize("still_ms", [25, 40, 60, 80])
-def test_it_is_heard_on_the_other_path_first(still_ms: int, late_ms: int) -> None:
-    """Its answers on one path come so much later than on the other, for once: less than what is a death alone.
-
-    As where it has stood still from the beginning of the doubt on (staged_silence.py): 50 ms say nothing.
-    """
+def late_in_doubt(still_ms: float, late_ms: float) -> None:
+    """The first ping of a doubt is answered on the other path; then the peer stops, and is that late on this one."""
     net = patient(receives=4, at_start=0)
     a, b = ends(net)
     for name in "ab":
@@ -37,12 +32,26 @@ def test_it_is_heard_on_the_other_path_first(still_ms: int, late_ms: int) -> Non
     asked = other._number
     until(net, lambda: other._number > asked and other._answered == other._number, ms=40)
     assert not path.heard_since(net.clock.now - 2 * MS), "that answer is on its way"
-    net.b.frozen_until_ns = net.clock.now + still_ms * MS
-    for link in (net.links["b", 0],):
-        link.delay_ns += late_ms * MS
-    # What was on its way is answered later as well.
+    net.b.frozen_until_ns = net.clock.now + int(still_ms * MS)
+    net.links["b", 0].delay_ns += int(late_ms * MS)
     wait(net, still_ms + late_ms + 60)
     with b.host:
         b.post_recv()
     until(net, lambda: sends(a) == ["SUCCESS"])
     assert never_switched(net)
+
+
+@pytest.mark.parametrize("late_ms", [2, 10])
+@pytest.mark.parametrize("still_ms", [0, 25, 40, 60, 80])
+def test_it_is_heard_on_the_other_path_first(still_ms: float, late_ms: float) -> None:
+    """For once, by some milliseconds: alone that is waited for.
+
+    As where the peer has stood still from the beginning of the doubt on (staged_silence.py): 50 ms say nothing.
+    """
+    late_in_doubt(still_ms, late_ms)
+
+
+@pytest.mark.parametrize("takes_ms", [5, 10, 15, 18])
+def test_answers_begin_to_take_long(takes_ms: float) -> None:
+    """In the moment in which work stands still: less than the 20 ms for which a path may be left wrongly."""
+    late_in_doubt(0, takes_ms - 2)

@@ -473,7 +473,8 @@ class Connection:
                 self.early.failed()
             self.evidence.path_failed(k, reason, t_ns, wr=self.evidence.failed_wr(k))
         elif kind == _core.EV_POST_FAILED:
-            self.evidence.post_failed(k, a, t_ns)
+            if b or self.core.refused:  # else the send was taken since, or forgotten
+                self.evidence.post_failed(k, a, t_ns)
         elif kind in (_core.EV_SQ_FENCED, _core.EV_RQ_FENCED):
             if self.fence is not None:
                 self.fence.progress(k)

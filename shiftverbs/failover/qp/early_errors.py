@@ -105,11 +105,13 @@ class EarlyErrors:
             self._is_over = True
         elif self._is_switched():
             self.due_ns = None  # the peer is protected, and its SWITCH takes us along, or ends us
-        elif not c.core.ending and self._is_stranded():
-            c.ending.begin(c.core.first_error(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
         else:
-            self.over()
-            c.core.guarded = c.core.ending
+            if not self._is_stranded():
+                self.over()
+                c.core.guarded = c.core.ending
+            # A thread of the application's may have posted meanwhile, and been refused.
+            if not c.core.ending and self._is_stranded():
+                c.ending.begin(c.core.first_error(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
 
     def _is_switched(self) -> bool:
         """Whether a SWITCH is under way."""

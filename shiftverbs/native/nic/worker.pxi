@@ -197,7 +197,10 @@ cdef void *worker_main(void *argument) noexcept nogil:
     cdef int done
     cdef void *job
     cdef int64_t idle_since = 0
+    cdef PyThreadState *state = NULL
     sv_mark_worker_thread()
+    if not sv_load(&exiting):
+        state = sv_enter_python()
     pthread_mutex_lock(&worker.lock)
     worker.thread_id = sv_thread_id()
     while True:
@@ -241,6 +244,10 @@ cdef void *worker_main(void *argument) noexcept nogil:
         worker_announce(worker)
         idle_since = sv_now_ns()
         pthread_mutex_lock(&worker.lock)
+    pthread_mutex_unlock(&worker.lock)
+    if state != NULL and not sv_load(&exiting):  # which goes as the process does, else
+        sv_leave_python(state)
+    pthread_mutex_lock(&worker.lock)
     worker.exited = 1
     pthread_cond_broadcast(&worker.progress)
     pthread_mutex_unlock(&worker.lock)

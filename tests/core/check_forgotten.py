@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""RESET takes what nobody has polled: withheld errors too. What comes behind them makes no success of what failed."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from fake import FLUSH, RETRY_EXC, SUCCESS, World
+
+
+@pytest.mark.parametrize("when", ["before its NIC is in RESET", "out of a CQ that a NIC keeps over RESET"])
+@pytest.mark.parametrize("driven", [1, 3])
+def test_what_failed_does_not_succeed_by_a_reset(guarded: World, when: str, driven: int) -> None:
+    """Some of the flushes were looked at while errors were withheld, the last one was not."""
+    w = guarded
+    for i in range(3):
+        w.send(i)
+    w.hw[0].fail_send(RETRY_EXC)
+    for _ in range(driven - 1):
+        w.hw[0].fail_send(FLUSH)
+    assert w.poll() == [] and w.qp.outstanding == (3, 0)
+    w.send(3)
+    w.qp.app_touched(True)
+    w.hw[0].flush()
+    if when.startswith("out"):
+        w.hw[0].reset()
+        w.qp.reset_journal()
+    got = w.poll()
+    assert SUCCESS not in [status for _, status in got], got
+
+
+def test_a_refusal_ends_with_its_life(guarded: World) -> None:
+    """What a NIC refused before RESET says nothing of the next life."""
+    w = guarded
+    w.send(0)
+    w.hw[0].fail_send(RETRY_EXC)
+    assert w.poll() == []
+    w.hw[0].fail(0, errno.EINVAL)
+    w.send(1)
+    assert w.qp.refused == errno.EINVAL and not w.qp.is_plain
+    w.qp.app_touched(True)
+    w.hw[0].reset()
+    w.qp.reset_journal()
+    assert w.qp.is_plain and w.qp.outstanding == (0, 0)
+    w.send(2)
+    assert w.qp.unwired == (0, 0), "its NIC has taken it"
+    assert w.qp.refused == 0
