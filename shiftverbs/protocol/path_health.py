@@ -164,9 +164,8 @@ class PingState:
         self._since_ns = self._awaited[0][1] if self._awaited else now_ns
         if number > self._behind:
             self._allowed_ns = 0
-        self._since_ns = max(
-            self._since_ns, self._allowed_ns
-        )  # one that was ahead of it says nothing of what is behind
+        # One that was ahead of a train says nothing of what is behind it.
+        self._since_ns = max(self._since_ns, self._allowed_ns)
         return sent_ns if found == number else None
 
     def handle_sign_of_life(self, heard_ns: int) -> None:

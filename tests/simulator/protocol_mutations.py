@@ -252,7 +252,7 @@ def conclude_from_the_first_answer_elsewhere() -> Iterator[None]:
     with rewritten(
         Silence,
         "_stands_still",
-        ("if late and now_ns - self._missing_ns >= settled_ns:", "if late:"),
+        ("if late and now_ns - max(self._missing_ns, went_on_ns) >= settled_ns:", "if late:"),
     ):
         yield
 
@@ -267,4 +267,18 @@ def miss_answers_to_what_was_not_sent() -> Iterator[None]:
 def ask_about_what_was_found() -> Iterator[None]:
     edit = ("self._found, self.asks = True, False", "self._found = True")
     with rewritten(Silence, "_stands_still", edit):
+        yield
+
+
+@mutation("a rail whose answers take long is not as silent as one that is dead")
+def take_a_slow_rail_for_a_silent_one() -> Iterator[None]:
+    edit = ("max(PATIENCE_NS, self._soon[other] - PATIENCE_NS)", "PATIENCE_NS")
+    with rewritten(Silence, "is_missing_too", edit):
+        yield
+
+
+@mutation("what was ahead of a train says nothing of the pings behind it")
+def take_patience_back() -> Iterator[None]:
+    edit = ("self._since_ns = max(self._since_ns, self._allowed_ns)", "pass")
+    with rewritten(PingState, "handle_pong", edit):
         yield

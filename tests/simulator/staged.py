@@ -13,6 +13,7 @@ from typing import Any
 
 from simulator import (
     staged_again,
+    staged_doubt,
     staged_early,
     staged_ends,
     staged_key_waits,
@@ -386,6 +387,7 @@ _FILES = (
     staged_own_errors,
     staged_looks,
     staged_silence,
+    staged_doubt,
     staged_early,
 )
 

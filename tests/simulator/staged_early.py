@@ -15,7 +15,7 @@ from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.pyverbs_objects import Attr
 
 
-def _failing() -> tuple[Network, Application, Application]:
+def failing() -> tuple[Network, Application, Application]:
     """The default rail is dead from the first packet on, and a's WRs have failed there; nobody is protected."""
     net = Network(1, 2, 32, 16)
     a, b = ends(net)
@@ -32,7 +32,7 @@ def _failing() -> tuple[Network, Application, Application]:
 
 def a_qp_fails_while_it_is_paired() -> Network:
     """As soon as it is protected it fails over; what was posted meanwhile comes behind."""
-    net, a, b = _failing()
+    net, a, b = failing()
     post(a, "SEND")
     post(b, "SEND")
     until(net, lambda: on(a, 1) and len(sends(a)) == 3, ms=1000)
@@ -42,7 +42,7 @@ def a_qp_fails_while_it_is_paired() -> Network:
 
 def a_qp_fails_and_is_not_protected_in_time() -> Network:
     """Its errors have waited for the deadline, and come in order; nothing is executed behind them."""
-    net, a, b = _failing()
+    net, a, b = failing()
     for name in "ab":
         net.wall(name, 1, True)
     post(b, "SEND")

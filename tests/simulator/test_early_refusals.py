@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from simulator.application import Application
 from simulator.rnic import ERR, RESET
-from simulator.staged_early import _failing, connect_anew
+from simulator.staged_early import connect_anew, failing
 from simulator.story import post, sends, until, wait
 from simulator.world import World
 
@@ -34,7 +34,7 @@ def refuse_next(app: Application) -> None:
 
 def test_a_post_is_refused_as_errors_begin_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread of the program's posts while the control thread has seen that nothing was refused."""
-    net, a, _ = _failing()
+    net, a, _ = failing()
     for name in "ab":
         net.wall(name, 1, True)
     early = a.endpoint.connection.early
@@ -57,7 +57,7 @@ def test_a_post_is_refused_as_errors_begin_to_be_shown(monkeypatch: pytest.Monke
 
 def test_what_failed_before_reset_does_not_succeed() -> None:
     """Its NIC keeps completions over RESET, as soft-RoCE: the last flush lies in the CQ, the others were withheld."""
-    net, a, b = _failing()
+    net, a, b = failing()
     post(a, "SEND")
     net.deliver()
     assert a.endpoint.hardware.state == ERR and not a.wcs
@@ -69,7 +69,7 @@ def test_what_failed_before_reset_does_not_succeed() -> None:
 
 def test_a_refusal_of_a_former_life() -> None:
     """That life is over. The next one is connected to itself, is a plain QP, and works."""
-    net, a, _ = _failing()
+    net, a, _ = failing()
     refuse_next(a)
     post(a, "SEND")
     assert a.endpoint.core.refused == errno.EINVAL and a.endpoint.status is Status.PAIRING
@@ -86,7 +86,7 @@ def test_a_refusal_of_a_former_life() -> None:
 
 def test_a_refusal_that_is_heard_of_a_life_later() -> None:
     """The control thread is in a run when the post is refused, and lets go of its lock as RESET wants that."""
-    net, a, b = _failing()
+    net, a, b = failing()
     for name in "ab":
         net.wall(name, 0, False)
     driver = a.host.runtime.driver

@@ -236,6 +236,12 @@ def find_what_another_has_found() -> Iterator[None]:
         yield
 
 
+@mutation("who is known to be silent is suspected, whatever was so a moment ago")
+def trust_who_is_known_to_be_silent() -> Iterator[None]:
+    with rewritten(ControlChannel, "suspect", ("is_known or now_ns", "now_ns")):
+        yield
+
+
 @mutation("a WR that failed and has completed is not stuck, wherever traffic is")
 def take_what_completed_away_for_stuck() -> Iterator[None]:
     away = 'c.send_state == "DEFAULT" and c.recv_state == "DEFAULT" and p.all_fit'
