@@ -137,9 +137,9 @@ cdef extern from *:
     static inline int sv_on_main_thread(void) { return gettid() == getpid(); }
     static inline uintptr_t sv_thread_id(void) { return (uintptr_t)pthread_self(); }
 
-    /* A thread of ours has one state in the interpreter for all its life. One made for each job is made under a lock of
-     * CPython's and without the GIL, so that a fork in that moment leaves the lock taken: until 3.12 the child waits for
-     * it for ever (gh-112275). Held where that is done, and over a fork. */
+    /* A thread of ours has one state in the interpreter for all its life. One made for each job is made under a lock
+     * of CPython's and without the GIL, so that a fork in that moment leaves the lock taken: until 3.12 the child waits
+     * for it for ever (gh-112275). Held where that is done, and over a fork. */
     static pthread_mutex_t sv_entry_lock = PTHREAD_MUTEX_INITIALIZER;
     static void sv_before_fork(void) { pthread_mutex_lock(&sv_entry_lock); }
     static void sv_after_fork(void) { pthread_mutex_unlock(&sv_entry_lock); }

@@ -29,8 +29,9 @@ MOST_AWAITED = 64
 # that is stopped for a moment is not dead.
 PROBE_NS = 2_000_000
 PROBES_APART_NS = 50_000_000
-# What an answer took at most is forgotten by a quarter each such time.
+# What an answer took at most is forgotten by a quarter each such time, what it took at least after so many of them.
 FORGET_NS = 1_000_000_000
+LEAST_OF = 4
 
 
 class PingState:
@@ -39,7 +40,8 @@ class PingState:
     interval_ns: between pings. dead_after: that many unanswered pings in a row mean dead. before_first: pings have the
     numbers after that; where it is drawn at random, an answer to a former `PingState`'s fits no ping of this one.
     earliest_ns: no ping is due before; answered_sent_ns: when the last ping was sent of which an answer is known;
-    longest_ns: what an answer took at most, of late. For reading.
+    longest_ns: what an answer took at most, of late; shortest_ns: at least, which no stop of anybody's makes longer.
+    For reading.
     """
 
     def __init__(self, interval_ns: int, dead_after: int = 3, before_first: int = 0) -> None:
@@ -48,8 +50,9 @@ class PingState:
         self.port_ok = True
         self.earliest_ns = 0
         self.answered_sent_ns = -1
-        self.longest_ns = 0
+        self.longest_ns = self.shortest_ns = 0
         self._forget_ns = 0
+        self._least: collections.deque[int] = collections.deque(maxlen=LEAST_OF)
         self._number = self._answered = before_first
         self._answered_ns: int | None = None
         self._known_after: int | None = None  # the last ping for which the peer may not have known us yet
@@ -148,7 +151,11 @@ class PingState:
             self.answered_sent_ns = sent_ns
         if now_ns >= self._forget_ns:
             self.longest_ns -= self.longest_ns // 4
+            self._least.append(took_ns)
+            self.shortest_ns = min(self._least)
             self._forget_ns = now_ns + FORGET_NS
+        if took_ns < self.shortest_ns:
+            self._least[-1] = self.shortest_ns = took_ns
         self.longest_ns = max(self.longest_ns, took_ns)
         if took_ns >= LATE_NS:
             self._late.append((now_ns, took_ns))

@@ -47,6 +47,7 @@ class Silence:
         self._missing_ns: int | None = None  # since when another path has answered, and it not
         # The other paths, and how soon each answers where the peer is at work.
         self._soon: dict[PingState, int] = {}
+        self._patience: dict[PingState, int] = {}  # and how late it may be
 
     def rest(self) -> None:
         """It is not looked at for a while."""
@@ -92,10 +93,15 @@ class Silence:
             if self._age_ns >= self._next_ns and path.is_to_answer and (elsewhere := others()):
                 self.asks, self._since_ns = True, now_ns
                 self._missing_ns = None
-                # As they were before: what both are late by from now on is the peer's.
-                longest_ns = min(other.longest_ns for other in elsewhere)  # the quickest is heard first
-                self._beyond_ns = ANSWERS * (path.longest_ns - longest_ns)
-                self._soon = {other: PATIENCE_NS + ANSWERS * other.longest_ns for other in elsewhere}
+                # As they were before: what both are late by from now on is the peer's, and what they were late by in a
+                # stop of before says nothing of the difference.
+                longest_ns = path.longest_ns - min(
+                    other.longest_ns for other in elsewhere
+                )  # the quickest comes first
+                shortest_ns = path.shortest_ns - min(other.shortest_ns for other in elsewhere)
+                self._beyond_ns = ANSWERS * max(longest_ns, shortest_ns)
+                self._soon = {other: PATIENCE_NS + ANSWERS * other.shortest_ns for other in elsewhere}
+                self._patience = {other: max(PATIENCE_NS, ANSWERS * other.longest_ns) for other in elsewhere}
             return False
         since_ns = self._since_ns
         if path.heard_since(since_ns) or now_ns - since_ns > GIVE_UP_NS:
@@ -121,7 +127,7 @@ class Silence:
 
         By pings of this QP's own, that is: what another's have shown says nothing of a third path.
         """
-        if not self._found or other not in self._soon or other.heard_since(self._since_ns):
+        if not self._found or other not in self._patience or other.heard_since(self._since_ns):
             return False
         last_ns = other.missing_since(self._since_ns, PINGS)
-        return last_ns is not None and now_ns - last_ns >= max(PATIENCE_NS, self._soon[other] - PATIENCE_NS)
+        return last_ns is not None and now_ns - last_ns >= self._patience[other]

@@ -272,7 +272,7 @@ def ask_about_what_was_found() -> Iterator[None]:
 
 @mutation("a rail whose answers take long is not as silent as one that is dead")
 def take_a_slow_rail_for_a_silent_one() -> Iterator[None]:
-    edit = ("max(PATIENCE_NS, self._soon[other] - PATIENCE_NS)", "PATIENCE_NS")
+    edit = ("self._patience[other]", "PATIENCE_NS")
     with rewritten(Silence, "is_missing_too", edit):
         yield
 
@@ -281,4 +281,10 @@ def take_a_slow_rail_for_a_silent_one() -> Iterator[None]:
 def take_patience_back() -> Iterator[None]:
     edit = ("self._since_ns = max(self._since_ns, self._allowed_ns)", "pass")
     with rewritten(PingState, "handle_pong", edit):
+        yield
+
+
+@mutation("a stop makes answers late on all rails, and no slow rail quicker than it is")
+def forget_what_a_rail_takes_longer() -> Iterator[None]:
+    with rewritten(Silence, "_stands_still", ("max(longest_ns, shortest_ns)", "longest_ns")):
         yield

@@ -67,6 +67,46 @@ def two_of_three_rails_blink_twice() -> Network:
     return end(net)
 
 
+def answers_take_longer_on_one_rail_and_we_stop() -> Network:
+    """All answers of that time are late by as much; what one takes beyond the other is the rail's all the same."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    for k, delay_ms in enumerate((15, 4)):
+        for name in "ab":
+            net.links[name, k].delay_ns = delay_ms * MS
+    wait(net, 4000)
+    pings = [path.ping for path in a.endpoint.connection.paths]
+    until(net, lambda: all(ping._awaited for ping in pings))
+    net.a.frozen_until_ns = net.clock.now + 300 * MS
+    wait(net, 800)
+    post(a, "SEND")
+    wait(net, 400)
+    with b.host:
+        b.post_recv()
+    until(net, lambda: sends(a) == ["SUCCESS"])
+    assert never_switched(net)
+    return end(net)
+
+
+def a_peer_stops_under_old_work_beside_a_slow_rail() -> Network:
+    """Where answers take longer they are missed later: that says nothing against the quicker rail."""
+    net = patient(receives=4, at_start=0)
+    a, b = ends(net)
+    for k, delay_ms in enumerate((1, 20)):
+        for name in "ab":
+            net.links[name, k].delay_ns = delay_ms * MS
+    wait(net, 3000)
+    post(a, "SEND")
+    wait(net, 2000)
+    net.b.frozen_until_ns = net.clock.now + 600 * MS
+    wait(net, 900)
+    with b.host:
+        b.post_recv()
+    until(net, lambda: sends(a) == ["SUCCESS"])
+    assert never_switched(net)
+    return end(net)
+
+
 def a_train_goes_while_a_message_waits() -> Network:
     """A ping is on its way when the train goes, and answered; those behind it wait for half a second."""
     net = patient(receives=4, at_start=0, straggler="migrate")
@@ -93,5 +133,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_peer_stops_in_mid_doubt: ("conclude_from_the_first_answer_elsewhere",),
     a_slow_rail_beside_one_that_dies: ("take_a_slow_rail_for_a_silent_one",),
     two_of_three_rails_blink_twice: ("trust_who_is_known_to_be_silent",),
+    answers_take_longer_on_one_rail_and_we_stop: ("forget_what_a_rail_takes_longer",),
+    a_peer_stops_under_old_work_beside_a_slow_rail: ("take_who_is_not_missed_yet_for_alive",),
     a_train_goes_while_a_message_waits: ("take_patience_back",),
 }

@@ -242,6 +242,13 @@ def trust_who_is_known_to_be_silent() -> Iterator[None]:
         yield
 
 
+@mutation("a path that is not missed yet has not answered either")
+def take_who_is_not_missed_yet_for_alive() -> Iterator[None]:
+    edit = ("any(other.answered_sent_ns > self._dead_ns for other in alive)", "True")
+    with rewritten(Watchdog, "_is_only_here", edit):
+        yield
+
+
 @mutation("a WR that failed and has completed is not stuck, wherever traffic is")
 def take_what_completed_away_for_stuck() -> Iterator[None]:
     away = 'c.send_state == "DEFAULT" and c.recv_state == "DEFAULT" and p.all_fit'

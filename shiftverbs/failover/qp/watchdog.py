@@ -95,6 +95,7 @@ class Watchdog:
         "__dict__",
         "_aging",
         "_c",
+        "_dead_ns",
         "_last_polled",
         "_only_here",
         "_only_here_ns",
@@ -116,9 +117,10 @@ class Watchdog:
         """Another pairing, or none."""
         self.stuck_wr: int | None = None
         self.is_old = False
-        # The pair that carries the sends, counts as dead, and is the only one that does; and since when it is so.
+        # The pair that carries the sends, if it counts as dead; since when it is missed, and another answers.
         self._only_here: int | None = None
-        self._only_here_ns = 0
+        self._dead_ns = 0
+        self._only_here_ns: int | None = None
         self._silence = Silence()
         self.again_ns = WATCH_PERIOD_NS
         self._aging = False
@@ -196,21 +198,37 @@ class Watchdog:
             else:
                 c.evidence.path_failed(k, changes.UNLIKE, now_ns, advisory=True)
                 return
-        self._aging = silent or bool(
-            sends and age_ns > AGE_NS // 4
-        )  # whether it comes back is to be seen soon
+        # Whether it comes back is to be seen soon, too.
+        self._aging = silent or bool(sends and age_ns > AGE_NS // 4)
         self.is_old = bool(sends and age_ns > AGE_NS)
-        if c.paths[at].ping.alive is not False or not any(other.alive for other in self._others()):
-            self._only_here = None
-        elif self._only_here != at:
-            self._only_here, self._only_here_ns = at, now_ns
+        is_only_here = self._is_only_here(at, now_ns)
         if silent:
             self._tell_dead_paths(at, now_ns)
             reason = f"no completion on {c.device(at)}, and no answer to pings, which come on another path"
             c.evidence.path_failed(at, reason, now_ns, advisory=True)
-        elif self.is_old and self._only_here is not None and now_ns - self._only_here_ns >= ONLY_HERE_NS:
+        elif self.is_old and is_only_here:
             reason = f"no completion on {c.device(at)} and no answer to pings"
             c.evidence.path_failed(at, reason, now_ns, advisory=True)
+
+    def _is_only_here(self, at: int, now_ns: int) -> bool:
+        """Whether pair `at` counts as dead, and another path, which is alive, has answered later for ONLY_HERE_NS.
+
+        That another has not been missed yet says nothing: where answers take longer it is later.
+        """
+        path = self._c.paths[at].ping
+        if path.alive is not False:
+            self._only_here = None
+            return False
+        if self._only_here != at:
+            missing_ns = path.missing_since(0, 1)
+            self._only_here, self._only_here_ns = at, None
+            self._dead_ns = now_ns if missing_ns is None else missing_ns
+        alive = [other for other in self._others() if other.alive]
+        if not alive:
+            self._only_here_ns = None
+        elif self._only_here_ns is None and any(other.answered_sent_ns > self._dead_ns for other in alive):
+            self._only_here_ns = now_ns
+        return self._only_here_ns is not None and now_ns - self._only_here_ns >= ONLY_HERE_NS
 
     def _tell_dead_paths(self, at: int, now_ns: int) -> None:
         """Pair `at` is silent, and so may others be that are on one switch with it: nobody is to be asked there.
