@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
+from check_answered import away
 from fake import FLUSH, RETRY_EXC, SUCCESS, World
 
 
@@ -46,3 +48,32 @@ def test_a_refusal_ends_with_its_life(guarded: World) -> None:
     w.send(2)
     assert w.qp.unwired == (0, 0), "its NIC has taken it"
     assert w.qp.refused == 0
+
+
+@pytest.mark.parametrize("failed", [1, 2, 3])
+def test_what_waited_for_room_ends_too(make: Callable[..., World], failed: int) -> None:
+    """The peer has left, and errors are shown: nothing that the hardware has yet is to tell of those behind."""
+    w = make(max_send=3)
+    w.protect()
+    hears = make(join=w, qp_num=0x200)
+    away(hears)
+    hears.recv(100)
+    for i in range(3):
+        w.send(i)
+    hears.hw[1].receive()
+    hears.rcq.drain(1)
+    for i in range(3, 6):
+        w.send(i)
+    assert w.qp.outstanding[0] == 6 and w.qp.unwired[0] == 3, (
+        "they are answered, as far as the program can tell"
+    )
+    w.hw[0].fail_send(RETRY_EXC)
+    for _ in range(failed - 1):
+        w.hw[0].fail_send(FLUSH)
+    assert w.poll_cq(w.scq) == []
+    w.qp.guarded = False
+    got = []
+    for _ in range(3):
+        w.hw[0].flush()
+        got += w.poll_cq(w.scq)
+    assert got == [(0, RETRY_EXC), *((i, FLUSH) for i in range(1, 6))]

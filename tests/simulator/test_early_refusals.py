@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 
 import pytest
-from simulator.application import Application
+from simulator.application import Application, Wr
 from simulator.rnic import ERR, RESET
 from simulator.staged_early import connect_anew, failing
 from simulator.story import post, sends, until, wait
@@ -38,7 +38,8 @@ def test_a_post_is_refused_as_errors_begin_to_be_shown(monkeypatch: pytest.Monke
     for name in "ab":
         net.wall(name, 1, True)
     early = a.endpoint.connection.early
-    over, posted = EarlyErrors.over, []
+    over = EarlyErrors.over
+    posted: list[Wr] = []
 
     def post_first(self: EarlyErrors) -> None:
         if self is early and not posted:

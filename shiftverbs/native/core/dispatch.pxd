@@ -135,6 +135,8 @@ cdef inline void give_withheld(QPState *q) noexcept nogil:
         q.shown_error = pair.first_status
     abort_sends(q, q.withheld_send_end, pair.first_status, pair.first_vendor_err)
     abort_recvs(q, q.withheld_recv_end)
+    if q.wired < q.tail:
+        pump_send(q)  # what waited for room: perhaps nothing that the hardware has would make any
 
 
 cdef inline void keep(KeptError *kept, uint64_t seq, const ibv_wc *wc) noexcept nogil:

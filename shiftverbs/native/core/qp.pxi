@@ -282,9 +282,16 @@ cdef class QPCore:
 
         forgets: it is RESET, which takes what nobody has polled: what was withheld is not given.
         """
-        self.q.guarded = 0
-        if not forgets:
-            give_withheld(&self.q)
+        cdef QPState *q = &self.q
+        q.guarded = 0
+        if forgets:
+            # What the NIC still tells behind them is no proof that they were carried out.
+            q.head = max(q.head, min(q.withheld_send_end, q.tail))
+            q.wired, q.proven_end = max(q.wired, q.head), max(q.proven_end, q.head)
+            q.rhead = max(q.rhead, min(q.withheld_recv_end, q.rtail))
+            q.rwired = max(q.rwired, q.rhead)
+            q.withheld_send_end = q.withheld_recv_end = 0
+        give_withheld(q)
 
     @property
     def ending(self) -> bool:
@@ -890,12 +897,6 @@ cdef class QPCore:
         self.pair(0)
         sample_break(q.sample)
         q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
-        # What was withheld goes first: a NIC that keeps its completions has more behind it, which are no proof of it.
-        q.head = max(q.head, min(q.withheld_send_end, q.tail))
-        q.wired, q.proven_end = max(q.wired, q.head), max(q.proven_end, q.head)
-        q.rhead = max(q.rhead, min(q.withheld_recv_end, q.rtail))
-        q.rwired = max(q.rwired, q.rhead)
-        q.guarded = 0
         for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)
