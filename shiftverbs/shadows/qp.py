@@ -346,6 +346,7 @@ class ShadowQP(Shadow):
         if state == RESET:
             self._ended_without_nic = False
             self.core.reset_journal()
+            self.core.forget_events()
             if self.connection is not None:
                 self.connection.given.pop(0, None)
         elif state == RTR:

@@ -49,12 +49,12 @@ def read_the_counter_before_draining() -> Iterator[None]:
     original = Connection._do_fence
 
     def fence(connection: Any, action: ev.Fence) -> None:
-        connection.early = connection.core.counters()
+        connection.counted = connection.core.counters()
         original(connection, action)
 
     with (
         replaced(Connection, "_do_fence", fence),
-        rewritten(Connection, "_fenced", ("self.core.counters()", "self.early")),
+        rewritten(Connection, "_fenced", ("self.core.counters()", "self.counted")),
     ):
         yield
 

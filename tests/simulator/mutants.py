@@ -468,6 +468,14 @@ mutant(
         "def reset_journal",
         "q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it",
     ),
+    # And what is refused there is heard of in the next life, which hides that.
+    lines(
+        QP,
+        "def reset_journal",
+        "q.aborted = q.shown_error = q.sends_failed = q.refused = 0",
+        "q.aborted = q.shown_error = q.sends_failed = 0",
+    ),
+    lines(QP, "def forget_events", "forget_events(self.q.shared, self.q.owner)"),
 )
 
 # ---- a message that is sent again ---------------------------------------------------------------------------------

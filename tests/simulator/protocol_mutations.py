@@ -205,7 +205,12 @@ def take_a_peer_that_stands_still_for_a_silent_path() -> Iterator[None]:
     original = Silence.look
 
     def look(p: Silence, now_ns: int, oldest: int, age_ns: int, path: PingState, others: Paths) -> bool:
-        answers = mock.Mock(answered_sent_ns=now_ns, longest_ns=path.longest_ns)
+        answers = mock.Mock(
+            answered_sent_ns=now_ns,
+            longest_ns=path.longest_ns,
+            shortest_ns=path.shortest_ns,
+            late_since=lambda then_ns, longest_ns: -1,
+        )
         return original(p, now_ns, oldest, age_ns, path, lambda: [answers])
 
     # And nothing is concluded from the silence of both, which hides that.
@@ -217,7 +222,7 @@ def take_a_peer_that_stands_still_for_a_silent_path() -> Iterator[None]:
 @mutation("a ping may be lost")
 def take_lost_pings_for_silence() -> Iterator[None]:
     # And nothing is concluded from the silence of both, which hides that.
-    missing = mock.patch.object(Silence, "is_missing_too", lambda p, other: False)
+    missing = mock.patch.object(Silence, "is_missing_too", lambda p, now_ns, other: False)
     with mock.patch.multiple(silence, PINGS=1, PATIENCE_NS=0, SETTLED_NS=0, GOES_ON_NS=0), missing:
         yield
 
@@ -237,7 +242,7 @@ def wait_for_answers_to_lost_pings() -> Iterator[None]:
 
 @mutation("a path that is as silent is no way out")
 def ask_on_a_path_that_is_silent_too() -> Iterator[None]:
-    with mock.patch.object(Silence, "is_missing_too", lambda p, other: False):
+    with mock.patch.object(Silence, "is_missing_too", lambda p, now_ns, other: False):
         yield
 
 

@@ -924,7 +924,10 @@ cdef class QPCore:
         q.pairs[0].sending = 1
         for k in range(1, MAX_PAIRS):
             q.pairs[k].forgotten = 1
-        forget_events(q.shared, q.owner)  # they are of the life that is over
+
+    def forget_events(self) -> None:
+        """What the driver has not heard of yet was about a life that is over."""
+        forget_events(self.q.shared, self.q.owner)
 
     # --- MOVE
 
