@@ -26,6 +26,8 @@ from shiftverbs.checkpoint.agreement import (
 
 #: How much longer than the others' time a rank waits for what they decided.
 GRACE_S = 1.0
+#: A round in which nothing was saved is not asked for again before that: a rank that has ended ends each at once.
+AGAIN_S = 0.2
 #: Threads cannot wait much longer.
 MOST_S = 10**9
 
@@ -249,9 +251,8 @@ class CheckpointOnFallback:
                 if self._closed or not self._await_round(conductor):
                     break
                 number += 1
-                if not conductor.is_over():
-                    self._conduct(conductor)
-                self._not_before = time.monotonic() + self._min_interval_s
+                is_saved = not conductor.is_over() and self._conduct(conductor)
+                self._not_before = time.monotonic() + max(self._min_interval_s, 0.0 if is_saved else AGAIN_S)
             conductor.leave()
         except Exception as error:
             with self._changed:
@@ -280,7 +281,8 @@ class CheckpointOnFallback:
         idle_s = interval_s(self._size, False)
         return idle_s if left_s is None else min(idle_s, left_s)
 
-    def _conduct(self, conductor: Conductor) -> None:
+    def _conduct(self, conductor: Conductor) -> bool:
+        """Play our part in a round; whether all is saved."""
         with self._changed:
             state = self._round = Round(self._passed + 1)
         conductor.begin(state)
@@ -301,3 +303,4 @@ class CheckpointOnFallback:
             if state.outcome >= RESUME and not state.left and not state.is_waiting:
                 log.warning("no checkpoint: rank %d did not pause in time", state.outcome - RESUME)
             self._changed.notify_all()
+            return state.end == DONE

@@ -16,6 +16,7 @@ from harness import ROOT, wait_until
 
 from shiftverbs import observe
 from shiftverbs.checkpoint import CheckpointOnFallback, Outcome, agreement
+from shiftverbs.checkpoint.on_fallback import AGAIN_S
 
 #: A step's length; what is waited for in tests takes many.
 STEP_S = 0.002
@@ -262,6 +263,19 @@ def test_a_rank_that_has_ended_is_not_waited_for(jobs):
     job.ranks[1].checkpoint.close()
     (one,) = outcomes(job, 1, [0])
     assert one.why == "rank 1 did not pause in time" and time.monotonic() - began < 5
+
+
+def test_rounds_that_save_nothing_do_not_follow_each_other_at_once(jobs, caplog):
+    """A rank that has ended ends each of them; without a pause they would take all of the processor."""
+    job = jobs(2, timeout_s=20.0).start()
+    assert goes_on(job, [0, 1])
+    job.ranks[1].held.set()
+    job.leave(1)
+    job.ranks[1].checkpoint.close()
+    job.ranks[0].checkpoint.request()
+    wait_until(lambda: caplog.text.count("rank 1 did not pause in time") >= 5)
+    times = [each.created for each in caplog.records if "rank 1 did not pause" in each.getMessage()]
+    assert times[4] - times[0] >= 2 * AGAIN_S, "some are told by the step, too"
 
 
 def test_a_rank_that_ended_before_anybody_asked_is_not_waited_for(jobs, caplog):
