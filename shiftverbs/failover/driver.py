@@ -152,9 +152,8 @@ class Driver:
         self._to_watch_ns = 0  # no more of them before
         self._working: list[Connection] = []  # of very many, those with work that are to be looked at next
         self._portion_ns = 0  # nor of those before that
-        self._asking: dict[
-            Path, Connection
-        ] = {}  # of very many: the path of whose sends was in doubt at the last look
+        # Of very many: those that asked at the last look, one for each path in doubt.
+        self._asking: dict[Path, Connection] = {}
         self._urgent: dict[Path, int] = {}  # how dense pings were wanted there in this round of looks
         self._probed: dict[Path, None] = {}  # where a look has found doubt the last time
         self._hurry_until_ns = 0

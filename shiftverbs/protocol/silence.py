@@ -94,10 +94,8 @@ class Silence:
                 self.asks, self._since_ns = True, now_ns
                 self._missing_ns = None
                 # As they were before: what both are late by from now on is the peer's, and what they were late by in a
-                # stop of before says nothing of the difference.
-                longest_ns = path.longest_ns - min(
-                    other.longest_ns for other in elsewhere
-                )  # the quickest comes first
+                # stop of before says nothing of the difference. The quickest of the others is heard first.
+                longest_ns = path.longest_ns - min(other.longest_ns for other in elsewhere)
                 shortest_ns = path.shortest_ns - min(other.shortest_ns for other in elsewhere)
                 self._beyond_ns = ANSWERS * max(longest_ns, shortest_ns)
                 self._soon = {other: PATIENCE_NS + ANSWERS * other.shortest_ns for other in elsewhere}
