@@ -149,19 +149,6 @@ def test_slow(two: Pair, command: Callable[[Proxy], Any]) -> None:
     background(lambda: command(left)).result(20)
 
 
-def test_slow_and_killed(two: Pair) -> None:
-    """What takes a minute ends when the NIC dies."""
-    left, _right = two()
-    faults.slow("a/soft0", 60)
-    future = background(lambda: left.modify("ERR"))
-    with pytest.raises(TimeoutError):
-        future.result(0.2)
-    faults.kill("a/soft0")
-    with pytest.raises(VerbsError) as error:
-        future.result(20)
-    assert error.value.errno == errno.EIO
-
-
 @pytest.mark.parametrize("seconds", [-1, 61, float("nan"), float("inf")])
 def test_no_such_time(network: object, seconds: float) -> None:
     faults.register("a")
@@ -171,9 +158,12 @@ def test_no_such_time(network: object, seconds: float) -> None:
         faults.slow("a/soft9", 1)
 
 
-def test_kill_ends_the_waiting(two: Pair) -> None:
+@pytest.mark.parametrize(
+    "wait", [faults.hang, lambda target: faults.slow(target, 60)], ids=["hang", "a minute"]
+)
+def test_kill_ends_the_waiting(two: Pair, wait: Callable[[str], None]) -> None:
     left, _right = two()
-    faults.hang("a/soft0")
+    wait("a/soft0")
     future = background(lambda: left.modify("ERR"))
     with pytest.raises(TimeoutError):
         future.result(0.2)
