@@ -11,11 +11,12 @@ import base64
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -198,8 +199,10 @@ class Child:
         return self.output
 
     def signal(self, number: int) -> None:
-        """Send a signal, for example SIGSTOP."""
+        """Send a signal; after SIGSTOP it stands still."""
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            await_stopped(self.process.pid)
 
     def close(self) -> None:
         """Kill it if it still runs, and release everything."""
@@ -284,9 +287,33 @@ class EtcdServer(DemoEtcdServer):
         return {base64.b64decode(kv["key"]).decode(): base64.b64decode(kv.get("value", "")) for kv in found}
 
     def signal(self, number: int) -> None:
-        """Send a signal, for example SIGSTOP."""
+        """Send a signal; after SIGSTOP it stands still."""
         assert self.process is not None
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            await_stopped(self.process.pid)
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP; it stands still when this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    await_stopped(pid)
+
+
+def await_stopped(pid: int) -> None:
+    """Wait until all threads of a process stand still after SIGSTOP.
+
+    It takes a while on a busy processor: one of them is to stop the others, and they run until it comes to that.
+    """
+    wait_until(lambda: set(_thread_states(pid)) <= {"T", "Z"}, what=f"process {pid} stands still")
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for stat in Path("/proc", str(pid), "task").glob("*/stat"):
+        try:
+            yield stat.read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
 
 
 def _base64(raw: bytes) -> str:

@@ -49,6 +49,7 @@ class Rank:
         self.rank = rank
         self.steps = 0
         self.held = threading.Event()
+        self.stands = False
         self.saved: list[int] = []
         self.outcomes: list[Outcome] = []
         self.save: Callable[[], object] = lambda: None
@@ -65,7 +66,9 @@ class Rank:
         chance = random.Random(self.job.seed + self.rank)
         while True:
             while self.held.is_set() and not self.job.over:
+                self.stands = True
                 time.sleep(0.001)
+            self.stands = False
             time.sleep(STEP_S * chance.random() * 2)
             if not self.job.meet(self.rank):
                 return
@@ -109,6 +112,12 @@ class Job:
         with self._changed:
             self.absent.add(rank)
             self._changed.notify_all()
+
+    def hold(self, rank: int) -> None:
+        """Have a rank make no more steps; the others do not wait for it."""
+        self.ranks[rank].held.set()
+        wait_until(lambda: self.ranks[rank].stands, what=f"rank {rank} stands still")
+        self.leave(rank)
 
     def stop(self) -> None:
         self.store.open.set()
@@ -203,8 +212,7 @@ def test_a_late_rank_makes_all_resume_and_is_named(jobs, caplog, size, late):
     job = jobs(size, timeout_s=0.3).start()
     others = [rank for rank in range(size) if rank != late]
     assert goes_on(job, list(range(size)))
-    job.ranks[late].held.set()
-    job.leave(late)  # the others' collectives do not wait: only the pause does
+    job.hold(late)  # the others' collectives do not wait: only the pause does
     job.ranks[others[0]].checkpoint.request()
     for one in outcomes(job, 1, others):
         assert not one.saved and one.why == f"rank {late} did not pause in time"
@@ -253,12 +261,10 @@ def test_without_rank_0_the_others_resume(jobs, dies):
 def test_a_rank_that_has_ended_is_not_waited_for(jobs):
     job = jobs(2, timeout_s=20.0).start()
     assert goes_on(job, [0, 1])
-    job.ranks[1].held.set()
-    job.leave(1)
+    job.hold(1)
     job.ranks[0].checkpoint.request()
-    wait_until(
-        lambda: job.ranks[0].checkpoint._round is not None and job.ranks[0].checkpoint._round.is_waiting
-    )
+    # It stands at the boundary, and is told what comes of it: one that is on its way there may never stop.
+    wait_until(lambda: (state := job.ranks[0].checkpoint._round) is not None and state.paused_ns)
     began = time.monotonic()
     job.ranks[1].checkpoint.close()
     (one,) = outcomes(job, 1, [0])
@@ -269,8 +275,7 @@ def test_rounds_that_save_nothing_do_not_follow_each_other_at_once(jobs, caplog)
     """A rank that has ended ends each of them; without a pause they would take all of the processor."""
     job = jobs(2, timeout_s=20.0).start()
     assert goes_on(job, [0, 1])
-    job.ranks[1].held.set()
-    job.leave(1)
+    job.hold(1)
     job.ranks[1].checkpoint.close()
     job.ranks[0].checkpoint.request()
     wait_until(lambda: caplog.text.count("rank 1 did not pause in time") >= 5)
@@ -281,8 +286,7 @@ def test_rounds_that_save_nothing_do_not_follow_each_other_at_once(jobs, caplog)
 def test_a_rank_that_ended_before_anybody_asked_is_not_waited_for(jobs, caplog):
     job = jobs(2, timeout_s=20.0).start()
     assert goes_on(job, [0, 1])
-    job.ranks[1].held.set()
-    job.leave(1)
+    job.hold(1)
     job.ranks[1].checkpoint.close()
     began = time.monotonic()
     job.ranks[0].checkpoint.request()
@@ -294,8 +298,7 @@ def test_rank_0_that_ended_before_anybody_asked_is_not_waited_for(jobs, caplog):
     """Nor is it in any later round."""
     job = jobs(3, timeout_s=20.0).start()
     assert goes_on(job, [0, 1, 2])
-    job.ranks[0].held.set()
-    job.leave(0)
+    job.hold(0)
     job.ranks[0].checkpoint.close()
     for count in (1, 2):
         began = time.monotonic()
@@ -489,8 +492,7 @@ def test_a_store_that_hangs_holds_nobody(jobs, paused):
 
 def test_a_store_that_fails_is_told_and_holds_nobody(jobs, caplog):
     job = jobs(2).start()
-    job.ranks[1].held.set()
-    job.leave(1)
+    job.hold(1)
     job.ranks[0].checkpoint.request()
     wait_until(lambda: (state := job.ranks[0].checkpoint._round) is not None and state.is_waiting)
     job.store.broken = True

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from harness import stop_process
 
 from shiftverbs.commands.demo.host import DemoError, Host, HostPair
 from shiftverbs.commands.demo.network import SoftNetwork
@@ -29,7 +30,7 @@ def test_a_host_that_dies_is_named(pair):
 
 
 def test_a_host_that_does_not_answer_is_named(pair):
-    os.kill(pair.b.pid, signal.SIGSTOP)
+    stop_process(pair.b.pid)
     try:
         with pytest.raises(DemoError, match="gave no answer to 'status' within"):
             pair.b.call("status", timeout_s=0.3)
@@ -59,7 +60,7 @@ def test_waiting_has_a_deadline_and_tells_both_hosts_stories(pair):
 def test_close_ends_a_host_that_hangs():
     host = Host("a", "pyverbs", os.environ)
     host.wait_ready()
-    os.kill(host.pid, signal.SIGSTOP)
+    stop_process(host.pid)
     host.close(timeout_s=0.2)
     with pytest.raises(ProcessLookupError):
         os.kill(host.pid, 0)

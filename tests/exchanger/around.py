@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness import Child, EtcdServer, Spawn
+from harness import Child, EtcdServer, Spawn, stop_process
 from harness import wait_until as wait_until_within
 
 from .conftest import EtcdWorld, Watched
@@ -78,7 +78,7 @@ def requests(server: EtcdServer) -> dict[str, int]:
 def stopped_broker(watched: Watched) -> Iterator[None]:
     """Hold an exchanger's broker still for a while."""
     pid = watched.exchanger.broker_pid  # type: ignore[attr-defined]
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
         yield
     finally:

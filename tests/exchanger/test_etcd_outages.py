@@ -111,7 +111,7 @@ def test_a_hanging_etcd_is_noticed_and_does_not_hold_up_close(own_etcd_world: Et
     publish_qp(one, world.job, 1)
     wait_until(world.keys)
     assert world.server.process is not None
-    world.server.process.send_signal(signal.SIGSTOP)
+    world.server.signal(signal.SIGSTOP)
     try:
         assert "DEADLINE_EXCEEDED" in one.next(Unavailable).reason
         started = time.monotonic()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Spawn
+from harness import Spawn, stop_process
 
 from shiftverbs.config import OWN_BROKER, SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, socket_path, wire
@@ -253,7 +253,7 @@ def test_who_comes_to_a_broker_that_stands_still_is_served_before_protection_is_
     first.next(Connected)
     broker = first.exchanger.broker_pid  # type: ignore[attr-defined]
     first.exchanger.close()
-    os.kill(broker, signal.SIGSTOP)
+    stop_process(broker)
     try:
         began = time.monotonic()
         one = etcd_world.make(**changes)

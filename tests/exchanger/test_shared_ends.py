@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Child, Spawn
+from harness import Child, Spawn, stop_process
 
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, socket_path
@@ -42,7 +42,7 @@ def test_a_child_forked_meanwhile_keeps_no_broker_alive(
     first.next(Connected)
     broker = pid_of(first)
     first.exchanger.close()
-    os.kill(broker, signal.SIGSTOP)
+    stop_process(broker)
     child = 0
     try:
         one = make(etcd_world, config)
@@ -72,7 +72,7 @@ def test_who_was_suspended_too_ends_no_broker_for_that(
     first.next(Connected)
     broker = pid_of(first)
     first.exchanger.close()
-    os.kill(broker, signal.SIGSTOP)
+    stop_process(broker)
     late = APPLICATION.replace("broker_idle_exit_s=2", "broker_idle_exit_s=60")
     child = launch(spawn, etcd_world, late, SHIFTVERBS_BROKER="", SHIFTVERBS_RUN_DIR=str(run_dir), KEYS="1 2")
     try:

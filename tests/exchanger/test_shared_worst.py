@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Spawn, free_port
+from harness import Spawn, free_port, stop_process
 
 from shiftverbs.config import SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Unavailable, records, socket_path, wire
@@ -149,7 +149,7 @@ def test_a_shared_broker_that_stands_still_is_replaced(
     """A job is suspended, and the broker that it happened to start: the others' keys would vanish with their leases."""
     (a, broker), (b, _) = (start(spawn, etcd_world, run_dir, keys) for keys in ("1 2", "2 1"))
     a.signal(signal.SIGSTOP)
-    os.kill(broker, signal.SIGSTOP)
+    stop_process(broker)
     try:
         b.send("one.next(Unavailable, 70); one.next(Connected, 60); print('again', one.exchanger.broker_pid)")
         assert int(b.expect(r"^again (\d+)", 100)[1]) != broker

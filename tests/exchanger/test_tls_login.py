@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import EtcdServer, free_port
+from harness import EtcdServer, free_port, stop_process
 
 from shiftverbs.commands.demo.etcd_server import etcd_binary
 from shiftverbs.config import Config
@@ -237,7 +237,7 @@ def test_what_etcd_denies_to_one_job_is_denied_to_it_alone(
         assert first.broker_pid == second.broker_pid
         one.events.clear()
         # In one go, so that transactions hold keys of both.
-        os.kill(first.broker_pid or 0, signal.SIGSTOP)
+        stop_process(first.broker_pid or 0)
         try:
             puts = {publish_qp(stranger, denied, qpn) for qpn in range(1, 30)}
             wants = {qp_key(denied, GID_B, qpn) for qpn in range(1, 30)}

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 
-from harness import wait_until
+from harness import stop_process, wait_until
 from hosts import Network, connect
 
 BROKER = "ep.qp._shadow.domain.runtime.driver.directory._exchanger.broker_pid"
@@ -18,7 +18,7 @@ def test_a_broker_that_stands_still_ends_nobodys_qp(network: Network) -> None:
     before = network.host("a")
     before("ep = Endpoint()")
     broker = wait_until(lambda: before(BROKER), 30, "a broker")
-    os.kill(broker, signal.SIGSTOP)
+    stop_process(broker)
     before.child.signal(signal.SIGSTOP)
     try:
         a, b = network.host("a", SHIFTVERBS_REQUIRE="1"), network.host("b")
