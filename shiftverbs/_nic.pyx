@@ -39,7 +39,8 @@ import atexit
 import logging
 import os
 import weakref
-from concurrent.futures import Future
+from _thread import allocate_lock
+from concurrent.futures import CancelledError, Future
 
 logger = logging.getLogger("shiftverbs.nic")
 
@@ -246,6 +247,7 @@ cdef int must_be_ours(int pid, str what) except -1:
 include "native/nic/verbs.pxi"
 include "native/nic/modify.pxi"
 include "native/nic/waiter.pxi"
+include "native/nic/job.pxi"
 include "native/nic/worker.pxi"
 include "native/nic/control_port.pxi"
 

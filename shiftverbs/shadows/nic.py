@@ -8,7 +8,6 @@ layer, in the order of `ibv_get_device_list`. With it, exactly those that it nam
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import errno
 import logging
 import os
@@ -237,10 +236,9 @@ class Nic:
 
     def wait_open(self, timeout_s: float | None = None) -> bool:
         """Wait, without the GIL, until the device is open. Returns whether it is."""
-        # Not result(): a TimeoutError would be a signal's handler's, or the wait's.
-        if not in_slices(lambda left: bool(concurrent.futures.wait([self._opened], left).done), timeout_s):
+        if not in_slices(self._opened.wait, timeout_s):
             return False
-        error = concurrent.futures.CancelledError() if self._opened.cancelled() else self._opened.exception()
+        error = self._opened.failure
         if error is not None:
             self.error = self.error or str(error) or type(error).__name__
         return not self.error
@@ -432,10 +430,10 @@ class Nic:
             self.worker.stop(timeout_s)
             return False
         closing = self.worker.call(self._close)
-        try:
-            closing.result(timeout_s)
-        except Exception as error:
-            logger.debug("NIC %s: %s", self.name, error)
+        if not closing.wait(timeout_s):
+            logger.debug("NIC %s hangs", self.name)
+        elif closing.failure is not None:
+            logger.debug("NIC %s: %s", self.name, closing.failure)
         return bool(self.worker.stop(timeout_s))
 
     def _close(self) -> None:

@@ -13,7 +13,6 @@ Pair numbers k: 0 is the default NIC, 1 … n are the backups in `domain.backups
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -210,7 +209,7 @@ class Shadow:
             if self.slots[k - 1].state == PENDING:
                 # Its own job is queued or under way: only after that is there something to take away, or nothing.
                 job = nic.worker.call(self._dispose, k, nic)
-                endings.append((nic, functools.partial(_ended, job)))
+                endings.append((nic, job.wait))
                 continue
             handle = self._take(k)
             if not handle:
@@ -255,12 +254,6 @@ class Shadow:
 
     def gone(self, k: int) -> None:
         """Called when NIC k holds nothing of it any more after close(); perhaps twice."""
-
-
-def _ended(job: Any, timeout_s: float) -> bool:
-    """Whether a job ends in time."""
-    # Not result(): a TimeoutError would be a signal's handler's, or the wait's. (Cancelled: the process is ending.)
-    return bool(concurrent.futures.wait([job], timeout_s).done)
 
 
 def require(parent: Shadow, k: int) -> int:
@@ -441,7 +434,7 @@ class ShadowMR(Shadow):
         """Wait until every backup NIC has done what was queued for it so far: the memory may be freed next."""
         if self.unshadowable or self._pid != os.getpid() or self._close_here():
             return
-        self._await([(nic, functools.partial(_ended, nic.worker.call(int))) for nic in self.domain.backups])
+        self._await([(nic, nic.worker.call(int).wait) for nic in self.domain.backups])
 
     def close(self) -> list[Ending]:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""

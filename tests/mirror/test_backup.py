@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import queue
 import signal
@@ -16,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shiftverbs import _nic
 from shiftverbs.shadows import nic as nic_module
-from shiftverbs.shadows import shadow
 from shiftverbs.shadows.nic import BackupError, Gid, Nic, Nics, Port, best_gid, best_pkey, choose
 from shiftverbs.shadows.qp import ShadowQP
 
@@ -196,8 +197,18 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def call(self, job: Any, *args: Any) -> Any:
-        return self.pool.submit(job, *args)
+    def call(self, job: Any, *args: Any) -> _nic.Job[Any]:
+        ended: _nic.Job[Any] = _nic.Job()
+        self.pool.submit(job, *args).add_done_callback(functools.partial(self._ended, ended))
+        return ended
+
+    @staticmethod
+    def _ended(job: _nic.Job[Any], future: concurrent.futures.Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            job.set_exception(error)
+        else:
+            job.set_result(future.result())
 
     def stop(self, timeout_s: float) -> bool:
         self.pool.shutdown(wait=True)
@@ -297,11 +308,32 @@ def test_a_signal_while_a_nic_is_opened_is_the_applications() -> None:
             nic.wait_open(10)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(TimeoutError, match="application"):
-            shadow._ended(concurrent.futures.Future(), 10)
+            _nic.Job().wait(10)
     finally:
         signal.signal(signal.SIGALRM, before)
         verbs.release.set()
     assert nic.wait_open(30)
+    nic.close()
+
+
+def test_who_waits_for_a_nic_takes_no_lock_that_the_driver_waits_for() -> None:
+    """The collector may close a QP in that thread, which takes the driver's lock; `look_again` is called under it."""
+    verbs = Verbs()
+    nic = Nic("c", Worker, verbs)  # it hangs
+    found: list[bool] = []
+
+    def wait(timeout_s: float) -> None:
+        with nic._opened._condition:  # as the driver would
+            thread = threading.Thread(target=lambda: found.append(nic.wait_open(timeout_s)), daemon=True)
+            thread.start()
+            thread.join(10)
+
+    wait(0.05)
+    assert found == [False]
+    verbs.release.set()
+    assert nic.wait_open(30)
+    wait(30)
+    assert found == [False, True]
     nic.close()
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
 import itertools
 import random
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shiftverbs import _nic
 from shiftverbs.shadows import shadow
 from shiftverbs.shadows.key_plugs import Plugs
 from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
@@ -24,14 +24,14 @@ class Worker:
 
     def __init__(self, verbs: Verbs) -> None:
         self.verbs = verbs
-        self.jobs: deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = deque()
+        self.jobs: deque[tuple[_nic.Job[Any], Callable[[], Any]]] = deque()
         self.queued: set[int] = set()
         self.destroyed: list[tuple[str, int]] = []
         self.stopped = False
         self.inside = False
 
-    def call(self, job: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def call(self, job: Callable[..., Any], *args: Any) -> _nic.Job[Any]:
+        future: _nic.Job[Any] = _nic.Job()
         if self.stopped:
             future.cancel()
             future.set_running_or_notify_cancel()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import gc
@@ -221,6 +222,31 @@ def case_jobs_return_raise_and_are_cancelled() -> None:
     library.fake_hold(-1)
     assert worker.drain(timeout_s=30)
     assert seen == ["x"]
+    assert worker.stop()
+
+
+def case_a_job_is_waited_for_without_the_lock_of_a_future() -> None:
+    worker = _nic.NicWorker("waits")
+    go = threading.Event()
+    jobs = [worker.call(go.wait, 30), worker.call(lambda: 1 / 0)]
+    cancelled = worker.call(int)
+    assert cancelled.cancel() and not jobs[0].wait(0.01) and not cancelled.wait(0)
+    found: list[tuple[bool, type[BaseException] | None]] = []
+
+    def wait() -> None:
+        found.extend((job.wait(30), job.failure and type(job.failure)) for job in [*jobs, cancelled])
+
+    with contextlib.ExitStack() as stack:
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+        go.set()
+        until(lambda: cancelled.wait(0))
+        for job in [*jobs, cancelled]:
+            stack.enter_context(job._condition)  # type: ignore[attr-defined]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert found == [(True, None), (True, ZeroDivisionError), (True, CancelledError)] * 3
     assert worker.stop()
 
 

@@ -299,8 +299,19 @@ class ControlPort:
         return found
 
 
-#: The end of a job, for those who wait for it.
-Future = concurrent.futures.Future[Any]
+class Job(concurrent.futures.Future[Any]):
+    """`_nic.Job`: it is waited for in virtual time."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self.exception()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.done() or bool(self.net.wait(self.done, timeout_s))
 
 
 class Worker:
@@ -327,8 +338,8 @@ class Worker:
         self._put(("job", (fn, args, None), 0, None))
         return True
 
-    def call(self, fn: Callable[..., object], *args: Any) -> Future:
-        future = Future()
+    def call(self, fn: Callable[..., object], *args: Any) -> Job:
+        future = Job(self.host.net)
         self._put(("job", (fn, args, future), 0, None))
         return future
 

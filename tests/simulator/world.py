@@ -20,7 +20,7 @@ from shiftverbs.failover.services import memory_keys
 from shiftverbs.process import waiting
 from shiftverbs.process.log_lines import Seldom
 from shiftverbs.shadows import nic as shadows_nic
-from shiftverbs.shadows import pyverbs_objects, shadow
+from shiftverbs.shadows import pyverbs_objects
 
 if TYPE_CHECKING:
     from simulator.network import Network
@@ -137,8 +137,6 @@ class World:
             get_ident=lambda: running.thread if (running := cls.net().running) is not None else 0,
         )
         stack.enter_context(mock.patch.object(shadows_nic, "threading", threading))
-        ended = lambda job, timeout_s: cls.net().wait(job.done, timeout_s)  # noqa: E731
-        stack.enter_context(mock.patch.object(shadow, "_ended", ended))
         stack.enter_context(mock.patch.object(driver, "OutsideTheLock", _Silent))
         stack.enter_context(mock.patch.object(runtime, "_at_start", []))
         stack.enter_context(mock.patch.object(_core, "when_dropped", lambda call: None))

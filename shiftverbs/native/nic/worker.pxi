@@ -125,7 +125,7 @@ cdef void worker_announce(WorkerState *worker) noexcept nogil:
 
 
 cdef void run_job(void *job) noexcept with gil:
-    """Carry out a Python job and drop it. Everything it raises goes into its Future, or the log if it has none."""
+    """Carry out a Python job and drop it. Everything it raises goes into its Job, or the log if it has none."""
     cdef object owned = <object>job
     Py_DECREF(owned)
     future, fn, args, kwargs = owned
@@ -476,11 +476,11 @@ cdef class NicWorker:
         The job runs in the NIC's thread with the GIL, and should give it up in its verbs (those of this
         module do).
 
-        :return: concurrent.futures.Future with what fn returns or raises; cancelled by stop(). Its callbacks
-            run in the NIC's thread
+        :return: Job, a Future with what fn returns or raises; cancelled by stop(). Its callbacks run in the NIC's
+            thread
         """
         self._check()
-        future = Future()
+        future = Job()
         if not self._queue_job((future, fn, args, kwargs), True):
             cancel_futures([future])
         return future
