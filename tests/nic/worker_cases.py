@@ -247,6 +247,15 @@ def case_a_job_is_waited_for_without_the_lock_of_a_future() -> None:
         for thread in threads:
             thread.join(10)
     assert found == [(True, None), (True, ZeroDivisionError), (True, CancelledError)] * 3
+    # One that waits has the lock for a moment, until it gets the GIL: no other one takes that for a job under way.
+    with jobs[0]._runs:  # type: ignore[attr-defined]
+        assert jobs[0].wait(0)
+    begins, called = threading.Event(), threading.Event()
+    slow = worker.call(begins.wait, 30)
+    slow.add_done_callback(lambda _: called.wait(30))
+    begins.set()
+    until(lambda: slow.wait(0))  # though a callback takes its time
+    called.set()
     assert worker.stop()
 
 

@@ -15,36 +15,43 @@ class Job(Future):
     def __init__(self):
         super().__init__()
         self.failure = None
+        self._is_over = False
         self._runs = allocate_lock()
         self._runs.acquire()
 
     def wait(self, double timeout_s):
         """Wait without the GIL, for a bounded time.
 
-        :param timeout_s: seconds
+        :param timeout_s: seconds, not negative
         :return: whether it has ended. Raises what signals' handlers raise meanwhile
         """
+        if self._is_over:  # others may have the lock for a moment; in a forked child, for good
+            return True
         runs = self._runs
         if not runs.acquire(True, timeout_s):
-            return False
+            return self._is_over
         runs.release()
         return True
+
+    def _end(self, failure):
+        """Before the callbacks, which may take their time."""
+        self.failure = failure
+        self._is_over = True
+        self._runs.release()
 
     def set_running_or_notify_cancel(self):
         """As in a Future."""
         begins = super().set_running_or_notify_cancel()
         if not begins:
-            self.failure = CancelledError()
-            self._runs.release()
+            self._end(CancelledError())
         return begins
 
     def set_result(self, result):
         """As in a Future."""
+        self._end(None)
         super().set_result(result)
-        self._runs.release()
 
     def set_exception(self, exception):
         """As in a Future."""
+        self._end(exception)
         super().set_exception(exception)
-        self.failure = exception
-        self._runs.release()
