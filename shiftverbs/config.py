@@ -10,14 +10,15 @@ test can choose its own.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 logger = logging.getLogger("shiftverbs.config")
 
@@ -51,8 +52,7 @@ class ConfigError(ValueError):
         self.allowed = allowed
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """One etcd server.
 
     host: name or address (IPv6 without brackets); port: TCP port; tls: whether to speak TLS.
@@ -69,8 +69,7 @@ class Endpoint:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Struct, frozen=True):
     """Everything configurable. Made by `from_environ`, or directly by a test. Units end the names."""
 
     # SHIFTVERBS_ETCD: empty means no exchanger, so every QP stays unprotected.
@@ -172,7 +171,7 @@ class Config:
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed. changes: fields by name. Raises ConfigError for a bad combination."""
-        return dataclasses.replace(self, **changes)
+        return replace(self, **changes)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

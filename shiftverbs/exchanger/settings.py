@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+import msgspec
 
 from shiftverbs.config import Config, Endpoint
 
@@ -18,7 +19,7 @@ _FIELDS = (
 def settings_of(config: Config) -> dict[str, Any]:
     """The part of a configuration that the broker needs. Contains no secrets, only the paths of their files."""
     settings: dict[str, Any] = {name: getattr(config, name) for name in _FIELDS}
-    settings["etcd"] = [dataclasses.astuple(endpoint) for endpoint in config.etcd]
+    settings["etcd"] = [msgspec.structs.astuple(endpoint) for endpoint in config.etcd]
     return settings
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.protocol.messages import (
     Arm,
@@ -83,16 +84,14 @@ class Replayed(MalformedDatagram):
     """A datagram that was taken already, or is too old to tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     """Is this NIC pair alive? `answer` is False in the question and True in the reply; number: as in the question."""
 
     number: int
     answer: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One message with the lives of the QPs it goes to and comes from (0 in a Ping)."""
 
     to: int

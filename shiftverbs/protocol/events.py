@@ -7,15 +7,15 @@ Times are integer nanoseconds of one monotonic clock; pairs are numbered as in `
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.protocol.messages import Message, PairAddress
 
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PathFailed:
+class PathFailed(Struct, frozen=True):
     """Pair `pair` failed, or looks as if it did.
 
     advisory: only a hint (PORT_ERR, watchdog); it never fences a QP with unsafe work. unsafe: what could not be
@@ -30,8 +30,7 @@ class PathFailed:
     wr: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FenceCompleted:
+class FenceCompleted(Struct, frozen=True):
     """Every pair of `Fence` action `number` is fenced; the counters are final.
 
     rx, acked, wired: two-sided messages received, completed, handed to hardware. unsafe: see `PathFailed`.
@@ -48,16 +47,14 @@ class FenceCompleted:
     unsafe_if_lost: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FenceHung:
+class FenceHung(Struct, frozen=True):
     """A NIC did not carry out `Fence` action `number` in time: nothing is proven."""
 
     number: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PairReset:
+class PairReset(Struct, frozen=True):
     """RESET and INIT of `pair` are done (error None) or failed. gid and mtu were read again on the way."""
 
     pair: int
@@ -75,8 +72,7 @@ class Stage(enum.Enum):
     RTR_RTS = "RTR_RTS"
 
 
-@dataclass(frozen=True, slots=True)
-class PairConnected:
+class PairConnected(Struct, frozen=True):
     """The ConnectPair of (pair, arm, stage) is done or failed."""
 
     pair: int
@@ -85,8 +81,7 @@ class PairConnected:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArmCompletion:
+class ArmCompletion(Struct, frozen=True):
     """The WC of an ARM dummy: the receive (receive=True) or the zero-length SEND."""
 
     pair: int
@@ -94,77 +89,66 @@ class ArmCompletion:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MessageReceived:
+class MessageReceived(Struct, frozen=True):
     """A control message of the peer. unsafe: see `PathFailed`; needed to answer an ASK."""
 
     message: Message
     unsafe: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FencePosted:
+class FencePosted(Struct, frozen=True):
     """MOVE: the fence WR is posted and later posts are withheld."""
 
 
-@dataclass(frozen=True, slots=True)
-class FenceDone:
+class FenceDone(Struct, frozen=True):
     """MOVE: the fence WR completed. tx: two-sided messages sent so far."""
 
     tx: int
 
 
-@dataclass(frozen=True, slots=True)
-class RxReached:
+class RxReached(Struct, frozen=True):
     """MOVE: as many two-sided messages were received as the peer sent before its fence WR."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivesPosted:
+class ReceivesPosted(Struct, frozen=True):
     """All receives of PostReceives or MoveReceives action `number` are posted (error None), or the NIC refused one."""
 
     number: int
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PathHealth:
+class PathHealth(Struct, frozen=True):
     """The ping of a NIC pair is answered (alive), or its port or ping is dead."""
 
     pair: int
     alive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NicDead:
+class NicDead(Struct, frozen=True):
     """The context of pair `pair` saw DEVICE_FATAL: it is never used again."""
 
     pair: int
 
 
-@dataclass(frozen=True, slots=True)
-class PreferPair:
+class PreferPair(Struct, frozen=True):
     """`migrate` (pair > 0) or `restore` (pair 0)."""
 
     pair: int
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(Struct, frozen=True):
     """The application closed its QP, or moved it to RESET or ERR."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeysMissing:
+class KeysMissing(Struct, frozen=True):
     """The keys of outstanding work cannot be resolved for the target in time."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkRefused:
+class WorkRefused(Struct, frozen=True):
     """The NIC that carries sends refuses a WR that the application was not told of when it posted it: its own error."""
 
     reason: str
@@ -193,18 +177,15 @@ Event = (
 # ---- actions: carried out by the driver in the order given ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSend:
+class CloseSend(Struct, frozen=True):
     """Later send posts are only journaled."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRecv:
+class CloseRecv(Struct, frozen=True):
     """Later receive posts are only journaled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """Bring these pairs to ERR, send a marker behind everything, poll until both queues have shown it.
 
     Answered by FenceCompleted or, after deadline_ns, FenceHung, with the same number.
@@ -215,8 +196,7 @@ class Fence:
     deadline_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResetPair:
+class ResetPair(Struct, frozen=True):
     """RESET and INIT `pair`; dummy: post one receive for ARM. Answered by PairReset."""
 
     pair: int
@@ -224,8 +204,7 @@ class ResetPair:
     dummy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectPair:
+class ConnectPair(Struct, frozen=True):
     """Bring `pair` to `stage` towards `remote`, with our send PSN `psn`. Answered by PairConnected."""
 
     pair: int
@@ -235,15 +214,13 @@ class ConnectPair:
     remote: PairAddress
 
 
-@dataclass(frozen=True, slots=True)
-class PostArmSend:
+class PostArmSend(Struct, frozen=True):
     """Post ARM's zero-length SEND on `pair`. Answered by ArmCompletion."""
 
     pair: int
 
 
-@dataclass(frozen=True, slots=True)
-class PostReceives:
+class PostReceives(Struct, frozen=True):
     """Post all outstanding receives on `pair` and open it for later ones. Answered by ReceivesPosted.
 
     The answer may take as long as the registration of their memory there; after CloseRecv none is due.
@@ -253,29 +230,25 @@ class PostReceives:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trim:
+class Trim(Struct, frozen=True):
     """Everything up to the peer_rx-th two-sided WR is proven executed."""
 
     peer_rx: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSend:
+class OpenSend(Struct, frozen=True):
     """Post what is journaled and not handed to hardware on `pair`; later posts go there at once."""
 
     pair: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverErrors:
+class DeliverErrors(Struct, frozen=True):
     """The pairing is over: outstanding work gets its original errors, the QP is a plain one again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(Struct, frozen=True):
     """The peer left on purpose: errors are the application's own from now on.
 
     unanswered: it may have moved its receives before: no send is handed over any more, the first one ends the QP.
@@ -285,40 +258,34 @@ class LetGo:
     unanswered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BeginFence:
+class BeginFence(Struct, frozen=True):
     """MOVE: make the last outstanding or the next WR the fence WR. Answered by FencePosted."""
 
 
-@dataclass(frozen=True, slots=True)
-class PostFenceWrite:
+class PostFenceWrite(Struct, frozen=True):
     """MOVE: nobody posted for a while: post our own zero-length WRITE as the fence WR, if the peer permits it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelMove:
+class CancelMove(Struct, frozen=True):
     """MOVE: post what was withheld on `pair`, where sends are, and go on there."""
 
     pair: int
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitRx:
+class AwaitRx(Struct, frozen=True):
     """MOVE: answer with RxReached once that many two-sided messages were received; None: no longer."""
 
     rx: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class MoveReceives:
+class MoveReceives(Struct, frozen=True):
     """MOVE: post the outstanding receives on `pair`; what is left on the old pair is stale. Answered likewise."""
 
     pair: int
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendMessage:
+class SendMessage(Struct, frozen=True):
     """Send to the peer over the NIC pair of `pair`; spread: over every NIC pair that may work."""
 
     message: Message
@@ -335,16 +302,14 @@ class Status(enum.Enum):
     FAILED = "FAILED"
 
 
-@dataclass(frozen=True, slots=True)
-class SetStatus:
+class SetStatus(Struct, frozen=True):
     """The protection status changed; PROTECTED means that a backup pair is armed."""
 
     status: Status
     why: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StateChanged:
+class StateChanged(Struct, frozen=True):
     """For observers: direction is "send" or "recv"; pair: where that direction is now."""
 
     direction: str
@@ -352,8 +317,7 @@ class StateChanged:
     pair: int
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchStarted:
+class SwitchStarted(Struct, frozen=True):
     """For observers and for measuring."""
 
     epoch: int

@@ -6,7 +6,7 @@ None of it is needed to run: each line says what the other modules rely on witho
 
 from __future__ import annotations
 
-from dataclasses import fields
+from msgspec.structs import fields
 
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.events import Status

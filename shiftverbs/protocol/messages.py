@@ -11,7 +11,8 @@ the later one, where the network has turned them round (equal: the one that arri
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class Phase(enum.IntEnum):
@@ -29,8 +30,7 @@ class Phase(enum.IntEnum):
     BYE = 7  # the application closed, reset or failed its QP on purpose
 
 
-@dataclass(frozen=True, slots=True)
-class PairAddress:
+class PairAddress(Struct, frozen=True):
     """Where one side's QP of a pair is reached: what its peer needs for RTR.
 
     gid: 16 bytes; lid: 0 on RoCE; qpn and psn: 24 bits; mtu: enum ibv_mtu (1 to 5).
@@ -43,8 +43,7 @@ class PairAddress:
     mtu: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(Struct, frozen=True):
     """The whole state of one side in a SWITCH; resent with back-off until `seen` names it.
 
     epoch, target: which SWITCH. arm: how often the target pair was reset on this side. clean: nothing was posted
@@ -91,8 +90,7 @@ class ArmStep(enum.IntEnum):
     REJ = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """One step of ARM on `pair`; `arm` is the number the pair is being reset under.
 
     wanted: in REJ, the `arm` of the REQ that is rejected; `arm` is then the least that could have been accepted
@@ -126,8 +124,7 @@ class MoveStep(enum.IntEnum):
     HELD = 3  # everything before the fence WR was received; the receives are being posted
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """One step of MOVE for the direction of the side that says MOVE.
 
     number: grows with every MOVE of that direction. tx: two-sided messages sent before the fence WR.
@@ -152,8 +149,7 @@ class Move:
         return (self.epoch, self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefer:
+class Prefer(Struct, frozen=True):
     """Which pair traffic should be on while all is well; the greatest (number, target) holds on both sides."""
 
     number: int
@@ -183,8 +179,7 @@ class KeyState(enum.IntEnum):
     HUNG = 3  # it was to be registered, and the NIC hangs
 
 
-@dataclass(frozen=True, slots=True)
-class FoundKey:
+class FoundKey(Struct, frozen=True):
     """What the memory behind `rkey` is called on each backup: its state, and its rkey there (0 unless READY).
 
     Nothing in `on`: the rkey is of no MR.
@@ -199,8 +194,7 @@ class FoundKey:
         return 5 + 5 * len(self.on)
 
 
-@dataclass(frozen=True, slots=True)
-class WantKeys:
+class WantKeys(Struct, frozen=True):
     """Which rkeys of the receiver's the sender uses; and that it heeds all withdrawals up to `version`.
 
     again: it was asked before; the answer had better go over every path. settled: up to this withdrawal, none of its
@@ -223,8 +217,7 @@ class WantKeys:
         return (self.version, self.settled)
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """What the sender's rkeys are on its backups, as of its withdrawal number `version`.
 
     gone: what it withdrew since `since`; who heeds less than that must forget everything. push: a withdrawal that is

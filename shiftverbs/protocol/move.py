@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.arm import ArmProcedure

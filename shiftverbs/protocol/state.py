@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Action, Status
@@ -19,8 +20,7 @@ PSN_MASK = 0xFFFFFF
 PSN_DISTANCE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolConfig:
+class ProtocolConfig(Struct, frozen=True):
     """Times of the protocol, in nanoseconds.
 
     peer_deadline_ns: how long a silent peer delays the original error, for all targets together. round_ns: how long
@@ -63,8 +63,7 @@ class ProtocolConfig:
         )
 
 
-@dataclass(slots=True)
-class Pair:
+class Pair(Struct):
     """What is known of one pair on this side."""
 
     local: PairAddress
@@ -90,8 +89,7 @@ class Pair:
     trouble: str | None = None  # why ARM failed last
 
 
-@dataclass(slots=True)
-class Switch:
+class Switch(Struct):
     """One SWITCH as this side sees it; kept when it is done, to answer late messages."""
 
     epoch: int
@@ -120,8 +118,7 @@ class Switch:
         return self.phase is Phase.POSTING or (self.peer is not None and self.peer.phase is Phase.POSTING)
 
 
-@dataclass(slots=True)
-class MoveOut:
+class MoveOut(Struct):
     """Our own direction on its way to another pair."""
 
     number: int
@@ -130,16 +127,14 @@ class MoveOut:
     resend_step_ns: int = 0
 
 
-@dataclass(slots=True)
-class MoveIn:
+class MoveIn(Struct):
     """The peer's direction on its way to us, as its MOVE has it. posting: all was received; our receives follow."""
 
     message: Move
     posting: bool = False
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """How often things happened; for `qp.shift.counters`."""
 
     switches: int = 0
@@ -154,8 +149,7 @@ class Counts:
     stale: int = 0
 
 
-@dataclass(slots=True)
-class Preference:
+class Preference(Struct):
     """Which pair the traffic should be on (protocol.md, "MOVE"): the greatest (number, target) holds on both sides."""
 
     number: int = 0
@@ -163,8 +157,7 @@ class Preference:
     resend_step_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPair:
+class LocalPair(Struct, frozen=True):
     """Our QP of one pair before anything was armed. gid: 16 bytes; mtu: enum ibv_mtu."""
 
     gid: bytes

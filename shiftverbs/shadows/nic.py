@@ -15,8 +15,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from shiftverbs.native.ibv import LinkLayer, PortState
 from shiftverbs.process.waiting import in_slices
@@ -65,8 +66,7 @@ class BackupError(ShiftError):
     """SHIFTVERBS_BACKUP cannot be followed; the message says why."""
 
 
-@dataclass(frozen=True)
-class Gid:
+class Gid(Struct, frozen=True):
     """One entry of a GID table: its index, its type (enum ibv_gid_type), its 16 bytes."""
 
     index: int
@@ -89,8 +89,7 @@ class Gid:
         return self.type, self.is_ipv4, self.is_link_local
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(Struct, frozen=True):
     """A port as it was when last looked at.
 
     number: from 1; active: its state; ethernet: its link layer (RoCE), else InfiniBand; mtu: active MTU (enum

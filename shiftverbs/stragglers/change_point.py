@@ -10,7 +10,8 @@ many came before.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # Values between two changes, on average: Greyhound's (ATC 2025, section 4) hazard.
 HAZARD = 1 / 250
@@ -20,8 +21,7 @@ MOST_RUNS = 32
 _MEAN, _WEIGHT, _SHAPE, _SCALE = 0.0, 0.1, 1.0, 0.01
 
 
-@dataclass(slots=True)
-class Run:
+class Run(Struct):
     """One hypothesis: the last `length` values belong together.
 
     log_p: log of its posterior probability. mean, weight, shape, scale: the normal-inverse-gamma posterior of those

@@ -4,22 +4,21 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MS = 1_000_000
 SECOND = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(Struct, frozen=True):
     """The way to `peer` over rail number `rail`, for all QPs that take it."""
 
     peer: str
     rail: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """What was outstanding on a path at one moment, and how long it took until exactly that was complete.
 
     Samples of one path should not overlap: a moment is then counted once.
@@ -64,8 +63,7 @@ class Sample:
         return self.ended_ns - self.began_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     """A ping of a path that was answered. Raises ValueError where the answer is older than the ping."""
 
     path: Path
@@ -85,8 +83,7 @@ class Mode(enum.Enum):
     MIGRATE = "migrate"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What counts as slow, and what may be done about it.
 
     slow_ratio: observed by predicted time beyond which a path is slow. least_samples, least_ns: so many samples, over
@@ -127,8 +124,7 @@ class Attribution(enum.Enum):
     UNKNOWN = "nothing is known of the other rails"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What a verdict rests on.
 
     ratio: observed by predicted time since `since_ns`, weighted by time. samples: how many since then. lost_ns: time
@@ -143,23 +139,20 @@ class Evidence:
     attribution: Attribution
 
 
-@dataclass(frozen=True, slots=True)
-class Observe:
+class Observe(Struct, frozen=True):
     """A path is slow, for long enough to say so; again when the attribution changes."""
 
     evidence: Evidence
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """A path of which `Observe` said that it is slow is not any more."""
 
     path: Path
     since_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Ping all paths to `peer` every `interval_ns` (None: as usual): the one that has the traffic is suspected.
 
     And send a train of datagrams on each path without traffic, in place of every second ping (as usual: of every
@@ -170,8 +163,7 @@ class Probe:
     interval_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """Move what goes to `path.peer` off `path`, to rail `target`.
 
     Answered by `Stragglers.handle_moved` or `handle_refused`.
@@ -182,8 +174,7 @@ class Move:
     evidence: Evidence
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(Struct, frozen=True):
     """Move what goes to `path.peer` back to `path`, its home. Answered as `Move` is."""
 
     path: Path

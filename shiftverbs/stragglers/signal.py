@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.stragglers.records import Sample
 
@@ -37,8 +38,7 @@ Record = tuple[int, int, float]
 SizeClass = tuple[int, int, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """A sample by what was predicted.
 
     observed_ns: what it took for certain. spread: standard deviation of the ratio when the path is well. unclear: the

@@ -8,7 +8,8 @@ process, and none for long where one took long or was not answered, for what is 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.stragglers.records import MS, SECOND
 
@@ -25,8 +26,7 @@ FIRST_REST_NS, MOST_REST_NS = SECOND, 8 * SECOND
 PATIENCE_NS = SECOND
 
 
-@dataclass(slots=True)
-class _Path:
+class _Path(Struct):
     each: int | None
     pings: int = 0  # since its last train
     sent_ns: int | None = None  # that train

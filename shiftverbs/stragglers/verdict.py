@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.stragglers.change_point import ChangePoint
 from shiftverbs.stragglers.records import MS, SECOND, Attribution, Path, Ping, Sample, Settings
@@ -48,8 +49,7 @@ STALE_NS = 10 * SECOND
 Stretch = tuple[float, float]
 
 
-@dataclass(slots=True)
-class Part:
+class Part(Struct):
     """Some readings of a suspicion, one behind the other.
 
     shared_ns: of the time beyond the predicted, in how much another rail was overdue, too. variance: of the observed

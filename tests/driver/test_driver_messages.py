@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from driver.doubles import GID, PEER_SECRET, Connection, Peer, add, heard_of, peer_of, with_port
+from msgspec.structs import replace
 
 from shiftverbs import _core
 from shiftverbs.exchanger.records import ControlEndpoint

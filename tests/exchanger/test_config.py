@@ -270,7 +270,7 @@ def test_any_text_is_taken_or_refused_by_name(name: str, value: str) -> None:
 def test_import_reads_nothing() -> None:
     # strace is not everywhere: an audit hook sees what Python itself opens while the module body runs.
     program = (
-        "import sys, shiftverbs, logging, difflib, dataclasses, re, collections.abc, typing\n"
+        "import sys, shiftverbs, logging, difflib, msgspec, re, collections.abc, typing\n"
         "seen = []\n"
         "watched = ('open', 'os.listdir', 'os.putenv', 'socket.connect')\n"
         "sys.addaudithook(lambda event, args: seen.append((event, args)) if event in watched else None)\n"

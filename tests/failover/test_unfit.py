@@ -14,12 +14,12 @@ from shiftverbs.failover.qp.watchdog import Watchdog
 
 # The partitions that backup NICs are in, as their P_Key tables say.
 PARTITIONS = """
-import dataclasses
+import msgspec
 from shiftverbs.shadows import nic as backup
 tables = {tables!r}
 read = backup.Nic._read_ports
 backup.Nic._read_ports = lambda nic: tuple(
-    dataclasses.replace(port, pkeys=tables.get(nic.name, port.pkeys)) for port in read(nic)
+    msgspec.structs.replace(port, pkeys=tables.get(nic.name, port.pkeys)) for port in read(nic)
 )
 """
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from protocol.one_side import ADDRESS, begun, one_side
 
 from shiftverbs.protocol import events as ev

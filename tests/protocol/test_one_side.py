@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from protocol.one_side import ADDRESS, one_side, sent
 
 from shiftverbs.protocol import events as ev

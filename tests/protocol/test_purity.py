@@ -21,7 +21,7 @@ PURE = (
     ),
 )
 #: All that the pure core may know of the world outside.
-ALLOWED = {"__future__", "collections", "dataclasses", "enum", "hashlib", "hmac", "math", "random", "struct"}
+ALLOWED = {"__future__", "collections", "enum", "hashlib", "hmac", "math", "msgspec", "random", "struct"}
 FORBIDDEN = (
     *(
         "socket",
@@ -100,7 +100,7 @@ def test_no_way_around_the_imports(module: str) -> None:
 def test_the_core_runs_where_nothing_impure_can_be_imported() -> None:
     """A whole SWITCH setup in a child interpreter in which impure modules raise when imported."""
     program = f"""
-        import sys, types, random, dataclasses, enum, struct, collections, heapq
+        import sys, types, random, msgspec, enum, struct, collections, heapq
         class Wall:
             def find_spec(self, name, path=None, target=None):
                 for bad in {FORBIDDEN!r}:

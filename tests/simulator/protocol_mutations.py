@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from unittest import mock
 
+from msgspec.structs import replace
 from simulator.patching import rewritten
 
 from shiftverbs.protocol import events as ev

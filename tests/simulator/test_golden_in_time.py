@@ -8,12 +8,12 @@ with SHIFTVERBS_REWRITE_GOLDEN=1.
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec.structs import fields
 from simulator import application, checks
 from simulator.application import RECV_ID, Application
 from simulator.checks import over

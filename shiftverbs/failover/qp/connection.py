@@ -12,9 +12,9 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core
@@ -219,7 +219,7 @@ class Connection:
         counts: dict[str, int] = {}
         if self.protocol is not None:
             c = self.protocol.counts
-            counts = {name: getattr(c, name) for name in c.__slots__}
+            counts = {name: getattr(c, name) for name in c.__struct_fields__}
         if not self.closed:
             rx, acked, wired = self.core.counters()
             counts.update(rx=rx, acked=acked, wired=wired)

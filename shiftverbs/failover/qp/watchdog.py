@@ -7,9 +7,10 @@ Runs under the driver's lock, for one connection.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct, field
 
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.changes import ChangedQp
@@ -44,14 +45,13 @@ PAIRING_NS = 5_000_000_000
 UNFIT_NS = 3_000_000_000
 
 
-@dataclasses.dataclass
-class _Unfit:
+class _Unfit(Struct):
     """A pair that nothing can fail over to: since when, for which reason and since when for that, what was said."""
 
     since_ns: int
     reason: str
     reason_since_ns: int
-    said: set[str] = dataclasses.field(default_factory=set)
+    said: set[str] = field(default_factory=set)
     text: str | None = None  # what was said last
 
 

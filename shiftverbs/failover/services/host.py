@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from shiftverbs._core import QPCore
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from shiftverbs.shadows.qp import ShadowQP
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """Where one of our QPs is reached: port number, GID index, GID (16 bytes), active MTU (enum ibv_mtu), LID."""
 
     port: int

@@ -16,8 +16,9 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from shiftverbs import _core, observe
 from shiftverbs.failover.services.host import ProtectedQp
@@ -82,8 +83,7 @@ class MeasuredQp(ProtectedQp, Protocol):
         """The pair that traffic should be on while all is well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(Struct, frozen=True):
     """A path that is slow, for those who look: device, the peer's address, what speaks for it, how many QPs it has."""
 
     device: str
