@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.changes import ChangedQp
@@ -51,7 +51,7 @@ class _Unfit(Struct):
     since_ns: int
     reason: str
     reason_since_ns: int
-    said: set[str] = field(default_factory=set)
+    said: set[str] = set()  # each has its own
     text: str | None = None  # what was said last
 
 
