@@ -55,6 +55,11 @@ _wanted = 8192 if _hard == resource.RLIM_INFINITY else min(8192, _hard)
 if _soft != resource.RLIM_INFINITY and _soft < _wanted:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_wanted, _hard))
 
+# Children, of which there are thousands, find their modules compiled, as those of an installed package are: an import
+# takes half of the time then.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "bytecode"))
+
 # What a shell runs in the background is born deaf to SIGINT, and so would be every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
