@@ -40,7 +40,7 @@ import logging
 import os
 import weakref
 from _thread import allocate_lock
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 
 logger = logging.getLogger("shiftverbs.nic")
 

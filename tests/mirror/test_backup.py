@@ -9,6 +9,7 @@ import itertools
 import queue
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -185,7 +186,7 @@ def test_a_nic_that_keeps_keys_from_others_is_closed_all_the_same(monkeypatch: p
     monkeypatch.setattr(
         verbs, "dereg_mr", lambda handle: handle in left and left.remove(handle), raising=False
     )
-    nic.worker.call(nic.plugs.plug, lambda rkey: rkey == 70).result()
+    nic.worker.call(nic.plugs.plug, lambda rkey: rkey == 70).result(30)
     assert list(nic.plugs.keys) == [70] == left
     nic.close()
     assert not nic.plugs.keys and not left
@@ -205,10 +206,8 @@ class Worker:
     @staticmethod
     def _ended(job: _nic.Job[Any], future: concurrent.futures.Future[Any]) -> None:
         error = future.exception()
-        if error is not None:
-            job.set_exception(error)
-        else:
-            job.set_result(future.result())
+        job.begin()
+        job.end(None if error else future.result(), error)
 
     def stop(self, timeout_s: float) -> bool:
         self.pool.shutdown(wait=True)
@@ -316,24 +315,20 @@ def test_a_signal_while_a_nic_is_opened_is_the_applications() -> None:
     nic.close()
 
 
-def test_who_waits_for_a_nic_takes_no_lock_that_the_driver_waits_for() -> None:
+def test_who_waits_for_a_nic_holds_nobody_up() -> None:
     """The collector may close a QP in that thread, which takes the driver's lock; `look_again` is called under it."""
     verbs = Verbs()
     nic = Nic("c", Worker, verbs)  # it hangs
     found: list[bool] = []
-
-    def wait(timeout_s: float) -> None:
-        with nic._opened._condition:  # as the driver would
-            thread = threading.Thread(target=lambda: found.append(nic.wait_open(timeout_s)), daemon=True)
-            thread.start()
-            thread.join(10)
-
-    wait(0.05)
-    assert found == [False]
+    looked = threading.Event()
+    thread = threading.Thread(target=lambda: found.append(nic.wait_open(30)), daemon=True)
+    thread.start()
+    nic.look_again(looked.set)  # returns at once
+    assert not looked.is_set() and not found
     verbs.release.set()
-    assert nic.wait_open(30)
-    wait(30)
-    assert found == [False, True]
+    assert looked.wait(30)
+    thread.join(10)
+    assert found == [True]
     nic.close()
 
 
@@ -357,7 +352,7 @@ class ImpatientWorker(Worker):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.jobs: list[concurrent.futures.Future[Any]] = []
+        self.jobs: list[_nic.Job[Any]] = []
 
     def call(self, job: Any, *args: Any) -> Any:
         self.jobs.append(super().call(job, *args))
@@ -365,7 +360,8 @@ class ImpatientWorker(Worker):
 
     def stop(self, timeout_s: float) -> bool:
         self.pool.shutdown(wait=False)
-        return not concurrent.futures.wait(self.jobs, timeout_s).not_done
+        until = time.monotonic() + timeout_s
+        return all(job.wait(max(0.0, until - time.monotonic())) for job in self.jobs)
 
 
 def test_a_look_that_hangs_holds_up_no_command_and_no_close() -> None:

@@ -34,7 +34,6 @@ class Worker:
         future: _nic.Job[Any] = _nic.Job()
         if self.stopped:
             future.cancel()
-            future.set_running_or_notify_cancel()
         else:
             self.jobs.append((future, lambda: job(*args)))
         return future
@@ -66,7 +65,8 @@ class Worker:
         future, job = self.jobs.popleft()
         self.inside = True
         try:
-            future.set_result(job())
+            if future.begin():
+                future.end(job())
         finally:
             self.inside = False
         return True

@@ -211,13 +211,13 @@ def case_revive_does_not_let_others_in() -> None:
     library.fake_hold_ah(0)
     worker = _nic.NicWorker("soft0")
     # Many revivals in the NIC's thread, while this one sends and receives all the time.
-    futures = [worker.call(bench.port.revive) for _ in range(100)]
-    while not futures[-1].done():
+    jobs = [worker.call(bench.port.revive) for _ in range(100)]
+    while not jobs[-1].done():
         bench.to_self(b"x")
         bench.port.recv()
         bench.port.rearm()
         assert bench.port.state in ("ready", "busy", "error")
-    assert all(f.exception() is None for f in futures)
+    assert all(job.failure is None for job in jobs)
     assert bench.port.revived == 100
     if bench.port.state != "ready":
         bench.port.revive()

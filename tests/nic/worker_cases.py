@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import errno
 import gc
@@ -203,53 +202,54 @@ def case_drain_does_not_hold_the_gil_and_hears_signals() -> None:
     assert worker.stop()
 
 
+def failure(job: _nic.Job[Any]) -> BaseException | None:
+    assert job.wait(30)
+    return job.failure
+
+
 def case_jobs_return_raise_and_are_cancelled() -> None:
     worker = _nic.NicWorker("jobs")
     assert worker.call(lambda a, b=0: a + b, 40, b=2).result(30) == 42
-    assert isinstance(worker.call(lambda: 1 / 0).exception(30), ZeroDivisionError)
-    assert isinstance(worker.call(sys.exit, 3).exception(30), SystemExit)
-    assert isinstance(worker.call(7).exception(30), TypeError)  # type: ignore[arg-type]
+    assert isinstance(failure(worker.call(lambda: 1 / 0)), ZeroDivisionError)
+    assert isinstance(failure(worker.call(sys.exit, 3)), SystemExit)
+    assert isinstance(failure(worker.call(7)), TypeError)  # type: ignore[arg-type]
     main = threading.get_ident()
     assert worker.call(threading.get_ident).result(30) != main
     seen: list[Any] = []
-    future = worker.call(lambda: "x")
-    future.add_done_callback(lambda f: seen.append(f.result()))
+    job = worker.call(lambda: "x")
+    job.add_done_callback(lambda job: seen.append(job.result(0)))
     until(lambda: seen == ["x"])
     library.fake_hold(1)
     worker.submit(None, 1, steps(ERR))
     never = worker.call(seen.append, "never")
-    assert never.cancel()
+    assert not never.wait(0) and never.cancel() and never.wait(0) and never.cancelled() and never.cancel()
+    assert isinstance(never.failure, CancelledError)
     library.fake_hold(-1)
     assert worker.drain(timeout_s=30)
     assert seen == ["x"]
     assert worker.stop()
 
 
-def case_a_job_is_waited_for_without_the_lock_of_a_future() -> None:
+def case_a_job_is_waited_for_by_many_threads() -> None:
     worker = _nic.NicWorker("waits")
     go = threading.Event()
     jobs = [worker.call(go.wait, 30), worker.call(lambda: 1 / 0)]
     cancelled = worker.call(int)
-    assert cancelled.cancel() and not jobs[0].wait(0.01) and not cancelled.wait(0)
+    assert cancelled.cancel() and not jobs[0].wait(0.01) and not jobs[1].wait(0) and cancelled.wait(0)
     found: list[tuple[bool, type[BaseException] | None]] = []
 
     def wait() -> None:
         found.extend((job.wait(30), job.failure and type(job.failure)) for job in [*jobs, cancelled])
 
-    with contextlib.ExitStack() as stack:
-        threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
-        go.set()
-        until(lambda: cancelled.wait(0))
-        for job in [*jobs, cancelled]:
-            stack.enter_context(job._condition)  # type: ignore[attr-defined]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-    assert found == [(True, None), (True, ZeroDivisionError), (True, CancelledError)] * 3
-    # One that waits has the lock for a moment, until it gets the GIL: no other one takes that for a job under way.
-    with jobs[0]._runs:  # type: ignore[attr-defined]
-        assert jobs[0].wait(0)
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(map(str, found)) == sorted(
+        map(str, [(True, None), (True, ZeroDivisionError), (True, CancelledError)] * 3)
+    )
     begins, called = threading.Event(), threading.Event()
     slow = worker.call(begins.wait, 30)
     slow.add_done_callback(lambda _: called.wait(30))
@@ -259,9 +259,35 @@ def case_a_job_is_waited_for_without_the_lock_of_a_future() -> None:
     assert worker.stop()
 
 
+def case_what_is_raised_while_jobs_are_cancelled_loses_none() -> None:
+    """As by a signal's handler, which runs in the callbacks of the thread that stops the NIC's."""
+    worker = _nic.NicWorker("raises")
+    library.fake_hold(1)
+    worker.submit(None, 1, steps(ERR))
+    until(n_calls)
+    told: list[int] = []
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    jobs = [worker.call(int) for _ in range(9)]
+    jobs[3].add_done_callback(interrupted)
+    for k, job in enumerate(jobs):
+        job.add_done_callback(lambda _, k=k: told.append(k))
+    try:
+        worker.stop(0)
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("nothing was raised")
+    assert all(job.cancelled() and job.wait(0) for job in jobs) and told == [*range(9)]
+    library.fake_hold(-1)
+    assert worker.stop(30)
+
+
 def case_a_job_must_not_wait_for_its_own_worker() -> None:
     worker = _nic.NicWorker("self")
-    assert isinstance(worker.call(worker.drain).exception(30), RuntimeError)
+    assert isinstance(failure(worker.call(worker.drain)), RuntimeError)
     assert worker.call(worker.stop).result(30) is False
     assert worker.stop(30)
     assert worker.stopped
@@ -276,7 +302,7 @@ def case_stop_cancels_what_has_not_begun() -> None:
     worker.submit("queued", 2, steps(ERR))
     job = worker.call(lambda: 1)
     callback: list[bool] = []
-    job.add_done_callback(lambda f: callback.append(f.cancelled()))
+    job.add_done_callback(lambda job: callback.append(job.cancelled()))
     begun = time.monotonic()
     assert worker.stop(0.05) is False
     assert time.monotonic() - begun < 20

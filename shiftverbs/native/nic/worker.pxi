@@ -128,21 +128,21 @@ cdef void run_job(void *job) noexcept with gil:
     """Carry out a Python job and drop it. Everything it raises goes into its Job, or the log if it has none."""
     cdef object owned = <object>job
     Py_DECREF(owned)
-    future, fn, args, kwargs = owned
-    if future is not None and not future.set_running_or_notify_cancel():
+    ends, fn, args, kwargs = owned
+    if ends is not None and not ends.begin():
         return
     try:
         result = fn(*args, **kwargs)
     except BaseException as error:
-        if future is None:
+        if ends is None:
             logger.exception("a job on a NIC's thread failed")
         else:
-            future.set_exception(error)
-        # Error -> traceback -> this frame -> future -> error would be a cycle.
-        future = None
+            ends.end(None, error)
+        # Error -> traceback -> this frame -> job -> error would be a cycle.
+        ends = None
     else:
-        if future is not None:
-            future.set_result(result)
+        if ends is not None:
+            ends.end(result)
 
 
 cdef enum:
@@ -336,7 +336,7 @@ cdef class NicWorker:
         if tag != NULL:
             Py_DECREF(<object>tag)
         self._take_results(worker)
-        cancel_futures(cancelled)
+        cancel_jobs(cancelled)
         worker_drop(worker)
 
     cdef int _check(self) except -1:
@@ -476,14 +476,13 @@ cdef class NicWorker:
         The job runs in the NIC's thread with the GIL, and should give it up in its verbs (those of this
         module do).
 
-        :return: Job, a Future with what fn returns or raises; cancelled by stop(). Its callbacks run in the NIC's
-            thread
+        :return: Job, with what fn returns or raises; cancelled by stop(). Its callbacks run in the NIC's thread
         """
         self._check()
-        future = Job()
-        if not self._queue_job((future, fn, args, kwargs), True):
-            cancel_futures([future])
-        return future
+        job = Job()
+        if not self._queue_job((job, fn, args, kwargs), True):
+            cancel_jobs([job])
+        return job
 
     def post(self, fn, *args):
         """Queue a Python job as `call` does, but one whose end nobody waits for; cheaper. Exceptions are logged.
@@ -614,7 +613,7 @@ cdef class NicWorker:
         cdef int64_t deadline = deadline_after(timeout_s)
         if worker.pid != getpid():
             return True
-        cancel_futures(self._halt(worker))
+        cancel_jobs(self._halt(worker))
         if worker.thread_id == sv_thread_id():
             return False
         return self._wait(NULL, True, deadline) != 0
@@ -646,11 +645,3 @@ cdef class NicWorker:
 
     def __repr__(self):
         return f"<NicWorker {self.name}>"
-
-
-cdef int cancel_futures(list futures) except -1:
-    """Cancel jobs that never began. Their callbacks run here."""
-    for future in futures:
-        future.cancel()
-        future.set_running_or_notify_cancel()
-    return 0
