@@ -20,12 +20,12 @@ the same way for ever.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.directions import Directions
+from shiftverbs.protocol.draws import Chance
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.events import Action, Event, Status
 from shiftverbs.protocol.invariants import Invariants
@@ -71,7 +71,7 @@ class PairProtocol:
         config: ProtocolConfig,
         locals_: Sequence[LocalPair],
         initiator: bool,
-        rng: random.Random,
+        rng: Chance,
         now_ns: int,
     ) -> None:
         self.state = state = PairState(config, locals_, initiator, rng, now_ns)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from shiftverbs.protocol import events as ev
+from shiftverbs.protocol.draws import Chance
 from shiftverbs.protocol.events import Action, Status
 from shiftverbs.protocol.messages import Message, Move, PairAddress, Phase, Sync
 from shiftverbs.protocol.tables import ArmState, SwitchInput, SwitchState, SwitchStep, step_switch
@@ -204,7 +204,7 @@ class PairState:
         config: ProtocolConfig,
         locals_: Sequence[LocalPair],
         initiator: bool,
-        rng: random.Random,
+        rng: Chance,
         now_ns: int,
     ) -> None:
         if len(locals_) < 2:

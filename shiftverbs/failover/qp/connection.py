@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from shiftverbs.failover.services.host import Host, Route
 from shiftverbs.native.ibv import AccessFlag, QpState, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.codec import Entry
+from shiftverbs.protocol.draws import Draws
 from shiftverbs.protocol.events import Action, Status
 from shiftverbs.protocol.messages import Keys, Message, Move, Phase, Sync, WantKeys
 from shiftverbs.protocol.pair import LocalPair, PairProtocol
@@ -289,7 +289,7 @@ class Connection:
             self.driver.protocol_config,
             locals_,
             initiator,
-            random.Random(self.driver.machine.random_bits(64)),
+            Draws(self.driver.machine.random_bits(64)),
             self.driver.now_ns(),
         )
         self.keys.open(mine, theirs)
