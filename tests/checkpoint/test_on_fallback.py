@@ -48,7 +48,8 @@ class Rank:
         self.job = job
         self.rank = rank
         self.steps = 0
-        self.held = threading.Event()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         self.stands = False
         self.saved: list[int] = []
         self.outcomes: list[Outcome] = []
@@ -65,10 +66,10 @@ class Rank:
     def _run(self) -> None:
         chance = random.Random(self.job.seed + self.rank)
         while True:
-            while self.held.is_set() and not self.job.over:
+            if not self.goes_on.is_set():
                 self.stands = True
-                time.sleep(0.001)
-            self.stands = False
+                self.goes_on.wait()
+                self.stands = False
             time.sleep(STEP_S * chance.random() * 2)
             if not self.job.meet(self.rank):
                 return
@@ -115,7 +116,7 @@ class Job:
 
     def hold(self, rank: int) -> None:
         """Have a rank make no more steps; the others do not wait for it."""
-        self.ranks[rank].held.set()
+        self.ranks[rank].goes_on.clear()
         wait_until(lambda: self.ranks[rank].stands, what=f"rank {rank} stands still")
         self.leave(rank)
 
@@ -123,6 +124,8 @@ class Job:
         self.store.open.set()
         with self._changed:
             self.over = True
+            for rank in self.ranks:
+                rank.goes_on.set()
             self._changed.notify_all()
         for rank in self.ranks:
             rank.checkpoint.close()
@@ -220,7 +223,7 @@ def test_a_late_rank_makes_all_resume_and_is_named(jobs, caplog, size, late):
     assert goes_on(job, others)
     assert f"rank {late} did not pause in time" in caplog.text
     assert not any(rank.saved for rank in job.ranks)
-    job.ranks[late].held.clear()
+    job.ranks[late].goes_on.set()
     wait_until(lambda: job.ranks[late].steps > 20, 10)
 
 
@@ -479,7 +482,7 @@ def test_a_store_that_hangs_holds_nobody(jobs, paused):
     job = jobs(2, timeout_s=0.3).start()
     assert goes_on(job, [0, 1])
     if paused:
-        job.ranks[1].held.set()
+        job.ranks[1].goes_on.clear()
         job.leave(1)
         job.ranks[0].checkpoint.request()
         wait_until(lambda: (state := job.ranks[0].checkpoint._round) is not None and state.is_waiting)

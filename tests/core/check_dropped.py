@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import wait_until
 
 from shiftverbs import _core
 
@@ -388,9 +389,7 @@ def test_many_threads_close_each_once() -> None:
         with LOCK:
             Thing(str(number), ended)
     _core.close_dropped()
-    deadline = time.monotonic() + 20
-    while len(ended) < 5000 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: len(ended) >= 5000, 20)
     over.set()
     for closer in closers:
         closer.join()

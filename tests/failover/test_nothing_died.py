@@ -30,7 +30,11 @@ WAITS = {
 
 STREAM = """
 import time
+from shiftverbs import observe
 from shiftverbs.failover import runtime
+
+said = []
+observe.subscribe(lambda event: said.append(str(event)), observe.PathFailed)
 
 def stream(seconds):
     '''Post one WRITE after the other, and wait for each; returns how many, and how long one took at most.'''
@@ -69,7 +73,7 @@ def test_nobody_leaves(network: Network, faults: Any, how: str, lossy: str) -> N
         count, longest = host.end(seconds + 120)
         print(f"{how}, {lossy} loses: {count} WRITEs, {stops} stops of both, at most {longest * 1e3:.0f} ms")
         switches = host("runtime.current().driver.totals.switches")
-        assert switches == 0 and host("ep.qp.shift.path") == "soft0", host("ep.shift()")
+        assert switches == 0 and host("ep.qp.shift.path") == "soft0", (host("said"), host("ep.shift()"))
 
 
 def stand_still(host: Host) -> None:

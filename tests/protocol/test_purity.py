@@ -21,7 +21,18 @@ PURE = (
     ),
 )
 #: All that the pure core may know of the world outside.
-ALLOWED = {"__future__", "collections", "enum", "hashlib", "hmac", "math", "msgspec", "random", "struct", "typing"}
+ALLOWED = {
+    "__future__",
+    "collections",
+    "enum",
+    "hashlib",
+    "hmac",
+    "math",
+    "msgspec",
+    "random",
+    "struct",
+    "typing",
+}
 FORBIDDEN = (
     *(
         "socket",
