@@ -65,7 +65,7 @@ class EtcdExchanger(Exchanger):
         self._lock = threading.Lock()
         self._commands: deque[tuple[str, str, str]] = deque()
         self._published: dict[str, str] = {}
-        # Wanted keys, each with what was last delivered for it.
+        # Wanted keys, each with what was last delivered for it: a record, None, or why what stands there is refused.
         self._wanted: dict[str, object] = {}
         self._events: deque[ExchangerEvent] = deque()
         self._connection: Connection | None = None
@@ -100,9 +100,9 @@ class EtcdExchanger(Exchanger):
 
     # The interface
 
-    def publish(self, key: str, value: dict[str, Any]) -> None:
+    def publish(self, key: str, record: records.QpRecord) -> None:
         self._check(key)
-        self._command("put", key, records.encode_value(key, value))
+        self._command("put", key, records.encode_value(key, record))
 
     def withdraw(self, key: str) -> None:
         self._command("del", key)
@@ -453,20 +453,25 @@ class EtcdExchanger(Exchanger):
 
     def _answer(self, key: str, value: object) -> None:
         """The state of a wanted key: its text, None when absent, or a number of bytes when too large."""
-        if key not in self._wanted or self._wanted[key] == value:
+        if key not in self._wanted:
             return
-        self._wanted[key] = value
+        event: Found | Rejected
         try:
             if value is None:
-                self._events.append(Found(key, None))
+                event = Found(key, None)
             elif isinstance(value, str):
-                self._events.append(Found(key, records.decode_value(key, value)))
+                event = Found(key, records.decode_value(key, value))
             else:
                 raise records.RecordError(
                     key, f"the value has more than {records.MAX_VALUE_BYTES} bytes, which is the limit"
                 )
         except records.RecordError as error:
-            self._events.append(Rejected(key, str(error)))
+            event = Rejected(key, str(error))
+        told = event.value if isinstance(event, Found) else event.reason
+        # After an outage everything is answered anew.
+        if self._wanted[key] != told:
+            self._wanted[key] = told
+            self._events.append(event)
 
     def _set_state(self, state: Connected | Unavailable) -> None:
         if state == self._state:

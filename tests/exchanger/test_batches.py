@@ -48,7 +48,7 @@ def test_keys_of_many_peers_get_watches_of_their_own(own_etcd_world: EtcdWorld) 
         one.exchanger.want(key)
     one.until(lambda events: sum(isinstance(event, Found) for event in events) == 100)
     for key, gid in keys.items():
-        other.exchanger.publish(key, qp_record(world.job, 5, gid=gid).to_json())
+        other.exchanger.publish(key, qp_record(world.job, 5, gid=gid))
     one.until(lambda events: found_keys(events) == set(keys))
     assert requests(world.server)["Watch"] - before.get("Watch", 0) == 100
     # Cancelled ones are cancelled in etcd, too.
