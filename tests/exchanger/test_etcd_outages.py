@@ -155,6 +155,7 @@ def test_changes_arrive_after_a_compaction(own_etcd_world: EtcdWorld) -> None:
     with stopped_broker(reader):
         for instance in range(20):
             one.exchanger.publish(key, qp_record(world.job, 1, instance=f"{instance:016x}"))
+            one.poll()
             wait_until(lambda wanted=f"{instance:016x}": wanted in _raw(world, key))
         revision = world.server.call("kv/range", {"key": "YQ=="})["header"]["revision"]  # type: ignore[index]
         world.server.call("kv/compaction", {"revision": revision, "physical": True})

@@ -201,6 +201,7 @@ def test_a_mistake_in_a_brokers_main_thread_ends_it(etcd_world: EtcdWorld, by_ha
     one = etcd_world.make(broker=path, broker_idle_exit_s=1)
     one.next(Connected)
     one.exchanger.want(qp_key(etcd_world.job, GID_A, 1))
+    one.poll()
     assert broker.wait() == 1
     assert broker.output.count("Traceback") == 1
     # Its clients start one themselves.
