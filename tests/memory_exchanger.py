@@ -12,7 +12,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
@@ -121,9 +120,9 @@ class MemoryExchanger(Exchanger):
             store._exchangers.append(self)
             self._connection_changed()
 
-    def publish(self, key: str, value: dict[str, Any]) -> None:
+    def publish(self, key: str, record: records.QpRecord) -> None:
         self._check(key)
-        text = records.encode_value(key, value)
+        text = records.encode_value(key, record)
         with self._store._lock:
             self._store.tick()
             self._published[key] = text

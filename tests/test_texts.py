@@ -28,6 +28,7 @@ from typing import Any
 import prometheus_client
 import pytest
 from harness import ROOT
+from msgspec.structs import replace
 
 import shiftverbs.enums as e
 from shiftverbs import addr, config, observe, softrnic, state_machine
@@ -107,8 +108,8 @@ def test_keys_and_routes(record: str, shown: str) -> None:
     assert records.qp_key("job.1", short, 17) == key
     prefix = record.replace(":", "")[:16]
     assert records.qp_lid_key("job.1", short, 7, 17) == f"/shiftverbs/job.1/qp/{prefix}.7/17"
-    assert records.Route(short, 7, 17).to_json() == {"gid": record, "lid": 7, "qpn": 17}
-    assert records.Route.from_json({"gid": short, "lid": 7, "qpn": 17}) == records.Route(record, 7, 17)
+    assert records.Route(short, 7, 17).gid == record
+    assert records.Route(short, 7, 17) == records.Route(record, 7, 17)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def test_keys_and_routes(record: str, shown: str) -> None:
 def test_what_is_no_gid(gid: str) -> None:
     with pytest.raises(ValueError):
         records.canonical_gid(gid)
-    with pytest.raises(records.RecordError, match=r"^route: here\.gid is not a GID$"):
-        records.Route.from_json({"gid": gid, "lid": 0, "qpn": 1}, "route", "here")
+    with pytest.raises(ValueError, match=r"^gid is not a GID$"):
+        records.Route(gid, 0, 1)
 
 
 def test_a_record_as_it_stands_in_etcd() -> None:
@@ -143,7 +144,7 @@ def test_a_record_as_it_stands_in_etcd() -> None:
         life="f" * 16, qp_access_flags=rights,
     )  # fmt: skip
     key = "/shiftverbs/j/qp/0000:0000:0000:0000:0000:ffff:c000:0201/17"
-    assert records.encode_value(key, record.to_json()) == (
+    assert records.encode_value(key, record) == (
         '{"control":[{"device":"mlx5_0","gid":"2001:0db8:0000:0000:0000:0000:0000:0001","lid":0,"mtu":3,"qkey":5,'
         '"qpn":20,"secret":"abababababababababababababababab"}],'
         '"default":{"gid":"0000:0000:0000:0000:0000:ffff:c000:0201","lid":0,"qpn":17},'
@@ -154,12 +155,12 @@ def test_a_record_as_it_stands_in_etcd() -> None:
     )
     other = "/shiftverbs/j/qp/0000:0000:0000:0000:0000:ffff:c000:0202/17"
     with pytest.raises(records.RecordError) as raised:
-        records.encode_value(other, record.to_json())
+        records.encode_value(other, record)
     assert str(raised.value) == f"{other}: the value is about GID 0000:0000:0000:0000:0000:ffff:c000:0201"
     lid = "/shiftverbs/j/qp/fe80000000000000.7/17"
-    value = record.to_json() | {"default": {"gid": "::ffff:192.0.2.1", "lid": 7, "qpn": 17}}
+    mapped_too = replace(record, default=records.Route("::ffff:192.0.2.1", 7, 17))
     with pytest.raises(records.RecordError) as raised:
-        records.encode_value(lid, value)
+        records.encode_value(lid, mapped_too)
     assert str(raised.value) == (
         f"{lid}: the value is about GID 0000:0000:0000:0000:0000:ffff:c000:0201, on another subnet"
     )

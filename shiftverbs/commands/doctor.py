@@ -378,7 +378,7 @@ def _write_and_read(config: Any) -> tuple[str | None, float]:
         route = Route(DISCARD_GID, 0, secrets.randbits(24))
         key = qp_key(config.job, DISCARD_GID, route.qpn)
         mine = QpRecord(config.job, new_instance_id(), route, None, None, (), (), new_instance_id(), 0)
-        exchanger.publish(key, mine.to_json())
+        exchanger.publish(key, mine)
         exchanger.want(key)
         while (left := started + ETCD_S - time.monotonic()) > 0:
             select.select([exchanger.fileno()], [], [], left)

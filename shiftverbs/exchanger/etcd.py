@@ -60,12 +60,14 @@ class EtcdExchanger(Exchanger):
             raise ValueError("no etcd endpoint is configured")
         self._config = config
         self._prefix = records.job_prefix(config.job)
-        # Guards all below but _commands. Never waited for by publish and its like, as by poll_events: the next to take
-        # the lock carries out what they leave in _commands.
+        # Guards all below but _commands and _rung. Never waited for by publish and its like, as by poll_events, which
+        # carries out what they leave in _commands.
         self._lock = threading.Lock()
-        self._commands: deque[tuple[str, str, str]] = deque()
-        self._published: dict[str, str] = {}
-        # Wanted keys, each with what was last delivered for it.
+        self._commands: deque[tuple[str, str, records.QpRecord | None, str]] = deque()
+        # Whether the bell was rung for them.
+        self._rung = False
+        self._published: dict[str, records.QpRecord] = {}
+        # Wanted keys, each with what was last delivered for it: a record, None, or why what stands there is refused.
         self._wanted: dict[str, object] = {}
         self._events: deque[ExchangerEvent] = deque()
         self._connection: Connection | None = None
@@ -100,9 +102,9 @@ class EtcdExchanger(Exchanger):
 
     # The interface
 
-    def publish(self, key: str, value: dict[str, Any]) -> None:
+    def publish(self, key: str, record: records.QpRecord) -> None:
         self._check(key)
-        self._command("put", key, records.encode_value(key, value))
+        self._command("put", key, record, records.encode_value(key, record))
 
     def withdraw(self, key: str) -> None:
         self._command("del", key)
@@ -127,12 +129,22 @@ class EtcdExchanger(Exchanger):
         try:
             if self._closed.is_set():
                 return []
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+            ready = {descriptor for descriptor, _ in self._epoll.poll(0)}
+            if self._bell in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+            # After the bell was read: who sets it from now on rings for the next time. Before the commands are taken:
+            # who found it set had left one by then.
+            self._rung = False
             self._take_commands()
-            self._receive()
-            self._look_after_the_broker()
-            self._see_that_it_moves()
+            connection = self._connection
+            if connection is not None and connection.sock.fileno() in ready:
+                self._receive()
+            # A broker's end is no end of the connection where another process has a copy of its socket: a forked child.
+            if connection is not None and connection is self._connection and connection.pidfd in ready:
+                self._lose("the broker has ended")
+            if self._timer in ready:
+                self._see_that_it_moves()
             self._send()
             events = [
                 event
@@ -143,6 +155,11 @@ class EtcdExchanger(Exchanger):
             ]
             self._events.clear()
             return events
+        except BaseException:
+            self._rung = False
+            if self._commands:  # the bell that was rung for them may be read
+                self._ring()
+            raise
         finally:
             self._lock.release()
 
@@ -195,26 +212,22 @@ class EtcdExchanger(Exchanger):
         if not key.startswith(self._prefix):
             raise records.RecordError(key, "belongs to another job")
 
-    def _command(self, operation: str, key: str, text: str = "") -> None:
+    def _command(
+        self, operation: str, key: str, record: records.QpRecord | None = None, text: str = ""
+    ) -> None:
+        """Leave something for poll_events to tell the broker, which is woken once for all that is left until then."""
         # A forked child shares the connection with its parent: it must not say a word there.
         if self._closed.is_set() or os.getpid() != self._pid:
             return
-        self._commands.append((operation, key, text))
-        self._carry_out()
-
-    def _carry_out(self) -> None:
-        """Send what was commanded, unless somebody else has the lock: who will do it then, or poll_events."""
-        while self._commands:
-            if not self._lock.acquire(blocking=False):
-                self._ring()
-                return
-            try:
-                if self._closed.is_set():
-                    return
-                self._take_commands()
-                self._send()
-            finally:
-                self._lock.release()
+        self._commands.append((operation, key, record, text))
+        if self._rung:
+            return
+        try:
+            self._rung = True  # before the bell: poll_events may clear it at once
+            self._ring()
+        except BaseException:
+            self._rung = False
+            raise
 
     def _ring(self) -> None:
         # Closed in between: nobody is left to be woken.
@@ -223,9 +236,9 @@ class EtcdExchanger(Exchanger):
 
     def _take_commands(self) -> None:
         while self._commands:
-            operation, key, text = self._commands.popleft()
-            if operation == "put":
-                self._published[key] = text
+            operation, key, record, text = self._commands.popleft()
+            if record is not None:
+                self._published[key] = record
                 self._tell({"op": "put", "key": key, "value": text})
             elif operation == "del":
                 if self._published.pop(key, None) is not None:
@@ -278,7 +291,6 @@ class EtcdExchanger(Exchanger):
                 self._failures += 1
                 self._set_state(Unavailable(reason))
                 pause_s = self._pause_s()
-        self._carry_out()
 
     def _enter(self, phase: str) -> None:
         """For those that ask why there is no news of etcd yet."""
@@ -302,8 +314,8 @@ class EtcdExchanger(Exchanger):
             if connection.answers:
                 self._silent, self._seen = 0, look_at(connection.pid)
                 self._set_timer()
-        for key, text in self._published.items():
-            self._tell({"op": "put", "key": key, "value": text})
+        for key, record in self._published.items():
+            self._tell({"op": "put", "key": key, "value": records.encode_value(key, record)})
         for key in self._wanted:
             self._tell({"op": "want", "key": key})
         self._take_commands()
@@ -377,13 +389,6 @@ class EtcdExchanger(Exchanger):
             except wire.WireError as error:
                 self._lose(f"the broker talks nonsense: {error}")
 
-    def _look_after_the_broker(self) -> None:
-        """A broker's end is no end of the connection where another process has a copy of its socket: a forked child."""
-        connection = self._connection
-        if connection is not None and connection.pidfd is not None:
-            if any(descriptor == connection.pidfd for descriptor, _ in self._epoll.poll(0)):
-                self._lose("the broker has ended")
-
     def _set_timer(self) -> None:
         """Look at the broker once more, PING_S from now."""
         if self._timer >= 0:
@@ -453,20 +458,25 @@ class EtcdExchanger(Exchanger):
 
     def _answer(self, key: str, value: object) -> None:
         """The state of a wanted key: its text, None when absent, or a number of bytes when too large."""
-        if key not in self._wanted or self._wanted[key] == value:
+        if key not in self._wanted:
             return
-        self._wanted[key] = value
+        event: Found | Rejected
         try:
             if value is None:
-                self._events.append(Found(key, None))
+                event = Found(key, None)
             elif isinstance(value, str):
-                self._events.append(Found(key, records.decode_value(key, value)))
+                event = Found(key, records.decode_value(key, value))
             else:
                 raise records.RecordError(
                     key, f"the value has more than {records.MAX_VALUE_BYTES} bytes, which is the limit"
                 )
         except records.RecordError as error:
-            self._events.append(Rejected(key, str(error)))
+            event = Rejected(key, str(error))
+        told = event.value if isinstance(event, Found) else event.reason
+        # After an outage everything is answered anew.
+        if self._wanted[key] != told:
+            self._wanted[key] = told
+            self._events.append(event)
 
     def _set_state(self, state: Connected | Unavailable) -> None:
         if state == self._state:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import abc
 import secrets
 from dataclasses import dataclass
-from typing import Any
+
+from shiftverbs.exchanger.records import QpRecord
 
 
 @dataclass(frozen=True)
 class Found:
-    """The state of a wanted key: its value, checked against the schema, or None when the key has none.
+    """The state of a wanted key: the record there, checked against the schema, or None when the key has none.
 
     The first answer to `want` always comes, None included; after it, one event per change. Two changes in quick
     succession may arrive as the last one only.
     """
 
     key: str
-    value: dict[str, Any] | None
+    value: QpRecord | None
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class Exchanger(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def publish(self, key: str, value: dict[str, Any]) -> None:
-        """Make `value` stand under `key` until withdrawn, replaced, or this process is gone.
+    def publish(self, key: str, record: QpRecord) -> None:
+        """Make `record` stand under `key` until withdrawn, replaced, or this process is gone.
 
-        key: from `records.qp_key` and its like, in this exchanger's job; value: from a record's `to_json`.
+        key: from `records.qp_key` and its like, in this exchanger's job.
         Raises RecordError when either breaks the schema, RuntimeError after `close`.
         """
 
@@ -95,7 +96,7 @@ class Exchanger(abc.ABC):
     def fileno(self) -> int:
         """A descriptor that is readable when `poll_events` has something to do. Constant until `close`, then -1.
 
-        Whoever owns the exchanger has to poll it: what did not fit the connection at once is sent from there too.
+        Whoever owns the exchanger has to poll it: what was asked and published is sent from there, all in one go.
         """
 
     @abc.abstractmethod

@@ -17,20 +17,21 @@ import functools
 import ipaddress
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Annotated, Any, Final, Literal
 
-VERSION = 2
+import msgspec
+from msgspec import Meta
+from msgspec.structs import force_setattr
+
+VERSION: Final = 2
 # 128 values of this size stay well below etcd's limit of 1.5 MiB a request.
 MAX_VALUE_BYTES = 8192
 MAX_KEY_BYTES = 256
 # More NICs than any host has; keeps a record with full lists below MAX_VALUE_BYTES.
 MAX_NICS = 16
 MAX_DEPTH = 32
-# Of so many control endpoints that were read it is known what they are, where their text is no longer than usual.
+# So many control endpoints that were read are kept, to be one object where they are read again.
 KEPT_ENDPOINTS = 1024
-_USUAL_TEXT = 512
 
 _U32 = (1 << 32) - 1
 _QPN_MAX = (1 << 24) - 1
@@ -40,8 +41,17 @@ _KEY = re.compile(
     rf"/shiftverbs/(?P<job>{_JOB})/qp/"
     rf"(?:(?P<gid>{_GID})|(?P<prefix>[0-9a-f]{{16}})\.(?P<lid>[1-9][0-9]{{0,4}}))/(?P<qpn>0|[1-9][0-9]{{0,7}})"
 )
-_HEX64 = re.compile(r"[0-9a-f]{16}")
-_HEX128 = re.compile(r"[0-9a-f]{32}")
+
+# What a member may be.
+_JobName = Annotated[str, Meta(pattern=rf"^{_JOB}\Z")]
+_Hex64 = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+_Hex128 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+_Device = Annotated[str, Meta(min_length=1, max_length=64)]
+_Lid = Annotated[int, Meta(ge=0, le=0xFFFF)]
+_Mtu = Annotated[int, Meta(ge=1, le=5)]
+_Qpn = Annotated[int, Meta(ge=0, le=_QPN_MAX)]
+_Qkey = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+_Rights = Annotated[int, Meta(ge=0, le=_U32)]
 
 
 class RecordError(ValueError):
@@ -56,8 +66,7 @@ class RecordError(ValueError):
 # Keys
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(msgspec.Struct, frozen=True, gc=False):
     """A key taken apart. For one by LID, gid is None; for one by GID, lid is None."""
 
     job: str
@@ -79,6 +88,12 @@ def canonical_gid(gid: str) -> str:
     return ipaddress.IPv6Address(gid).packed.hex(":", 2)
 
 
+@functools.lru_cache(maxsize=1024)
+def _shared(text: str) -> str:
+    """One object for a text that stands in a thousand records."""
+    return text
+
+
 def subnet_prefix(gid: str) -> int:
     """The upper 64 bits of a GID (IBA 4.1.1)."""
     return int(ipaddress.IPv6Address(gid)) >> 64
@@ -93,7 +108,7 @@ def job_prefix(job: str) -> str:
 
 def qp_key(job: str, gid: str, qpn: int) -> str:
     """The key of a QP known by its port's GID."""
-    return f"{job_prefix(job)}qp/{canonical_gid(gid)}/{_checked(qpn, _QPN_MAX)}"
+    return f"{job_prefix(job)}qp/{canonical_gid(gid)}/{_checked(qpn, _QPN_MAX)}"  # as in _check_place
 
 
 def qp_lid_key(job: str, gid: str, lid: int, qpn: int) -> str:
@@ -125,20 +140,19 @@ def parse_key(key: str) -> Key:
 # Records
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, gc=False):
     """One end of an RC connection: what the other side puts into its address vector.
 
     gid: port GID, None where the peer knows none (InfiniBand without GRH); lid: 0 on Ethernet; qpn: QP number.
     """
 
     gid: str | None
-    lid: int
-    qpn: int
+    lid: _Lid
+    qpn: _Qpn
 
     def __post_init__(self) -> None:
         if self.gid is not None:
-            object.__setattr__(self, "gid", canonical_gid(self.gid))
+            force_setattr(self, "gid", _gid_member(self.gid))
 
     def matches(self, other: Route) -> bool:
         """Whether both name the same QP: the QPN, and the GID where both know it, else the LID."""
@@ -148,99 +162,52 @@ class Route:
             return self.gid == other.gid
         return self.lid == other.lid and self.lid != 0
 
-    def to_json(self) -> dict[str, Any]:
-        """The route as it stands in a record."""
-        return {"gid": self.gid, "lid": self.lid, "qpn": self.qpn}
 
-    @classmethod
-    def from_json(cls, value: object, key: str = "route", where: str = "") -> Route:
-        """The route out of a record. Raises RecordError."""
-        fields = _Fields(key, where, value)
-        return cls(fields.gid("gid", optional=True), fields.integer("lid", 0, 0xFFFF), fields.qpn("qpn"))
-
-
-@dataclass(frozen=True)
-class ShadowRoute:
+class ShadowRoute(msgspec.Struct, frozen=True, gc=False):
     """One end of a shadow pair.
 
     device: the NIC's name (for messages only); mtu: active MTU as in `enum ibv_mtu`, 1 = 256 to 5 = 4096 bytes.
     """
 
-    device: str
+    device: _Device
     gid: str
-    lid: int
-    mtu: int
-    qpn: int
+    lid: _Lid
+    mtu: _Mtu
+    qpn: _Qpn
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gid", canonical_gid(self.gid))
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry as it stands in a record."""
-        return {"device": self.device, "gid": self.gid, "lid": self.lid, "mtu": self.mtu, "qpn": self.qpn}
-
-    @classmethod
-    def from_json(cls, value: object, key: str = "shadow", where: str = "") -> ShadowRoute:
-        """The entry out of a record. Raises RecordError."""
-        fields = _Fields(key, where, value)
-        return cls(
-            fields.device("device"), fields.gid("gid"), fields.integer("lid", 0, 0xFFFF),
-            fields.integer("mtu", 1, 5), fields.qpn("qpn"),
-        )  # fmt: skip
+        force_setattr(self, "device", _device_member(self.device))
+        force_setattr(self, "gid", _gid_member(self.gid))
 
 
-@dataclass(frozen=True)
-class ControlEndpoint:
+class ControlEndpoint(msgspec.Struct, frozen=True, gc=False):
     """The UD QP of the control channel on one NIC.
 
     device, gid, lid, mtu: as in ShadowRoute; qkey: 31 bits, since the top bit marks privileged Q_Keys (IBA 10.2.5);
     secret: the port's half of the key under which peers talk to it (seal.py), 32 hex digits.
     """
 
-    device: str
+    device: _Device
     gid: str
-    lid: int
-    mtu: int
-    qpn: int
-    qkey: int
-    secret: str = field(repr=False)
+    lid: _Lid
+    mtu: _Mtu
+    qpn: _Qpn
+    qkey: _Qkey
+    secret: _Hex128
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gid", canonical_gid(self.gid))
+        force_setattr(self, "device", _device_member(self.device))
+        force_setattr(self, "gid", _gid_member(self.gid))
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry as it stands in a record."""
-        return {
-            "device": self.device, "gid": self.gid, "lid": self.lid, "mtu": self.mtu,
-            "qpn": self.qpn, "qkey": self.qkey, "secret": self.secret,
-        }  # fmt: skip
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """All but the secret."""
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "secret"]
 
-    @classmethod
-    def from_json(cls, value: object, key: str = "control", where: str = "") -> ControlEndpoint:
-        """The entry out of a record; all QPs of a NIC have the same one, and it is one object. Raises RecordError."""
-        text = repr(value)  # which tells 1 from True, as equality does not
-        known = _endpoints.get(text)
-        if known is not None:
-            return known
-        fields = _Fields(key, where, value)
-        made = cls(
-            fields.device("device"), fields.gid("gid"), fields.integer("lid", 0, 0xFFFF),
-            fields.integer("mtu", 1, 5), fields.qpn("qpn"), fields.integer("qkey", 0, (1 << 31) - 1),
-            fields.hex128("secret"),
-        )  # fmt: skip
-        if len(text) <= _USUAL_TEXT:
-            if len(_endpoints) >= KEPT_ENDPOINTS:
-                _endpoints.clear()
-            _endpoints[text] = made
-        return made
+    def __repr__(self) -> str:
+        return f"ControlEndpoint({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-# Those that were read, by their texts.
-_endpoints: dict[str, ControlEndpoint] = {}
-
-
-@dataclass(frozen=True)
-class QpRecord:
+class QpRecord(msgspec.Struct, frozen=True, gc=False):
     """What a process publishes about one of its QPs.
 
     job: the namespace it belongs to; instance: the process, 16 hex digits drawn at its start; default: the QP's
@@ -251,53 +218,15 @@ class QpRecord:
     remote rights of the QP (IBV_ACCESS_* bits).
     """
 
-    job: str
-    instance: str
+    job: _JobName
+    instance: _Hex64
     default: Route
     peer: Route | None
-    peer_life: str | None
-    shadows: tuple[ShadowRoute, ...]
-    control: tuple[ControlEndpoint, ...]
-    life: str
-    qp_access_flags: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as a JSON object."""
-        return {
-            "version": VERSION,
-            "kind": "qp",
-            "job": self.job,
-            "instance": self.instance,
-            "default": self.default.to_json(),
-            "peer": None if self.peer is None else self.peer.to_json(),
-            "peer_life": self.peer_life,
-            "shadows": [shadow.to_json() for shadow in self.shadows],
-            "control": [endpoint.to_json() for endpoint in self.control],
-            "life": self.life,
-            "qp_access_flags": self.qp_access_flags,
-        }
-
-    @classmethod
-    def from_json(cls, value: object, key: str = "qp record") -> QpRecord:
-        """The record out of a JSON object; `key` is named in the RecordError raised for a bad one."""
-        fields = _Fields(key, "", value)
-        fields.header("qp")
-        return cls(
-            job=fields.job("job"),
-            instance=fields.hex64("instance"),
-            default=Route.from_json(fields.take("default"), key, "default"),
-            peer=fields.optional("peer", lambda peer: Route.from_json(peer, key, "peer")),
-            peer_life=fields.hex64("peer_life", optional=True),
-            shadows=tuple(
-                ShadowRoute.from_json(entry, key, f"shadows[{i}]") for i, entry in fields.entries("shadows")
-            ),
-            control=tuple(
-                ControlEndpoint.from_json(entry, key, f"control[{i}]")
-                for i, entry in fields.entries("control")
-            ),
-            life=fields.hex64("life"),
-            qp_access_flags=fields.integer("qp_access_flags", 0, _U32),
-        )
+    peer_life: _Hex64 | None
+    shadows: Annotated[tuple[ShadowRoute, ...], Meta(max_length=MAX_NICS)]
+    control: Annotated[tuple[ControlEndpoint, ...], Meta(max_length=MAX_NICS)]
+    life: _Hex64
+    qp_access_flags: _Rights
 
     def names(self, other: QpRecord) -> bool:
         """Whether this entry names `other` as its peer: by default route, and by its present life."""
@@ -321,66 +250,133 @@ def mutual(mine: QpRecord, theirs: QpRecord) -> bool:
 # Encoding
 
 
-def encode_value(key: str, value: dict[str, Any]) -> str:
-    """The text that goes into the store for `value`.
+class _Entry(QpRecord, frozen=True, gc=False, kw_only=True):
+    """A record as it stands in the store."""
 
-    Raises RecordError when key or value break the schema: what we refuse to read we do not write either.
+    kind: Literal["qp"]
+    version: Literal[2]
+
+
+class _Header(msgspec.Struct):
+    """What says whether an entry is for this release."""
+
+    kind: msgspec.Raw = msgspec.Raw(b'"qp"')
+    version: msgspec.Raw = msgspec.Raw(str(VERSION).encode())
+
+
+_write = msgspec.json.Encoder(order="sorted").encode
+_read = msgspec.json.Decoder(_Entry).decode
+_read_header = msgspec.json.Decoder(_Header).decode
+# Those that were read. Only sound ones are compared: in them no True stands for a 1.
+_endpoints: dict[ControlEndpoint, ControlEndpoint] = {}
+
+
+def encode_value(key: str, record: QpRecord) -> str:
+    """The text that goes into the store for `record`.
+
+    Raises RecordError when key or record break the schema: what we refuse to read we do not write either.
     """
-    if not isinstance(value, dict):
-        raise RecordError(key, "the value is not an object")
+    if not isinstance(record, QpRecord):
+        raise RecordError(key, "the value is not a record of a QP")
+    entry = _Entry(
+        record.job, record.instance, record.default, record.peer, record.peer_life, record.shadows, record.control,
+        record.life, record.qp_access_flags, kind="qp", version=VERSION,
+    )  # fmt: skip
     try:
-        text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+        text = _write(entry).decode()
+        if not text.isascii():
+            text = json.dumps(json.loads(text), separators=(",", ":"))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise RecordError(key, f"not JSON: {error}") from None
-    # ASCII, by json.dumps: characters are bytes.
-    if len(text) > MAX_VALUE_BYTES:
-        raise RecordError(key, f"the value has {len(text)} bytes, {MAX_VALUE_BYTES} are allowed")
-    if _depth_exceeds(text, MAX_DEPTH):
-        raise RecordError(key, "nested too deeply")
-    _check_value(key, value)
+    decode_value(key, text)
     return text
 
 
-def decode_value(key: str, text: str | bytes) -> dict[str, Any]:
-    """Check what stands under `key` and return it as a dict fit for QpRecord.from_json.
+def decode_value(key: str, text: str | bytes) -> QpRecord:
+    """The record that stands under `key`.
 
     Raises RecordError, naming the key, for anything malformed, foreign, of another version or too large.
     """
-    parse_key(key)
     if len(text) > MAX_VALUE_BYTES:
         raise RecordError(key, f"the value has {len(text)} bytes, {MAX_VALUE_BYTES} are allowed")
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        elif len(text.encode("utf-8")) > MAX_VALUE_BYTES:
+        elif not text.isascii() and len(text.encode("utf-8")) > MAX_VALUE_BYTES:
             raise RecordError(key, f"the value has more than {MAX_VALUE_BYTES} bytes")
         if _depth_exceeds(text, MAX_DEPTH):
             raise RecordError(key, "nested too deeply")
-        value = json.loads(text, parse_constant=_no_constant)
+        entry = _read(text)
     except RecordError:
         raise
+    except msgspec.ValidationError as error:
+        raise RecordError(key, _foreign(text) or str(error)) from None
     except (ValueError, RecursionError) as error:
         raise RecordError(key, f"not JSON: {error}") from None
-    _check_value(key, value)
-    return value
+    record = QpRecord(
+        _shared(entry.job), _shared(entry.instance), entry.default, entry.peer, entry.peer_life, entry.shadows,
+        tuple([_kept(endpoint) for endpoint in entry.control]), entry.life, entry.qp_access_flags,
+    )  # fmt: skip
+    _check_place(key, record)
+    return record
 
 
-def _check_value(key: str, value: object) -> None:
-    """Whether a record has the right shape and belongs under its key."""
+def _foreign(text: str | bytes) -> str | None:
+    """Why an entry is not for this release. Of one of another version it is no matter what else is different."""
+    try:
+        header = _read_header(text)
+    except (ValueError, RecursionError):
+        return None
+    version, kind = bytes(header.version).decode(), bytes(header.kind).decode()
+    if version != str(VERSION):
+        return f"version is {_printable(version, 40)}, this release reads {VERSION}"
+    return None if kind == '"qp"' else f'kind is {_printable(kind, 40)}, not "qp"'
+
+
+def _kept(endpoint: ControlEndpoint) -> ControlEndpoint:
+    """The one object for an endpoint, which all QPs of a NIC have."""
+    known = _endpoints.get(endpoint)
+    if known is not None:
+        return known
+    if len(_endpoints) >= KEPT_ENDPOINTS:
+        _endpoints.clear()
+    _endpoints[endpoint] = endpoint
+    return endpoint
+
+
+def _check_place(key: str, record: QpRecord) -> None:
+    """Whether a record, sound in itself, belongs under its key."""
+    default = record.default
+    if key == f"/shiftverbs/{record.job}/qp/{default.gid}/{default.qpn}":
+        return  # nearly always
     parsed = parse_key(key)
-    qp = QpRecord.from_json(value, key)
-    if qp.job != parsed.job:
-        raise RecordError(key, f"the value belongs to job {qp.job!r}")
-    if qp.default.qpn != parsed.qpn:
-        raise RecordError(key, f"the value is about QPN {qp.default.qpn}")
-    if parsed.gid is not None and qp.default.gid != parsed.gid:
-        raise RecordError(key, f"the value is about GID {qp.default.gid}")
-    if parsed.lid is not None and qp.default.lid != parsed.lid:
-        raise RecordError(key, f"the value is about LID {qp.default.lid}")
+    if record.job != parsed.job:
+        raise RecordError(key, f"the value belongs to job {record.job!r}")
+    if default.qpn != parsed.qpn:
+        raise RecordError(key, f"the value is about QPN {default.qpn}")
+    if parsed.gid is not None and default.gid != parsed.gid:
+        raise RecordError(key, f"the value is about GID {default.gid}")
+    if parsed.lid is not None and default.lid != parsed.lid:
+        raise RecordError(key, f"the value is about LID {default.lid}")
     if parsed.subnet_prefix is not None and (
-        qp.default.gid is None or subnet_prefix(qp.default.gid) != parsed.subnet_prefix
+        default.gid is None or subnet_prefix(default.gid) != parsed.subnet_prefix
     ):
-        raise RecordError(key, f"the value is about GID {qp.default.gid}, on another subnet")
+        raise RecordError(key, f"the value is about GID {default.gid}, on another subnet")
+
+
+def _gid_member(gid: str) -> str:
+    try:
+        return canonical_gid(gid)
+    except ValueError:
+        raise ValueError("gid is not a GID") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _device_member(name: str) -> str:
+    """The name, one object for all that have it."""
+    if not name.isprintable():
+        raise ValueError("device is not of printable characters")
+    return name
 
 
 def _depth_exceeds(text: str, limit: int) -> bool:
@@ -399,10 +395,6 @@ def _depth_exceeds(text: str, limit: int) -> bool:
     return False
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 def _checked(number: int, highest: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= highest:
         raise ValueError(f"{number!r} is not a number from 0 to {highest}")
@@ -413,104 +405,3 @@ def _printable(key: object, limit: int = MAX_KEY_BYTES) -> str:
     text = str(key)
     text = text if len(text) <= limit else text[:limit] + "..."
     return text if text.isprintable() else repr(text)
-
-
-class _Fields:
-    """Checked access to the members of one JSON object."""
-
-    def __init__(self, key: str, where: str, value: object):
-        self._key = key
-        self._where = where
-        if not isinstance(value, dict):
-            self.fail("" if where else "the value", f"is {_type_name(value)}, not an object")
-        self._value: dict[str, Any] = value
-
-    def fail(self, name: str, problem: str) -> NoReturn:
-        place = ".".join(part for part in (self._where, name) if part)
-        raise RecordError(self._key, f"{place} {problem}")
-
-    def take(self, name: str) -> Any:
-        if name not in self._value:
-            self.fail(name, "is missing")
-        return self._value[name]
-
-    def header(self, kind: str) -> None:
-        version = self.take("version")
-        if isinstance(version, bool) or version != VERSION:
-            self.fail("version", f"is {_short(version)}, this release reads {VERSION}")
-        if self.take("kind") != kind:
-            self.fail("kind", f"is {_short(self.take('kind'))}, not {kind!r}")
-
-    def optional(self, name: str, read: Callable[[Any], Any]) -> Any:
-        value = self.take(name)
-        return None if value is None else read(value)
-
-    def integer(self, name: str, low: int, high: int) -> int:
-        value = self.take(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(name, f"is {_type_name(value)}, not a whole number")
-        if not low <= value <= high:
-            self.fail(name, f"is out of range {low} to {high}")
-        return value
-
-    def qpn(self, name: str) -> int:
-        return self.integer(name, 0, _QPN_MAX)
-
-    def text(self, name: str) -> str:
-        value = self.take(name)
-        if not isinstance(value, str):
-            self.fail(name, f"is {_type_name(value)}, not a string")
-        return value
-
-    def hex64(self, name: str, optional: bool = False) -> Any:
-        if optional and self.take(name) is None:
-            return None
-        value = self.text(name)
-        if not _HEX64.fullmatch(value):
-            self.fail(name, "is not 16 lower-case hex digits")
-        return value
-
-    def hex128(self, name: str) -> str:
-        value = self.text(name)
-        if not _HEX128.fullmatch(value):
-            self.fail(name, "is not 32 lower-case hex digits")
-        return value
-
-    def job(self, name: str) -> str:
-        value = self.text(name)
-        if not re.fullmatch(_JOB, value):
-            self.fail(name, "is not a job name")
-        return value
-
-    def device(self, name: str) -> str:
-        value = self.text(name)
-        if not 1 <= len(value) <= 64 or not value.isprintable():
-            self.fail(name, "is not a device name of 1 to 64 printable characters")
-        return value
-
-    def gid(self, name: str, optional: bool = False) -> Any:
-        if optional and self.take(name) is None:
-            return None
-        value = self.text(name)
-        try:
-            return canonical_gid(value)
-        except ValueError:
-            self.fail(name, "is not a GID")
-
-    def entries(self, name: str) -> Iterable[tuple[int, Any]]:
-        value = self.take(name)
-        if not isinstance(value, list):
-            self.fail(name, f"is {_type_name(value)}, not a list")
-        if len(value) > MAX_NICS:
-            self.fail(name, f"has {len(value)} entries, {MAX_NICS} are allowed")
-        return list(enumerate(value))
-
-
-def _type_name(value: object) -> str:
-    names = {type(None): "null", bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
-    return names.get(type(value), "a number")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:40] + "..."

@@ -32,6 +32,10 @@ import json
 import os
 from typing import Any
 
+import msgspec
+
+_write = msgspec.json.Encoder().encode
+_read = msgspec.json.Decoder().decode
 PROTOCOL = 1
 # A value of records.MAX_VALUE_BYTES with every byte escaped, and its key.
 MAX_FRAME_BYTES = 65536
@@ -56,7 +60,10 @@ class WireError(Exception):
 
 def encode(frame: dict[str, Any]) -> bytes:
     """One frame as bytes, newline included."""
-    return json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n"
+    try:
+        return _write(frame) + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate: etcd has bytes there that are no text
+        return json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class FrameReader:
@@ -73,13 +80,21 @@ class FrameReader:
         frames = []
         for line in lines:
             try:
-                frame = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise WireError(f"a frame that is not JSON: {error}") from None
+                frame = _read(line)
+            except (ValueError, RecursionError):
+                frame = _read_slowly(line)
             if not isinstance(frame, dict):
                 raise WireError("a frame that is not an object")
             frames.append(frame)
         return frames
+
+
+def _read_slowly(line: bytes) -> object:
+    """Of what the quick reader refuses, lone surrogates are in order."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a frame that is not JSON: {error}") from None
 
 
 def text_of(frame: dict[str, Any], name: str) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from simulator.clock import US
 from simulator.story import armed, at_home, ends, on, plan, post, said, telling, until, wait
 
 from benchmarks import scale
-from shiftverbs.exchanger import ControlEndpoint, Route, ShadowRoute, qp_key
+from shiftverbs.exchanger import ControlEndpoint, Route, ShadowRoute, qp_key, records
 from shiftverbs.exchanger.key_table import DIRECTORY_KEYS
 from shiftverbs.failover.driver import QUIET_PING_NS
 from shiftverbs.failover.qp.watchdog import URGENT_PING_NS
@@ -45,8 +44,8 @@ def test_an_entry() -> None:
         "job", 5_000_000, gid, peer=Route(gid, 0, 5_000_000), peer_life="0123456789abcdef",
         shadows=(ShadowRoute("soft1", gid, 0, 5, 5_000_000),), control=ends,
     )  # fmt: skip
-    value = json.dumps(record.to_json(), separators=(",", ":"))
-    assert len(value) + len(qp_key("job", gid, 5_000_000)) == pytest.approx(scale.ENTRY, rel=0.05)
+    key = qp_key("job", gid, 5_000_000)
+    assert len(records.encode_value(key, record)) + len(key) == pytest.approx(scale.ENTRY, rel=0.05)
 
 
 def test_who_watches_whole_directories() -> None:

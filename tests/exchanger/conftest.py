@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from shiftverbs.exchanger import (
     Route,
     ShadowRoute,
     qp_key,
+    records,
 )
 from shiftverbs.exchanger.etcd import EtcdExchanger
 
@@ -148,6 +150,9 @@ class EtcdWorld:
         self.server.call("kv/put", {"key": name, "value": base64.b64encode(raw).decode()})
 
     def keys(self) -> list[str]:
+        for one in self.watched:  # what they were asked is on its way then
+            if one.exchanger.fileno() >= 0:
+                one.poll()
         return sorted(self.server.keys(f"/shiftverbs/{self.job}/"))
 
     def close(self) -> None:
@@ -217,8 +222,16 @@ def qp_record(
 def publish_qp(watched: Watched, job: str, qpn: int, **changes: Any) -> str:
     """Publish a QP's record; returns its key."""
     key = qp_key(job, GID_A, qpn)
-    watched.exchanger.publish(key, qp_record(job, qpn, **changes).to_json())
+    watched.exchanger.publish(key, qp_record(job, qpn, **changes))
+    watched.poll()
     return key
+
+
+def as_json(record: QpRecord) -> dict[str, Any]:
+    """A record as it stands in the store, for tests that spoil it."""
+    key = qp_key(record.job, str(record.default.gid), record.default.qpn)
+    value: dict[str, Any] = json.loads(records.encode_value(key, record))
+    return value
 
 
 def found_keys(events: list[ExchangerEvent]) -> set[str]:

@@ -48,13 +48,13 @@ def test_keys_of_many_peers_get_watches_of_their_own(own_etcd_world: EtcdWorld) 
         one.exchanger.want(key)
     one.until(lambda events: sum(isinstance(event, Found) for event in events) == 100)
     for key, gid in keys.items():
-        other.exchanger.publish(key, qp_record(world.job, 5, gid=gid).to_json())
+        other.exchanger.publish(key, qp_record(world.job, 5, gid=gid))
     one.until(lambda events: found_keys(events) == set(keys))
     assert requests(world.server)["Watch"] - before.get("Watch", 0) == 100
     # Cancelled ones are cancelled in etcd, too.
     for key in keys:
         one.exchanger.unwant(key)
-    wait_until(lambda: requests(world.server)["Watch"] - before.get("Watch", 0) == 200)
+    one.until(lambda _: requests(world.server)["Watch"] - before.get("Watch", 0) == 200)
 
 
 def test_a_key_under_which_nothing_stands_is_let_go_of_as_well(own_etcd_world: EtcdWorld) -> None:
@@ -66,7 +66,7 @@ def test_a_key_under_which_nothing_stands_is_let_go_of_as_well(own_etcd_world: E
     one.next(Found, key=key, value=None)
     wait_until(lambda: requests(world.server).get("Watch") == 1)
     one.exchanger.unwant(key)
-    wait_until(lambda: requests(world.server)["Watch"] == 2, 5, "the watch is cancelled")
+    one.until(lambda _: requests(world.server)["Watch"] == 2, 5)
 
 
 def test_withdrawals_are_batched_too(own_etcd_world: EtcdWorld) -> None:

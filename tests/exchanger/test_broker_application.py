@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from harness import Child, Spawn
+from harness import Child, Spawn, readable
 
 from shiftverbs.config import Config
-from shiftverbs.exchanger import Connected, Exchanger, open_exchanger
+from shiftverbs.exchanger import Connected, Exchanger, open_exchanger, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
 
 from .around import launch, running, wait_until
-from .conftest import EtcdWorld, Watched, publish_qp
+from .conftest import GID_A, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 
 # A process that publishes one key and then does what its arguments say, line by line from standard input.
 APPLICATION = """
@@ -149,6 +149,95 @@ def test_publishing_from_many_threads(etcd_world: EtcdWorld) -> None:
         thread.join()
     one.next(Connected)
     one.until(lambda _: len(etcd_world.keys()) == 400)
+
+
+@pytest.fixture
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Everything that rings a bell."""
+    made: list[int] = []
+    ring = os.eventfd_write
+
+    def count(descriptor: int, value: int) -> None:
+        made.append(descriptor)
+        ring(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", count)
+    return made
+
+
+def test_many_commands_are_one_wake_up(etcd_world: EtcdWorld, rung: list[int]) -> None:
+    one = etcd_world.make()
+    one.next(Connected)
+    one.until(lambda _: not readable(one.exchanger.fileno(), 0.1))
+    rung.clear()
+    keys = [qp_key(etcd_world.job, GID_A, qpn) for qpn in range(100)]
+    for qpn, key in enumerate(keys):
+        one.exchanger.publish(key, qp_record(etcd_world.job, qpn))
+        one.exchanger.want(key)
+    assert len(rung) == 1
+    one.until(lambda events: found_keys(events) == set(keys))
+    for key in keys:
+        one.exchanger.withdraw(key)
+        one.exchanger.unwant(key)
+    assert len(rung) == 2
+    one.until(lambda _: not etcd_world.keys())
+
+
+@pytest.mark.parametrize("moment", ["while the bell is read", "once commands are taken"])
+def test_a_command_amid_polling_wakes_or_is_taken(
+    etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Whatever the moment at which another thread leaves it."""
+    one = etcd_world.make()
+    exchanger = one.exchanger
+    assert isinstance(exchanger, EtcdExchanger)
+    one.next(Connected)
+    qpns = iter(range(1, 100))
+    keys: list[str] = []
+
+    def command() -> None:
+        qpn = next(qpns)
+        keys.append(qp_key(etcd_world.job, GID_A, qpn))
+        exchanger.publish(keys[-1], qp_record(etcd_world.job, qpn))
+
+    command()
+    if moment == "once commands are taken":
+        take = exchanger._take_commands
+        monkeypatch.setattr(exchanger, "_take_commands", lambda: (take(), command()))
+    else:
+        read = os.eventfd_read
+        monkeypatch.setattr(os, "eventfd_read", lambda descriptor: (command(), read(descriptor), command()))
+    exchanger.poll_events()
+    monkeypatch.undo()
+    assert len(keys) > 1
+    left = list(exchanger._commands)
+    assert not left or readable(exchanger.fileno(), 0)
+    command()
+    assert readable(exchanger.fileno(), 0)
+    one.until(lambda _: set(etcd_world.keys()) == set(keys))
+
+
+def test_what_interrupts_polling_loses_no_wake_up(
+    etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = etcd_world.make()
+    exchanger = one.exchanger
+    assert isinstance(exchanger, EtcdExchanger)
+    one.next(Connected)
+    key = qp_key(etcd_world.job, GID_A, 1)
+    exchanger.publish(key, qp_record(etcd_world.job, 1))
+    read = os.eventfd_read
+
+    def interrupted(descriptor: int) -> None:
+        read(descriptor)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "eventfd_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        exchanger.poll_events()
+    monkeypatch.undo()
+    assert readable(exchanger.fileno(), 0)
+    one.until(lambda _: etcd_world.keys() == [key])
 
 
 def test_polling_does_not_wait_for_who_gets_a_broker(etcd_world: EtcdWorld) -> None:

@@ -88,7 +88,7 @@ def test_a_killed_broker_is_replaced_and_everything_republished(etcd_world: Etcd
     assert set(etcd_world.keys()) == keys | {added}
     # What was wanted still is, and its unchanged state is no news.
     assert not [event for event in one.events if isinstance(event, Found)]
-    value = qp_record(etcd_world.job, 5, GID_B).to_json()
+    value = qp_record(etcd_world.job, 5, GID_B)
     reader.exchanger.publish(qp_key(etcd_world.job, GID_B, 5), value)
     assert one.next(Found).value == value
 

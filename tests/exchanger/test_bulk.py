@@ -78,7 +78,7 @@ def test_a_neighbour_keeps_its_keys_and_its_turn_while_another_reads(
         greedy, neighbour = world.make(**shared), world.make(**shared)
         first = publish_qp(neighbour, world.job, 1)
         neighbour.exchanger.want(first)
-        neighbour.next(Found, key=first, value=qp_record(world.job, 1).to_json())
+        neighbour.next(Found, key=first, value=qp_record(world.job, 1))
         wanted = [qp_key(world.job, GID_B, qpn) for qpn in range(1, 12_001)]
         for key in wanted:
             greedy.exchanger.want(key)

@@ -35,7 +35,7 @@ def publish(job: str, hosts: list[Watched], published: list[dict[str, Any]], num
         following = (place + 1) % HOSTS * 10_000
         for number in numbers:
             qpn = place * 10_000 + number
-            published[place][publish_qp(host, job, qpn)] = qp_record(job, qpn).to_json()
+            published[place][publish_qp(host, job, qpn)] = qp_record(job, qpn)
             host.exchanger.want(qp_key(job, GID_A, following + number))
 
 

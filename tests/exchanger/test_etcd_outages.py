@@ -79,7 +79,7 @@ def test_an_etcd_that_comes_back_gets_everything_again(own_etcd_world: EtcdWorld
         reader.until(lambda events: Found(min(keys), None) in events)
         # And changes are seen again.
         one.exchanger.publish(
-            missing, qp_record(world.job, 7, default=qp_record(world.job, 7, gid=GID_B).default).to_json()
+            missing, qp_record(world.job, 7, default=qp_record(world.job, 7, gid=GID_B).default)
         )
         reader.until(lambda events: missing in found_keys(events))
     finally:
@@ -154,11 +154,12 @@ def test_changes_arrive_after_a_compaction(own_etcd_world: EtcdWorld) -> None:
     # While the reader's broker is stopped, its watch falls behind what etcd keeps.
     with stopped_broker(reader):
         for instance in range(20):
-            one.exchanger.publish(key, qp_record(world.job, 1, instance=f"{instance:016x}").to_json())
+            one.exchanger.publish(key, qp_record(world.job, 1, instance=f"{instance:016x}"))
+            one.poll()
             wait_until(lambda wanted=f"{instance:016x}": wanted in _raw(world, key))
         revision = world.server.call("kv/range", {"key": "YQ=="})["header"]["revision"]  # type: ignore[index]
         world.server.call("kv/compaction", {"revision": revision, "physical": True})
-    reader.next(Found, value=qp_record(world.job, 1, instance=f"{19:016x}").to_json())
+    reader.next(Found, value=qp_record(world.job, 1, instance=f"{19:016x}"))
 
 
 def _raw(world: EtcdWorld, key: str) -> str:
@@ -193,7 +194,7 @@ def test_an_etcd_without_space_is_still_read_and_watched(
     two.next(Connected)
     first, gone = publish_qp(one, world.job, 1), publish_qp(one, world.job, 2)
     two.exchanger.want(gone)
-    two.next(Found, key=gone, value=qp_record(world.job, 2).to_json())
+    two.next(Found, key=gone, value=qp_record(world.job, 2))
     before = requests(world.server)
     world.server.call("maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"})
     late = publish_qp(two, world.job, 3)
@@ -201,7 +202,7 @@ def test_an_etcd_without_space_is_still_read_and_watched(
     # One that comes now has not even a lease; it reads all the same.
     three = world.make(**shared)
     three.exchanger.want(first)
-    three.next(Found, key=first, value=qp_record(world.job, 1).to_json())
+    three.next(Found, key=first, value=qp_record(world.job, 1))
     blocked = publish_qp(three, world.job, 4)
     assert "space" in three.next(Unavailable).reason
     # Withdrawals go through, they make room; watches tell of them.

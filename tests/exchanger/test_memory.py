@@ -61,7 +61,7 @@ def test_an_outage_is_told_and_everything_is_made_good_after_it() -> None:
     assert reader.events == []
     store.set_available(True)
     reader.next(Connected)
-    reader.next(Found, key=late, value=qp_record("default", 2).to_json())
+    reader.next(Found, key=late, value=qp_record("default", 2))
     one.exchanger.close()
     reader.exchanger.close()
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import json
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shiftverbs.exchanger import (
     ControlEndpoint,
@@ -25,9 +25,10 @@ from shiftverbs.exchanger import (
     records,
 )
 
-from .conftest import GID_A, qp_record
+from .conftest import GID_A, as_json, qp_record
 
 gids = st.integers(0, (1 << 128) - 1).map(lambda number: number.to_bytes(16, "big").hex(":", 2))
+SHADOW = {"device": "nic0", "gid": GID_A, "lid": 0, "mtu": 3, "qpn": 7}
 NO_SECRET = {"device": "nic0", "gid": GID_A, "lid": 0, "mtu": 3, "qpn": 7, "qkey": 9}
 qpns = st.integers(0, (1 << 24) - 1)
 u32 = st.integers(0, (1 << 32) - 1)
@@ -70,13 +71,13 @@ def test_a_gid_in_a_key_reads_back_as_the_same_gid(number: int) -> None:
 @given(qp_records)
 def test_qp_records_round_trip(record: QpRecord) -> None:
     key = qp_key(record.job, str(record.default.gid), record.default.qpn)
-    text = records.encode_value(key, record.to_json())
+    text = records.encode_value(key, record)
     assert len(text) <= records.MAX_VALUE_BYTES
-    value = records.decode_value(key, text)
-    assert QpRecord.from_json(value, key) == record
+    assert text == json.dumps(json.loads(text), separators=(",", ":"), sort_keys=True)
+    assert records.decode_value(key, text) == record
     if record.default.lid:
         by_lid = qp_lid_key(record.job, str(record.default.gid), record.default.lid, record.default.qpn)
-        assert records.decode_value(by_lid, text) == value
+        assert records.decode_value(by_lid, text) == record
 
 
 @given(jobs, gids, qpns, st.integers(1, 0xFFFF))
@@ -149,7 +150,7 @@ def test_arbitrary_bytes_never_crash(data: bytes) -> None:
 def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -> None:
     """Any change of one field is either refused with the key's name or gives a record that round-trips."""
     key = qp_key("j", GID_A, 5)
-    value: Any = qp_record("j", 5).to_json()
+    value: Any = as_json(qp_record("j", 5))
     place = value
     name = data.draw(st.sampled_from(sorted(value)))
     while isinstance(place[name], dict | list) and place[name] and data.draw(st.booleans()):
@@ -160,37 +161,42 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
     else:
         place[name] = data.draw(anything)
     try:
-        checked = records.decode_value(key, json.dumps(value))
+        record = records.decode_value(key, json.dumps(value))
     except RecordError as error:
         assert str(error).startswith(key)
     else:
-        record = QpRecord.from_json(checked, key)
-        assert QpRecord.from_json(record.to_json(), key) == record
+        assert records.decode_value(key, records.encode_value(key, record)) == record
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"version": 1}, "version is 1, this release reads 2"),
-        ({"version": "2"}, "version"),
-        ({"kind": "mr"}, "kind is 'mr'"),
-        ({"instance": "A" * 16}, "instance is not 16 lower-case hex digits"),
-        ({"peer_life": 5}, "peer_life is a number, not a string"),
-        ({"default": None}, "default is null, not an object"),
-        ({"peer": {"gid": None, "lid": 0}}, "peer.qpn is missing"),
-        ({"peer": {"gid": "x", "lid": 0, "qpn": 1}}, "peer.gid is not a GID"),
-        ({"shadows": "abc"}, "shadows is a string, not a list"),
-        ({"shadows": [None]}, r"shadows\[0\] is null, not an object"),
-        ({"shadows": [{}] * 17}, "shadows has 17 entries, 16 are allowed"),
-        ({"control": [{"device": ""}]}, r"control\[0\].device"),
-        ({"control": [NO_SECRET]}, r"control\[0\].secret is missing"),
+        ({"version": "2"}, 'version is "2"'),
+        ({"version": True}, "version is true"),
+        ({"version": 3, "default": 5, "kind": "mr"}, "version is 3, this release reads 2"),
+        ({"kind": "mr"}, 'kind is "mr", not "qp"'),
+        ({"kind": None}, "kind is null"),
+        ({"instance": "A" * 16}, r"Expected `str` matching regex .*\$.instance`"),
+        ({"instance": "a" * 16 + "\n"}, r"matching regex .*\$.instance`"),
+        ({"peer_life": 5}, r"got `int` - at `\$.peer_life`"),
+        ({"default": None}, r"Expected `object`, got `null` - at `\$.default`"),
+        ({"peer": {"gid": None, "lid": 0}}, r"missing required field `qpn` - at `\$.peer`"),
+        ({"peer": {"gid": "x", "lid": 0, "qpn": 1}}, r"gid is not a GID - at `\$.peer`"),
+        ({"shadows": "abc"}, r"Expected `array`, got `str` - at `\$.shadows`"),
+        ({"shadows": [None]}, r"Expected `object`, got `null` - at `\$.shadows\[0\]`"),
+        ({"shadows": [SHADOW] * 17}, r"of length <= 16 - at `\$.shadows`"),
+        ({"control": [{"device": ""}]}, r"\$.control\[0\].device"),
+        ({"control": [{**NO_SECRET, "device": "a\x07"}]}, r"missing required field `secret`"),
         (
-            {"control": [{**NO_SECRET, "secret": "0" * 16}]},
-            r"control\[0\].secret is not 32 lower-case hex digits",
+            {"control": [{**NO_SECRET, "device": "a\x07", "secret": "0" * 32}]},
+            r"device is not .*\$.control\[0\]`",
         ),
-        ({"qp_access_flags": -1}, "qp_access_flags is out of range"),
-        ({"qp_access_flags": True}, "qp_access_flags is a boolean, not a whole number"),
-        ({"qp_access_flags": 1.5}, "qp_access_flags is a number, not a whole number"),
+        ({"control": [NO_SECRET]}, r"missing required field `secret` - at `\$.control\[0\]`"),
+        ({"control": [{**NO_SECRET, "secret": "0" * 16}]}, r"matching regex .*\$.control\[0\].secret`"),
+        ({"qp_access_flags": -1}, r"Expected `int` >= 0 - at `\$.qp_access_flags`"),
+        ({"qp_access_flags": True}, r"Expected `int`, got `bool` - at `\$.qp_access_flags`"),
+        ({"qp_access_flags": 1.0}, r"Expected `int`, got `float` - at `\$.qp_access_flags`"),
         ({"job": "k"}, "belongs to job 'k'"),
         ({"default": {"gid": GID_A, "lid": 0, "qpn": 6}}, "the value is about QPN 6"),
     ],
@@ -198,13 +204,13 @@ def test_a_record_with_one_field_spoilt_is_named_or_sound(data: st.DataObject) -
 def test_errors_say_key_and_field(change: dict[str, Any], words: str) -> None:
     key = qp_key("j", GID_A, 5)
     with pytest.raises(RecordError, match=words) as caught:
-        records.decode_value(key, json.dumps({**qp_record("j", 5).to_json(), **change}))
+        records.decode_value(key, json.dumps({**as_json(qp_record("j", 5)), **change}))
     assert str(caught.value).startswith(key)
     assert caught.value.key == key
 
 
 def test_a_lid_key_must_be_about_its_own_route() -> None:
-    text = json.dumps(qp_record("j", 5, default=Route(GID_A, 9, 5)).to_json())
+    text = json.dumps(as_json(qp_record("j", 5, default=Route(GID_A, 9, 5))))
     records.decode_value(qp_lid_key("j", GID_A, 9, 5), text)
     with pytest.raises(RecordError, match="LID 9"):
         records.decode_value(qp_lid_key("j", GID_A, 8, 5), text)
@@ -217,24 +223,58 @@ def test_a_full_record_fits() -> None:
     shadows = tuple(ShadowRoute("d" * 64, gid, 65535, 5, qpn) for _ in range(records.MAX_NICS))
     control = tuple(ControlEndpoint("d" * 64, gid, 65535, 5, qpn, (1 << 31) - 1, "f" * 32) for _ in shadows)
     record = qp_record("j" * 64, 5, shadows=shadows, control=control)
-    assert len(records.encode_value(qp_key("j" * 64, GID_A, 5), record.to_json())) < records.MAX_VALUE_BYTES
+    assert len(records.encode_value(qp_key("j" * 64, GID_A, 5), record)) < records.MAX_VALUE_BYTES
+
+
+def test_what_is_not_ascii_is_escaped() -> None:
+    record = qp_record("j", 5, shadows=(ShadowRoute("bücher\U0001f4da", GID_A, 0, 3, 7),))
+    text = records.encode_value(qp_key("j", GID_A, 5), record)
+    assert r'{"device":"b\u00fccher\ud83d\udcda","gid"' in text
+    assert records.decode_value(qp_key("j", GID_A, 5), text) == record
+
+
+def test_what_repeats_is_read_as_one_object() -> None:
+    """And what is only equal to it in Python is still refused."""
+    first, second = (
+        records.decode_value(qp_key("j", GID_A, qpn), json.dumps(as_json(qp_record("j", qpn))))
+        for qpn in (5, 6)
+    )
+    assert [a is b for a, b in zip(first.control, second.control, strict=True)] == [True] * 3
+    assert first.job is second.job and first.instance is second.instance
+    assert first.default.gid is second.default.gid
+    assert first.shadows[0].device is second.shadows[0].device
+    one = {**NO_SECRET, "qkey": 1, "secret": "0" * 32}
+    key, value = qp_key("j", GID_A, 5), as_json(qp_record("j", 5))
+    records.decode_value(key, json.dumps({**value, "control": [one]}))
+    for other in (True, 1.0):
+        with pytest.raises(RecordError, match="qkey"):
+            records.decode_value(key, json.dumps({**value, "control": [{**one, "qkey": other}]}))
+    for number in range(2 * records.KEPT_ENDPOINTS):
+        records.decode_value(key, json.dumps({**value, "control": [{**one, "qpn": number}]}))
+    assert len(records._endpoints) <= records.KEPT_ENDPOINTS
+
+
+def test_a_secret_is_not_shown() -> None:
+    endpoint = ControlEndpoint("nic0", GID_A, 0, 3, 7, 9, "5ec2e7" * 5 + "ab")
+    assert repr(endpoint).startswith("ControlEndpoint(device='nic0', gid='fe80:0000:")
+    assert "5ec2e7" not in repr(endpoint) + repr(endpoint.__rich_repr__())
 
 
 def test_pairing_is_mutual_or_not_at_all() -> None:
     a = qp_record("j", 1, default=Route("fe80::a", 3, 1), peer=Route("fe80::b", 4, 2), life="a" * 16)
     b = qp_record("j", 2, default=Route("fe80::b", 4, 2), peer=Route("fe80::a", 3, 1), life="b" * 16)
-    a, b = dataclasses.replace(a, peer_life=b.life), dataclasses.replace(b, peer_life=a.life)
+    a, b = replace(a, peer_life=b.life), replace(b, peer_life=a.life)
     assert mutual(a, b)
     assert mutual(b, a)
     # A ghost's entry, from before a crash or a RESET: same routes, another life.
-    assert not mutual(a, dataclasses.replace(b, peer_life="0" * 16))
-    assert not mutual(a, dataclasses.replace(b, life="0" * 16))
-    assert not mutual(a, dataclasses.replace(b, peer=Route("fe80::a", 3, 7)))
-    assert not mutual(a, dataclasses.replace(b, peer=None))
-    assert not mutual(a, dataclasses.replace(b, job="k"))
+    assert not mutual(a, replace(b, peer_life="0" * 16))
+    assert not mutual(a, replace(b, life="0" * 16))
+    assert not mutual(a, replace(b, peer=Route("fe80::a", 3, 7)))
+    assert not mutual(a, replace(b, peer=None))
+    assert not mutual(a, replace(b, job="k"))
     # InfiniBand without GRH: the peer is known by LID.
-    assert mutual(dataclasses.replace(a, peer=Route(None, 4, 2)), b)
-    assert not mutual(dataclasses.replace(a, peer=Route(None, 5, 2)), b)
+    assert mutual(replace(a, peer=Route(None, 4, 2)), b)
+    assert not mutual(replace(a, peer=Route(None, 5, 2)), b)
     # No GID and no LID names nobody.
     assert not Route(None, 0, 1).matches(Route("fe80::a", 0, 1))
 

@@ -23,7 +23,7 @@ from shiftverbs.exchanger.settings import store_identity
 from shiftverbs.failover.services.directory import Directory
 
 from .around import wait_until
-from .conftest import GID_A, EtcdWorld, publish_qp, qp_record
+from .conftest import GID_A, EtcdWorld, as_json, publish_qp, qp_record
 
 # Starts BROKER with a setup; returns its process and its socket's path.
 ByHand = Callable[[str], tuple[Child, str]]
@@ -148,7 +148,7 @@ def test_what_is_no_record_is_refused_to_its_client_alone(etcd_world: EtcdWorld,
     _, path = by_hand("")
     one = etcd_world.make(broker=path)
     one.next(Connected)
-    good = qp_record(etcd_world.job, 1).to_json()
+    good = as_json(qp_record(etcd_world.job, 1))
     bad = {
         "surrogate": "\ud800",
         "surrogate inside": json.dumps({**good, "extra": "x"}).replace('"x"', '"\ud800"'),
@@ -201,6 +201,7 @@ def test_a_mistake_in_a_brokers_main_thread_ends_it(etcd_world: EtcdWorld, by_ha
     one = etcd_world.make(broker=path, broker_idle_exit_s=1)
     one.next(Connected)
     one.exchanger.want(qp_key(etcd_world.job, GID_A, 1))
+    one.poll()
     assert broker.wait() == 1
     assert broker.output.count("Traceback") == 1
     # Its clients start one themselves.

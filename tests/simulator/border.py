@@ -586,8 +586,8 @@ class VirtualExchanger(Exchanger):
         first, last = self.late_ns
         return self.net.clock.rng.randrange(first, last)
 
-    def publish(self, key: str, value: dict[str, Any]) -> None:
-        text = records.encode_value(key, value)
+    def publish(self, key: str, record: records.QpRecord) -> None:
+        text = records.encode_value(key, record)
         self._published[key] = text
         self._ask(key)
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.records import ControlEndpoint, QpRecord, Route, ShadowRoute
@@ -219,7 +221,7 @@ class Pairing:
             logger.debug("QP %#x: %s", self.connection.shadow.qp_num, error)
             return
         if (control, shadows) != (self._mine.control, self._mine.shadows):
-            self._mine = QpRecord(**{**_fields(self._mine), "control": control, "shadows": shadows})
+            self._mine = replace(self._mine, control=control, shadows=shadows)
             self._put()
 
     def rights_changed(self, rights: Callable[[int], int]) -> None:
@@ -231,24 +233,23 @@ class Pairing:
             return
         flags = rights(self._mine.qp_access_flags)
         if flags != self._mine.qp_access_flags:
-            self._mine = QpRecord(**{**_fields(self._mine), "qp_access_flags": flags})
+            self._mine = replace(self._mine, qp_access_flags=flags)
             self._put()
 
     def _put(self) -> None:
         assert self._mine is not None
         for key in self._my_keys:
-            self.driver.directory.publish(key, self._mine.to_json())
+            self.driver.directory.publish(key, self._mine)
 
     # ---- the peer's side --------------------------------------------------------------------------------------------
 
-    def _peer_found(self, value: dict[str, Any] | None) -> None:
+    def _peer_found(self, theirs: QpRecord | None) -> None:
         c = self.connection
         if c.closed or self._mine is None or self._peer_key is None:
             return
-        if value is None:
+        if theirs is None:
             self._peer_lost()
             return
-        theirs = QpRecord.from_json(value, self._peer_key)
         self._seen = True
         if c.protocol is not None and not self._superseded(theirs):
             self._peer_moved(theirs)
@@ -262,7 +263,7 @@ class Pairing:
             c.set_why("the peer's entry names another QP as its peer")
             return
         if self._mine.peer_life != theirs.life:
-            self._mine = QpRecord(**{**_fields(self._mine), "peer_life": theirs.life})
+            self._mine = replace(self._mine, peer_life=theirs.life)
             self._put()
         if not records.mutual(self._mine, theirs):
             c.set_why("the peer's entry does not name this connection yet")
@@ -389,7 +390,3 @@ class Pairing:
         self._theirs = None
         self._seen = False
         self._looks = {}
-
-
-def _fields(record: QpRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}

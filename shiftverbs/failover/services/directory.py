@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shiftverbs.exchanger.interface import Connected, ExchangerEvent, Found, Rejected, Unavailable
-from shiftverbs.exchanger.records import RecordError
+from shiftverbs.exchanger.records import QpRecord
 from shiftverbs.process.log_lines import Seldom
 
 if TYPE_CHECKING:
@@ -75,25 +75,25 @@ class Directory:
     def __init__(self, driver: DirectoryHost, exchanger: Exchanger) -> None:
         self._driver = driver
         self._exchanger = exchanger
-        self._wanted: dict[str, list[Callable[[dict[str, Any] | None], None]]] = {}
-        self._values: dict[str, dict[str, Any]] = {}
+        self._wanted: dict[str, list[Callable[[QpRecord | None], None]]] = {}
+        self._values: dict[str, QpRecord] = {}
         self._told: collections.deque[ExchangerEvent] = collections.deque()
         # Others may write what they like into etcd, as often as they like.
         self._seldom = Seldom(logger)
         # Why no peer can be found at present, whatever it does; None while etcd answers.
         self.away: str | None = NOT_YET
 
-    def publish(self, key: str, value: dict[str, Any]) -> None:
+    def publish(self, key: str, record: QpRecord) -> None:
         """Publish through the exchanger."""
-        self._exchanger.publish(key, value)
+        self._exchanger.publish(key, record)
 
     def withdraw(self, key: str) -> None:
         """Withdraw from the exchanger."""
         if not self._driver.stopped:
             self._exchanger.withdraw(key)
 
-    def want(self, key: str, found: Callable[[dict[str, Any] | None], None]) -> None:
-        """Call found(value) under the lock now and whenever `key` changes."""
+    def want(self, key: str, found: Callable[[QpRecord | None], None]) -> None:
+        """Call found(record) under the lock now and whenever `key` changes."""
         users = self._wanted.setdefault(key, [])
         users.append(found)
         if len(users) == 1:
@@ -161,8 +161,6 @@ class Directory:
         for found in list(self._wanted.get(event.key, ())):
             try:
                 found(event.value)
-            except RecordError as error:
-                self._seldom.warning(self._driver.now_ns(), "an entry in etcd is not used: %s", error)
             except Exception as error:
                 text = "what stands under %s could not be used"
                 self._seldom.exception(self._driver.now_ns(), error, text, event.key)
