@@ -20,13 +20,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import etcd3
 import etcd3.etcdrpc as rpc
 import grpc
+from msgspec import Struct
 
 from shiftverbs.config import Config, Endpoint
 from shiftverbs.exchanger.etcd_watch import WatchStream
@@ -48,15 +48,14 @@ TURN_TXNS = 8
 SUSPECT_KEYS = 8
 
 
-@dataclass
-class _Owner:
+class _Owner(Struct):
     lease: int | None = None
-    desired: dict[str, str] = field(default_factory=dict)
+    desired: dict[str, str] = {}
     # Keys under which etcd may have something else than `desired`, in the order they changed: to put, to delete.
-    dirty: dict[str, None] = field(default_factory=dict)
-    doomed: dict[str, None] = field(default_factory=dict)
+    dirty: dict[str, None] = {}
+    doomed: dict[str, None] = {}
     # Keys of `desired` that etcd denies to us, the next one to try first; when, and after how many failures.
-    denied: dict[str, None] = field(default_factory=dict)
+    denied: dict[str, None] = {}
     probe_at: float = 0.0
     probes: int = 0
 
@@ -67,8 +66,7 @@ class _Owner:
         self.dirty.update((key, None) for key in self.desired if key not in self.denied)
 
 
-@dataclass(frozen=True)
-class _Write:
+class _Write(Struct, frozen=True):
     """One key to be put (text) or deleted (None)."""
 
     number: int

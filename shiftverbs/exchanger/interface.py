@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import abc
 import secrets
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shiftverbs.exchanger.records import QpRecord
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """The state of a wanted key: the record there, checked against the schema, or None when the key has none.
 
     The first answer to `want` always comes, None included; after it, one event per change. Two changes in quick
@@ -27,8 +27,7 @@ class Found:
     value: QpRecord | None
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(Struct, frozen=True):
     """A wanted key holds something that is not ours to use, or the store refused what we published there.
 
     reason: names the key. For a wanted key it counts as an answer: the key stays wanted, and a good value that
@@ -39,13 +38,11 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """The store answers; what was asked and published meanwhile is on its way."""
 
 
-@dataclass(frozen=True)
-class Unavailable:
+class Unavailable(Struct, frozen=True):
     """The store does not answer. It is tried again for ever; requests made meanwhile are kept.
 
     reason: what went wrong, for the one warning in the log. Comes once per outage, and again only when the

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct
 
 from shiftverbs.config import Config
 from shiftverbs.exchanger import records
@@ -38,9 +39,8 @@ FORGIVE_S = 60.0
 PROBED_KEYS = 8
 
 
-@dataclass
-class _Key:
-    clients: set[int] = field(default_factory=set)
+class _Key(Struct):
+    clients: set[int] = set()
     known: bool = False
     # An int stands for a value too large to carry, a str for why it may not be read.
     value: bytes | int | str | None = None

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class Watches(Protocol):
@@ -46,72 +47,62 @@ class Link(Protocol):
         """`owner` is gone: everything it published goes too."""
 
 
-@dataclass(frozen=True)
-class OfSession:
+class OfSession(Struct, frozen=True):
     """What concerns one session with etcd, whose number is `session`."""
 
     session: int
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """There is a link to etcd; it was not started yet."""
 
     link: Link
 
 
-@dataclass(frozen=True)
-class NotLoaded:
+class NotLoaded(Struct, frozen=True):
     """There will be no link to etcd, and why."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Up(OfSession):
+class Up(OfSession, frozen=True):
     """It began. `watch` is its watch stream; `held` as by Held."""
 
     watch: Watches
-    held: dict[int, str] = field(default_factory=dict)
+    held: dict[int, str] = {}
 
 
-@dataclass(frozen=True)
-class Down:
+class Down(Struct, frozen=True):
     """There is no session, and why."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Got(OfSession):
+class Got(OfSession, frozen=True):
     """Answers to a read, as of `revision`: bytes, None (no value), or an int (too large to fetch)."""
 
     revision: int
     values: dict[str, bytes | int | None]
 
 
-@dataclass(frozen=True)
-class Denied(OfSession):
+class Denied(OfSession, frozen=True):
     """etcd does not let us read these keys: why, by key."""
 
     reasons: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """etcd takes nothing new for now: what `owner` publishes has to wait, for this reason."""
 
     owner: int
     reason: str
 
 
-@dataclass(frozen=True)
-class PutsTaken:
+class PutsTaken(Struct, frozen=True):
     """etcd takes what is published again."""
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """etcd does not take what `owner` published under `key`."""
 
     owner: int
@@ -119,22 +110,19 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     """`owner` is forgotten and, where etcd could be told, its keys are gone."""
 
     owner: int
 
 
-@dataclass(frozen=True)
-class Changed(OfSession):
+class Changed(OfSession, frozen=True):
     """Values after changes: [(key, value or None for deleted, revision)]."""
 
     changes: list[tuple[str, bytes | None, int]]
 
 
-@dataclass(frozen=True)
-class WatchEnded(OfSession):
+class WatchEnded(OfSession, frozen=True):
     """A watch ended by itself, as when etcd compacted the revision it was to begin with, or refused it.
 
     number: which one; there may be another one of this target since.
@@ -145,8 +133,7 @@ class WatchEnded(OfSession):
     number: int
 
 
-@dataclass(frozen=True)
-class StreamEnded(OfSession):
+class StreamEnded(OfSession, frozen=True):
     """The whole stream failed."""
 
     reason: str

@@ -21,9 +21,10 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from shiftverbs._core import without_signals
 from shiftverbs.config import OWN_BROKER, SHARED_BROKER, Config
@@ -65,8 +66,7 @@ class _Ended(BrokerError):
     """There was one."""
 
 
-@dataclass
-class Connection:
+class Connection(Struct):
     """A broker that has said hello. frames: what came right after.
 
     pidfd: readable when the broker has ended, whoever else may hold the other end of the socket; None where that is not
@@ -76,7 +76,7 @@ class Connection:
     sock: socket.socket
     pid: int
     reader: wire.FrameReader
-    frames: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[dict[str, Any]] = []
     pidfd: int | None = None
     answers: bool = False
 
@@ -88,8 +88,7 @@ class Connection:
             os.close(pidfd)
 
 
-@dataclass(frozen=True)
-class Looks:
+class Looks(Struct, frozen=True):
     """What /proc tells of a process. used: of a processor; began: since boot; both in ticks of the system's clock.
 
     turns: how often its main thread gave a processor back.
@@ -130,8 +129,7 @@ def _kill(pid: int, began: int) -> None:
             os.close(pidfd)
 
 
-@dataclass
-class _Spawned:
+class _Spawned(Struct):
     """A broker that was started, until it has said hello.
 
     diagnostics: a descriptor of what it writes on its standard error; began: as in Looks, None where not known.
