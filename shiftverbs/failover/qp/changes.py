@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
+# A NIC that has been at one command for so much of a change's time when the next change comes is not waited for again.
+HANGS = 0.9
 UNLIKE = "it was connected before the application gave its QP all attributes"
 
 
@@ -110,13 +112,16 @@ class _Told:
         self.connection.timeline.tell()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already."""
+        """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
+
+        Who waited in vain began to do so before the NIC began its command, and had waited a little longer.
+        """
         c = self.connection
         deadline = time.monotonic() + timeout_s
         waited = []
         for k in self.answers:
             nic = c.nic(k)
-            if nic.on_worker() or nic.hangs(timeout_s):
+            if nic.on_worker() or nic.hangs(HANGS * timeout_s):
                 continue
             waited.append(k)
             in_slices(
