@@ -156,9 +156,9 @@ class EtcdExchanger(Exchanger):
             self._events.clear()
             return events
         except BaseException:
+            # The bell that was rung for what is left, here or in the queue, may be read.
             self._rung = False
-            if self._commands:  # the bell that was rung for them may be read
-                self._ring()
+            self._ring()
             raise
         finally:
             self._lock.release()
@@ -226,7 +226,9 @@ class EtcdExchanger(Exchanger):
             self._rung = True  # before the bell: poll_events may clear it at once
             self._ring()
         except BaseException:
+            # Another thread may have relied on it.
             self._rung = False
+            self._ring()
             raise
 
     def _ring(self) -> None:
@@ -236,20 +238,23 @@ class EtcdExchanger(Exchanger):
 
     def _take_commands(self) -> None:
         while self._commands:
-            operation, key, record, text = self._commands.popleft()
+            operation, key, record, text = self._commands[0]
+            # First told, then noted, and only then let go of: where an interrupt comes between, it is told twice.
             if record is not None:
-                self._published[key] = record
                 self._tell({"op": "put", "key": key, "value": text})
+                self._published[key] = record
             elif operation == "del":
-                if self._published.pop(key, None) is not None:
+                if key in self._published:
                     self._tell({"op": "del", "key": key})
+                    del self._published[key]
             elif operation == "want":
                 if key not in self._wanted:
-                    self._wanted[key] = _UNSEEN
                     self._tell({"op": "want", "key": key})
+                    self._wanted[key] = _UNSEEN
             elif key in self._wanted:
-                del self._wanted[key]
                 self._tell({"op": "unwant", "key": key})
+                del self._wanted[key]
+            self._commands.popleft()
 
     def _tell(self, frame: dict[str, Any]) -> None:
         # Without a connection nothing is queued: the next broker is told everything that holds by then.

@@ -347,7 +347,7 @@ def _kept(endpoint: ControlEndpoint) -> ControlEndpoint:
 def _check_place(key: str, record: QpRecord) -> None:
     """Whether a record, sound in itself, belongs under its key."""
     default = record.default
-    if key == f"/shiftverbs/{record.job}/qp/{default.gid}/{default.qpn}":
+    if default.gid is not None and key == f"/shiftverbs/{record.job}/qp/{default.gid}/{default.qpn}":
         return  # nearly always
     parsed = parse_key(key)
     if record.job != parsed.job:

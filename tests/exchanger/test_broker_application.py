@@ -217,27 +217,69 @@ def test_a_command_amid_polling_wakes_or_is_taken(
     one.until(lambda _: set(etcd_world.keys()) == set(keys))
 
 
-def test_what_interrupts_polling_loses_no_wake_up(
-    etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["the bell is read", "a command is taken", "all are sent"])
+@pytest.mark.parametrize("what", ["publish", "withdraw", "want"])
+def test_what_interrupts_polling_loses_neither_wake_up_nor_command(
+    etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
     one = etcd_world.make()
     exchanger = one.exchanger
     assert isinstance(exchanger, EtcdExchanger)
     one.next(Connected)
     key = qp_key(etcd_world.job, GID_A, 1)
-    exchanger.publish(key, qp_record(etcd_world.job, 1))
+    if what != "publish":
+        exchanger.publish(key, qp_record(etcd_world.job, 1))
+        one.until(lambda _: etcd_world.keys() == [key])
+    if what == "publish":
+        exchanger.publish(key, qp_record(etcd_world.job, 1))
+    elif what == "withdraw":
+        exchanger.withdraw(key)
+    else:
+        exchanger.want(key)
     read = os.eventfd_read
 
-    def interrupted(descriptor: int) -> None:
-        read(descriptor)
+    def interrupted(descriptor: object) -> None:
+        if where == "the bell is read":
+            read(exchanger._bell)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "eventfd_read", interrupted)
+    if where == "the bell is read":
+        monkeypatch.setattr(os, "eventfd_read", interrupted)
+    else:
+        name = {"a command is taken": "_tell", "all are sent": "_send"}[where]
+        monkeypatch.setattr(exchanger, name, lambda *_: interrupted(None))
     with pytest.raises(KeyboardInterrupt):
         exchanger.poll_events()
     monkeypatch.undo()
     assert readable(exchanger.fileno(), 0)
-    one.until(lambda _: etcd_world.keys() == [key])
+    if what == "want":
+        one.until(lambda events: found_keys(events) == {key})
+    else:
+        one.until(lambda _: etcd_world.keys() == [key] * (what == "publish"))
+
+
+def test_who_is_interrupted_before_the_bell_rings_it_for_others(
+    etcd_world: EtcdWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's command has relied on it."""
+    one = etcd_world.make()
+    exchanger = one.exchanger
+    assert isinstance(exchanger, EtcdExchanger)
+    one.next(Connected)
+    keys = [qp_key(etcd_world.job, GID_A, qpn) for qpn in (1, 2)]
+    ring = exchanger._ring
+
+    def interrupted() -> None:
+        monkeypatch.setattr(exchanger, "_ring", ring)
+        exchanger.publish(keys[1], qp_record(etcd_world.job, 2))
+        raise KeyboardInterrupt
+
+    one.until(lambda _: not readable(exchanger.fileno(), 0.1))
+    monkeypatch.setattr(exchanger, "_ring", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        exchanger.publish(keys[0], qp_record(etcd_world.job, 1))
+    assert readable(exchanger.fileno(), 0)
+    one.until(lambda _: sorted(etcd_world.keys()) == keys)
 
 
 def test_polling_does_not_wait_for_who_gets_a_broker(etcd_world: EtcdWorld) -> None:

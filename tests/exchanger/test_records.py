@@ -283,3 +283,10 @@ def test_instance_ids_are_random() -> None:
     made = {new_instance_id() for _ in range(100)}
     assert len(made) == 100
     assert all(len(one) == 16 and int(one, 16) >= 0 for one in made)
+
+
+def test_a_key_of_no_gid_is_none() -> None:
+    """Whatever the value says of itself."""
+    record = QpRecord("j", "0" * 16, Route(None, 4, 9), None, None, (), (), "1" * 16, 0)
+    with pytest.raises(RecordError, match="not a key"):
+        records.encode_value("/shiftverbs/j/qp/None/9", record)

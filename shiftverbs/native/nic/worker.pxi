@@ -336,8 +336,10 @@ cdef class NicWorker:
         if tag != NULL:
             Py_DECREF(<object>tag)
         self._take_results(worker)
-        cancel_jobs(cancelled)
-        worker_drop(worker)
+        try:
+            cancel_jobs(cancelled)
+        finally:
+            worker_drop(worker)
 
     cdef int _check(self) except -1:
         """Raise when used in a forked child."""
