@@ -145,7 +145,7 @@ def cable_at(what: str, target: str, count: int = 1) -> None:
             seen += 1
             if seen == count:
                 faults.down(target)
-                print(f"the cable of {target} is out", flush=True)
+                print(f"the cable of {target} is out\n", end="", flush=True)
 
     for part in (channel()._puller, channel()._publisher):
         send = part._send
