@@ -12,6 +12,8 @@ from test_before_protected import half_protected
 
 # The NIC gives up after 8 ms, and nobody has protected anything by then.
 SOON = "timeout=9, retry=3"
+# Where nothing dies: for who gives up so soon, a peer that has no turn for 8 ms is a dead cable.
+PATIENT = "timeout=16, retry=7"
 # Posts n messages, and keeps every WC that comes, polled or not.
 POST = """
 for i in range({n}):
@@ -48,13 +50,13 @@ def test_a_cable_pulled_early_costs_nothing(network: Network, faults: Any, how: 
         assert host("ep.shift()['status']") == "PROTECTED"
 
 
-def held(network: Network, faults: Any, sides: str = "ab") -> tuple[Host, Host]:
+def held(network: Network, faults: Any, sides: str = "ab", attrs: str = SOON) -> tuple[Host, Host]:
     """Two hosts whose backups cannot be connected, until all rules are dropped."""
     for name in "ab":
         faults.register(name, "2")
     for name in sides:
         faults.drop(f"{name}/soft1", direction="tx", opcode="ack", count=0)
-    hosts = network.pair(attrs=SOON)
+    hosts = network.pair(attrs=attrs)
     for host in hosts:
         host("[ep.recv(32 + i, 100 + i) for i in range(8)]")
         wait_until(lambda host=host: bool(host("ep.qp.shift.pairing")), 20)
@@ -134,7 +136,7 @@ def test_an_application_that_resets_its_qp_meanwhile_has_it_at_once(network: Net
 
 
 def test_the_applications_own_error_does_not_wait(network: Network, faults: Any) -> None:
-    a, b = held(network, faults)
+    a, _ = held(network, faults, attrs=PATIENT)
     a("import time; t = time.monotonic(); ep.post('RDMA_WRITE', wr_id=1, rkey=ep.peer['rkey'] ^ 0xff00)")
     assert a(TAKE.format(n=1, s=10)) == [[1, "REM_ACCESS_ERR"]]
     assert a("time.monotonic() - t") < 1.5
@@ -159,7 +161,7 @@ def test_own_receive_error_seen_by_the_flush_of_a_send(network: Network, package
     """The peer's message is too long; the application looks at its send CQ alone, as where it waits for a send."""
     network.env["SHIFTVERBS_PEER_DEADLINE_MS"] = "8000"
     a, b = (network.host(n, package, SHIFTVERBS_ETCD="127.0.0.1:1") for n in "ab")
-    connect(a, b, setup="split=True", attrs=SOON)
+    connect(a, b, setup="split=True", attrs=PATIENT)
     a("ep.recv(32, 100, 8)")
     b("ep.post('SEND', length=64, wr_id=1)")
     assert b(TAKE.format(n=1, s=5)) == [[1, "REM_INV_REQ_ERR"]]
