@@ -211,6 +211,7 @@ class Nic:
         self._pid = os.getpid()
         self._thread = 0
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
+        self._in_vain_ns = 0  # the same, of whoever changed a QP's attributes
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
         self._opened = self.worker.call(self._open)
@@ -269,6 +270,14 @@ class Nic:
     def is_given_up(self) -> bool:
         """Whether what was under way at `give_up` still is: nothing was carried out since."""
         return bool(self._given_up_ns) and self.worker.busy_since_ns == self._given_up_ns
+
+    def waited_in_vain(self) -> None:
+        """A change of attributes has waited its whole time. (Not `give_up`: that one keeps DMA out of memory.)"""
+        self._in_vain_ns = self.worker.busy_since_ns
+
+    def is_known_to_wait(self) -> bool:
+        """Whether what was under way at `waited_in_vain` still is."""
+        return bool(self._in_vain_ns) and self.worker.busy_since_ns == self._in_vain_ns
 
     def _see_ports(self) -> None:
         """On a thread of ours: have `ports` be what the device answers now. Raises OSError."""

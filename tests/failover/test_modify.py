@@ -177,6 +177,37 @@ def test_a_change_behind_an_own_error_that_nobody_has_polled(network: Network, f
     assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[1, "REM_INV_REQ_ERR"]]
 
 
+TWO_CHANGES = """
+import threading
+def change(which, delay_s, took):
+    time.sleep(delay_s)
+    attr, began = qp.QPAttr(), time.monotonic()
+    attr.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE
+    which.qp.modify(attr, e.IBV_QP_ACCESS_FLAGS)
+    took.append(time.monotonic() - began)
+def both(gap_s):
+    took = []
+    threads = [threading.Thread(target=change, args=(which, s, took)) for which, s in ((second, 0), (ep, gap_s))]
+    [t.start() for t in threads]; [t.join(20) for t in threads]
+    return took
+"""
+
+
+def test_a_nic_that_is_slow_has_all_its_time(network: Network, faults: Any) -> None:
+    """It carries traffic, and answers within the bound; the second change comes when the first has waited for long."""
+    a, b = network.protected()
+    second_pair(a, b)
+    go(faults, "away", a, b)
+    b(f"import time; exec({TWO_CHANGES!r}, globals())")
+    a("ep.recv(50)")
+    faults.slow("b/soft1", 0.95)
+    took = b("both(0.92)")
+    assert len(took) == 2 and max(took) < 1.5, took
+    b("ep.post('SEND', wr_id=77)")
+    assert b("ep.poll(1, 10)[0][:2]") == [77, "SUCCESS"]
+    assert b("ep.shift()['status']") == "PROTECTED"
+
+
 def test_a_backup_that_does_not_follow_is_out_of_use(network: Network, faults: Any) -> None:
     """Its NIC carries out no commands: the verb ends within its bound, and no traffic goes there before a RESET."""
     a, b = network.protected(nics="3")

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
-# A NIC that has been at one command for so much of a change's time when the next change comes is not waited for again.
-HANGS = 0.9
 UNLIKE = "it was connected before the application gave its QP all attributes"
 
 
@@ -114,19 +112,21 @@ class _Told:
     def wait(self, timeout_s: float) -> None:
         """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
 
-        Who waited in vain began to do so before the NIC began its command, and had waited a little longer.
+        That is one whose command under way has been waited for in vain before, or takes longer than timeout_s. One that
+        is merely slow has all its time: a change that is given up puts a pair out of use.
         """
         c = self.connection
         deadline = time.monotonic() + timeout_s
         waited = []
         for k in self.answers:
             nic = c.nic(k)
-            if nic.on_worker() or nic.hangs(HANGS * timeout_s):
+            if nic.on_worker() or nic.hangs(timeout_s) or nic.is_known_to_wait():
                 continue
             waited.append(k)
-            in_slices(
+            if not in_slices(
                 functools.partial(nic.worker.drain, c.shadow.handle(k)), max(0.0, deadline - time.monotonic())
-            )
+            ):
+                nic.waited_in_vain()
         c.driver.run()
         c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
 
