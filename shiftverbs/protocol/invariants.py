@@ -209,8 +209,8 @@ class Invariants:
         else:
             _fact(s.recv_state is RecvState.FALLBACK, "a SWITCH holds receives back until its target is fit")
         for k, p in enumerate(s.pairs):
-            work = p.used and k != switch.target
-            _fact(switch.final is None or not work or p.fenced, "all that was used is fenced by the final", k)
+            work = p.used and not p.at_rest and k != switch.target
+            _fact(switch.final is None or not work or p.fenced, "all with work is fenced by the final", k)
 
     def _check_pair(self, k: int, p: Pair) -> None:
         """What is known of one pair."""
@@ -220,6 +220,8 @@ class Invariants:
         _fact(not p.clean or not p.used, "clean is not used", k)
         _fact(not p.fenced or p.used, "only what was used is fenced", k)
         _fact(not p.fenced or not p.works, "what is fenced does not work", k)
+        _fact(not p.at_rest or (p.used and not p.fenced), "at rest is what was used, and is not fenced", k)
+        _fact(not p.at_rest or s.over or not s.carries(k), "what is at rest carries nothing", k)
         _fact(not p.stale or p.used, "stale receives are of a pair that was used", k)
         _fact(not p.stale or s.over or k != s.recv_pair, "stale pairs carry no receives", k)
         _fact(not p.dead or not p.clean, "a dead NIC has no clean pair", k)

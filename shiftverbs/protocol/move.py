@@ -156,6 +156,7 @@ class MoveProcedure:
         s.use(out.target)
         home = out.target == 0
         self._directions.send(SendInput.MOVED_HOME if home else SendInput.MOVED_AWAY, out.target)
+        s.note_rest()
         self.note_home()
 
     def _forget(self) -> None:
@@ -250,6 +251,7 @@ class MoveProcedure:
             s.move_in = None
             self.moved_in = m.number
             s.say(replace(m, step=MoveStep.MOVED), m.target)
+            s.note_rest()
             self.note_home()
         return None
 

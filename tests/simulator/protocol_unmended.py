@@ -51,6 +51,12 @@ def count_posting_among_the_attempts() -> Iterator[None]:
         yield
 
 
+@mutation("a NIC that is at a registration is waited for by no SWITCH where nothing is outstanding on it")
+def fence_what_is_at_rest() -> Iterator[None]:
+    with rewritten(SwitchProcedure, "_fence", ("and not p.at_rest]", "]")):
+        yield
+
+
 @mutation("a pair that refuses a receive is left at once")
 def stay_where_a_receive_was_refused() -> Iterator[None]:
     with rewritten(SwitchProcedure, "on_receives_posted", ("if event.error is not None:", "if False:")):
