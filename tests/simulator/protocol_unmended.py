@@ -18,6 +18,7 @@ from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.move import MoveProcedure
 from shiftverbs.protocol.path_health import PingState
+from shiftverbs.protocol.state import PairState
 from shiftverbs.protocol.switch import SwitchProcedure
 
 _OTHERS = frozenset(protocol_mutations.MUTATIONS)
@@ -48,6 +49,12 @@ def give_memory_no_more_time_than_a_peer() -> Iterator[None]:
 @mutation("time in which receives were posted is not time in which pairs were tried")
 def count_posting_among_the_attempts() -> Iterator[None]:
     with replaced(SwitchProcedure, "_leave_out_posting", lambda p: None):
+        yield
+
+
+@mutation("a pair that only our sends have left is fenced: the peer's may still arrive there")
+def rest_where_receives_are() -> Iterator[None]:
+    with rewritten(PairState, "note_rest", ("not self.carries(k)", "k != self.send_pair")):
         yield
 
 

@@ -31,6 +31,7 @@ from simulator.story import (
     post,
     said,
     sends,
+    split,
     statuses,
     succeeded,
     until,
@@ -288,6 +289,18 @@ def a_rail_is_slower_than_a_move_waits() -> Network:
     return end(net)
 
 
+def a_message_is_on_its_way_to_where_only_receives_are() -> Network:
+    """a's sends are at home and its receives on pair 1; home fails while b's message is on its way there, for 5 ms."""
+    net = armed(pairs=3)
+    a, b = ends(net)
+    split(net, "b")
+    net.links["b", 1].delay_ns = 5 * MS
+    net.nics["a"][1].command_ns = 20 * MS  # as long as that takes, it may arrive
+    post(b, "SEND")
+    path_failed(a, 0)
+    return end(net)
+
+
 def what_a_move_has_left_registers_memory() -> Network:
     """Home again, the backups' NICs are at a registration for minutes when the port at home blinks: no fence is there.
 
@@ -322,6 +335,7 @@ def what_a_move_has_left_registers_memory() -> Network:
 
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_message_is_on_its_way_to_where_only_receives_are: ("rest_where_receives_are",),
     what_a_move_has_left_registers_memory: ("fence_what_is_at_rest",),
     a_rail_is_slower_than_a_move_waits: ("come_home_at_once_where_a_move_was_in_vain",),
     an_old_fence_is_ahead_of_the_wr_that_is_one: ("take_an_old_fence_write_for_the_wr",),
