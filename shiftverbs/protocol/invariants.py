@@ -155,9 +155,9 @@ class Invariants:
             return
         _fact(0 <= switch.target < self._n_pairs, "a SWITCH leads to one of our pairs")
         _fact(0 <= switch.left < self._n_pairs, "a SWITCH leaves one of our pairs")
-        # The pairing may have ended with one.
-        asked = state is SwitchState.ASK or (s.over and switch.phase is Phase.ASK)
-        _fact(switch.before is None or asked, "only a question remembers what was before")
+        _fact(
+            (switch.before is None) or state is SwitchState.ASK, "only a question remembers what was before"
+        )
         if state is SwitchState.ASK:
             _fact(switch.phase is Phase.ASK, "who asks says ASK")
             _fact(switch.epoch == s.epoch + 1, "a question is of the next epoch")
@@ -209,8 +209,8 @@ class Invariants:
         else:
             _fact(s.recv_state is RecvState.FALLBACK, "a SWITCH holds receives back until its target is fit")
         for k, p in enumerate(s.pairs):
-            work = p.used and not p.at_rest and k != switch.target
-            _fact(switch.final is None or not work or p.fenced, "all with work is fenced by the final", k)
+            work = p.used and k != switch.target
+            _fact(switch.final is None or not work or p.fenced, "all that was used is fenced by the final", k)
 
     def _check_pair(self, k: int, p: Pair) -> None:
         """What is known of one pair."""
@@ -220,8 +220,6 @@ class Invariants:
         _fact(not p.clean or not p.used, "clean is not used", k)
         _fact(not p.fenced or p.used, "only what was used is fenced", k)
         _fact(not p.fenced or not p.works, "what is fenced does not work", k)
-        _fact(not p.at_rest or (p.used and not p.fenced), "at rest is what was used, and is not fenced", k)
-        _fact(not p.at_rest or s.over or not s.carries(k), "what is at rest carries nothing", k)
         _fact(not p.stale or p.used, "stale receives are of a pair that was used", k)
         _fact(not p.stale or s.over or k != s.recv_pair, "stale pairs carry no receives", k)
         _fact(not p.dead or not p.clean, "a dead NIC has no clean pair", k)

@@ -156,7 +156,6 @@ class MoveProcedure:
         s.use(out.target)
         home = out.target == 0
         self._directions.send(SendInput.MOVED_HOME if home else SendInput.MOVED_AWAY, out.target)
-        s.note_rest()
         self.note_home()
 
     def _forget(self) -> None:
@@ -251,7 +250,6 @@ class MoveProcedure:
             s.move_in = None
             self.moved_in = m.number
             s.say(replace(m, step=MoveStep.MOVED), m.target)
-            s.note_rest()
             self.note_home()
         return None
 

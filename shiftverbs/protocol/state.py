@@ -72,7 +72,6 @@ class Pair(Struct):
     clean: bool = False  # it works, and nothing was posted since
     used: bool = False  # carries or carried work since the last reset: a SWITCH must fence it
     fenced: bool = False  # a SWITCH has: its QP is in ERR and its queues are empty
-    at_rest: bool = False  # MOVEs have taken both directions from here: nothing is outstanding
     stale: bool = False  # a MOVE left receives behind here: nothing may be sent to them
     dead: bool = False
     alive: bool | None = None
@@ -266,16 +265,12 @@ class PairState:
             self.move_out is not None and self.move_out.target == k
         )
 
-    def note_rest(self) -> None:
-        """A direction has followed its MOVE: where neither is any more, nothing of either side is outstanding."""
-        for k, p in enumerate(self.pairs):
-            p.at_rest = p.used and not p.fenced and not self.carries(k)
-
     def use(self, k: int) -> None:
         """Work is given to pair k from now on."""
         p = self.pairs[k]
         p.used = True
-        p.clean = p.fenced = p.at_rest = False
+        p.clean = False
+        p.fenced = False
 
     def _new_psn(self, old: int) -> int:
         # A delayed packet of the pair's last life must not fit the new window: stay away from where the old PSNs ran.
@@ -289,4 +284,4 @@ class PairState:
             event.gid or old.gid, old.lid, old.qpn, self._new_psn(old.psn), event.mtu or old.mtu
         )
         p.arm = arm
-        p.used = p.fenced = p.at_rest = p.works = p.clean = p.stale = False
+        p.used = p.fenced = p.works = p.clean = p.stale = False

@@ -270,10 +270,7 @@ class SwitchProcedure:
                     self._hand_over(s)
 
     def _fence(self, switch: Switch) -> None:
-        """From here on there is no way back: gates closed, ARM and MOVE cancelled, every pair with work fenced.
-
-        Not one that is at rest: its NIC may be at a registration for minutes.
-        """
+        """From here on there is no way back: gates closed, ARM and MOVE cancelled, every used pair fenced."""
         s = self._state
         s.epoch = switch.epoch
         switch.before = None
@@ -287,7 +284,7 @@ class SwitchProcedure:
         self._directions.receive(RecvInput.PATH_FAILED, s.recv_pair)
         s.do(ev.SwitchStarted(switch.epoch, switch.target, switch.reason))
         self._arm.call_off()
-        pairs = [k for k, p in enumerate(s.pairs) if p.used and not p.fenced and not p.at_rest]
+        pairs = [k for k, p in enumerate(s.pairs) if p.used and not p.fenced]
         self._say(switch)
         self.fence_number += 1
         s.do(ev.Fence(self.fence_number, tuple(pairs), s.now_ns + s.config.fence_deadline_ns))
@@ -382,7 +379,7 @@ class SwitchProcedure:
             self._step(switch, SwitchInput.PEER_READY)
 
     def on_fence_completed(self, event: ev.FenceCompleted) -> None:
-        """Every pair with work is fenced; one at rest is of no use either, before it was reset."""
+        """Every pair is fenced."""
         s = self._state
         switch = s.switch
         if switch is None or not self.fencing() or switch.final is not None:
@@ -391,7 +388,7 @@ class SwitchProcedure:
             return
         for p in s.pairs:
             if p.used:
-                p.fenced = not p.at_rest
+                p.fenced = True
                 p.works = p.clean = False
         switch.final = event
         switch.heard_ns = s.now_ns

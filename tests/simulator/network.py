@@ -153,9 +153,7 @@ class Network:
             for name, peer in (wire, wire[::-1])
         }
         self._reopened_ns: dict[tuple[str, str, int], int] = {}
-        # Who heard its peer again before that could hear it; or its answer before what it answers was acknowledged.
-        self.answered_unacknowledged: set[str] = set()
-        self.deaths: dict[Nic, int] = {}  # when each died
+        self.answered_unacknowledged: set[str] = set()  # who heard its peer again before that could hear it
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         # Which NIC says what to which, whether or not it arrives.
@@ -266,8 +264,6 @@ class Network:
                 wr = self._wr(qp, ref)
                 slot = None if extra is None else (extra - self.memories[name].base) // WORD
                 self.executions.append((self.clock.now, name, qp, qp.life, wr, slot))
-                if slot is not None:
-                    self._look_for_acknowledgements(qp, self._apps_of[name][ref >> 16])
                 if wr.opcode != "SEND" and address != wr.target:
                     self.strays.append((self.clock.now, name, f"{wr} meant another place"))
                 if wr.opcode == "SEND" and extra is not None:
@@ -277,31 +273,11 @@ class Network:
         elif what == "response":
             self._look_for_stray(name, address, ref)
 
-    def _look_for_acknowledgements(self, qp: HwQp, app: Application) -> None:
-        """A message came: where its NIC waits for the ACK of what it answers, that was lost, and sent again later."""
-        if not app.answers:
-            return
-        came = sum(
-            1
-            for e in self.executions
-            if e[5] is not None and e[1] == qp.nic.host and e[4].side == app.peer.name
-        )
-        answered = came - (0 if app.begins else app.peer.window_size)
-        if 0 < answered <= len(app.posted):
-            ref = app.posted[answered - 1].ref
-            if any(wqe.ref == ref for wqe in qp.unacked):
-                self.answered_unacknowledged.add(qp.nic.host)
-
     def refused(self, qp: HwQp) -> None:
-        """A NIC has no receive for a message: one that came too early, if its receives are still being posted there.
-
-        Not where its program has left: the peer goes on where the BYE says, and has no answer anywhere.
-        """
+        """A NIC has no receive for a message: one that came too early, if its receives are still being posted there."""
         for app in self.apps_of(qp.nic.host):
             core, connection = app.endpoint.core, app.endpoint.connection
             if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
-                continue
-            if app.left:
                 continue
             posting, p = connection.key_wait.posting, connection.protocol
             works = p is not None and not (p.over or p.switching or core.ending)
@@ -400,7 +376,6 @@ class Network:
                     self.lost_cqes.add((name, qp, qp.life, word))
             if qp.held:
                 self.took_along.add((name, nic.k))
-        self.deaths.setdefault(nic, self.clock.now)
         nic.die()
 
     def switch(self, k: int, up: bool, event_ns: Callable[[], int]) -> None:
@@ -488,15 +463,13 @@ def _traced(connection: Connection, actions: list[ev.Action]) -> None:
 
 
 def _noted(connection: Connection, number: int) -> None:
-    """The fence of a SWITCH has ended: nothing more is executed in the lives that it ended, or that had work before."""
+    """The fence of a SWITCH has ended: nothing more is executed in the lives that it ended."""
     net = World.current
     if net is not None:
         endpoint = connection.shadow.qp
-        worked = {e[2:4] for e in net.executions}
-        fencing = net.fencing.get(_name(connection), ())
-        for k in range(net.pairs):
+        for k in net.fencing.get(_name(connection), ()):
             qp = endpoint.qp(k)
-            if qp is not None and (k in fencing or (qp, qp.life) in worked):
+            if qp is not None:
                 net.fences.setdefault((qp, qp.life), net.clock.now)
     _fenced(connection, number)
 

@@ -18,7 +18,6 @@ from shiftverbs.protocol.arm import ArmProcedure
 from shiftverbs.protocol.ending import Ending
 from shiftverbs.protocol.move import MoveProcedure
 from shiftverbs.protocol.path_health import PingState
-from shiftverbs.protocol.state import PairState
 from shiftverbs.protocol.switch import SwitchProcedure
 
 _OTHERS = frozenset(protocol_mutations.MUTATIONS)
@@ -49,18 +48,6 @@ def give_memory_no_more_time_than_a_peer() -> Iterator[None]:
 @mutation("time in which receives were posted is not time in which pairs were tried")
 def count_posting_among_the_attempts() -> Iterator[None]:
     with replaced(SwitchProcedure, "_leave_out_posting", lambda p: None):
-        yield
-
-
-@mutation("a pair that only our sends have left is fenced: the peer's may still arrive there")
-def rest_where_receives_are() -> Iterator[None]:
-    with rewritten(PairState, "note_rest", ("not self.carries(k)", "k != self.send_pair")):
-        yield
-
-
-@mutation("a NIC that is at a registration is waited for by no SWITCH where nothing is outstanding on it")
-def fence_what_is_at_rest() -> Iterator[None]:
-    with rewritten(SwitchProcedure, "_fence", ("and not p.at_rest]", "]")):
         yield
 
 

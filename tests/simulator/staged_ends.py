@@ -8,11 +8,11 @@ from typing import Any
 from unittest import mock
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
-from simulator.application import Application
 from simulator.clock import MS, US
 from simulator.host import OwnMr
 from simulator.network import Network
 from simulator.rnic import ERR, RTS
+from simulator.staged_posts import split
 from simulator.story import (
     Story,
     armed,
@@ -20,7 +20,6 @@ from simulator.story import (
     end,
     ends,
     executed,
-    fail_over,
     feed,
     go,
     hole,
@@ -30,7 +29,6 @@ from simulator.story import (
     post,
     said,
     sends,
-    split,
     statuses,
     tell,
     until,
@@ -41,7 +39,7 @@ from shiftverbs import observe
 from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
-from shiftverbs.protocol.messages import Move, MoveStep, Phase, Sync
+from shiftverbs.protocol.messages import Move, MoveStep
 from shiftverbs.protocol.tables import ArmState
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.state_machine import SendState
@@ -238,45 +236,6 @@ def a_nic_refuses_to_stop_a_qp_for_good() -> Network:
     return net
 
 
-def a_question_is_answered_by_an_abort() -> Network:
-    """a, which has switched before, asks; b's NIC refuses the fence at once, and b's ABORT overtakes its START."""
-    net = armed()
-    a, b = ends(net)
-    fail_over(net)
-    until(net, lambda: a.endpoint.protocol.all_fit and b.endpoint.protocol.all_fit)
-    for k in range(net.pairs):
-        net.links["b", k].hole = lambda packet: any(
-            isinstance(m, Sync) and m.phase is Phase.START for m in said(packet)
-        )
-    net.nics["b"][1].refusing = 1
-    path_failed(a, 1, advisory=True)
-    until(net, lambda: a.failed and b.failed, ms=100)
-    assert a.endpoint.protocol.status is Status.FAILED
-    return net
-
-
-def a_nic_refuses_an_end_while_another_flushes() -> Network:
-    """a is away, and has a WRITE that completed there unsignaled; its program moves the QP to ERR.
-
-    Its default QP has been in ERR since the SWITCH; its NIC refuses to say so again, just when the other one begins to
-    flush. The WRITE is complete all the same, which only the marker there tells.
-    """
-    net = armed()
-    a, _ = ends(net)
-    net.port("a", 0, False, None)
-    fail_over(net)
-    wr = post(a, "WRITE", 1, signaled=False)
-    wait(net, 1)
-    assert executed(net, wr)
-    default = net.nics["a"][0]
-    a.err()
-    default.refusing = 1
-    wait(net, 1000)
-    assert default.refusing == 0
-    assert not sends(a), statuses(a)
-    return net
-
-
 def an_arm_waits_while_a_qp_ends() -> Network:
     """The default pair is being made fit, and waits for a look at its NIC. What is posted behind the end is flushed."""
     net = armed()
@@ -351,7 +310,7 @@ def an_end_away_from_home() -> Network:
 
 
 def a_fence_behind_a_reset() -> Network:
-    """a's NIC takes long while an idle pair is reset, and again; then a's QP ends, and that pair is stopped."""
+    """a's NIC takes long while an idle pair is reset, and again; then a path fails, and that pair is stopped."""
     net = armed()
     a, _ = ends(net)
     away(net)
@@ -371,21 +330,8 @@ def a_fence_behind_a_reset() -> Network:
     nic.unhang()
     until(net, lambda: a.endpoint.connection.nic(1).worker.pending() > 0, ms=1000)
     post(a, "SEND")
-    ends_in_time(a)
-    return net
-
-
-def ends_in_time(app: Application) -> None:
-    """The NIC at home refuses a SWITCH: the QP ends. The other one works: the fence sees what it waits for there."""
-    connection = app.endpoint.connection
-    app.device.hardware[0].refusing = 1
-    path_failed(app, 0)
-    until(app.net, lambda: connection.ending.under_way, ms=100)
-    fence = connection.fence
-    assert fence is not None
-    until(app.net, lambda: connection.fence is None)
-    assert not fence.is_patient, "a NIC that works has flushed: its proof was taken away"
-    wait(app.net, 100)
+    path_failed(a, 0)
+    return end(net)
 
 
 def a_move_waits_when_a_qp_is_drained() -> Network:
@@ -535,11 +481,11 @@ def what_succeeded_is_behind_an_own_error() -> Network:
 
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_fence_behind_a_reset: ("forget_a_reset_under_way",),
     a_qp_is_not_drained_away_from_home: ("take_a_qp_to_sqd_amid_a_switch",),
 }
 
 ENDED: dict[Story, tuple[str, ...]] = {
-    a_fence_behind_a_reset: ("forget_a_reset_under_way",),
     a_lost_message_is_not_sent_again: ("count_a_lost_message_as_complete",),
     an_arm_waits_while_a_qp_ends: ("revive_an_ended_qp",),
     a_dead_nic_takes_posts: ("trust_a_dead_nic_to_flush",),
@@ -559,8 +505,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
     an_own_error_is_shown_just_before_a_switch: ("leave_an_own_error_to_a_switch",),
     a_nic_refuses_to_stop_a_qp_for_good: ("post_a_marker_where_err_was_refused",),
-    a_question_is_answered_by_an_abort: (),
-    a_nic_refuses_an_end_while_another_flushes: ("drop_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),

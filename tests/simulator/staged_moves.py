@@ -31,9 +31,6 @@ from simulator.story import (
     post,
     said,
     sends,
-    split,
-    statuses,
-    succeeded,
     until,
     wait,
     went,
@@ -289,54 +286,7 @@ def a_rail_is_slower_than_a_move_waits() -> Network:
     return end(net)
 
 
-def a_message_is_on_its_way_to_where_only_receives_are() -> Network:
-    """a's sends are at home and its receives on pair 1; home fails while b's message is on its way there, for 5 ms."""
-    net = armed(pairs=3)
-    a, b = ends(net)
-    split(net, "b")
-    net.links["b", 1].delay_ns = 5 * MS
-    net.nics["a"][1].command_ns = 20 * MS  # as long as that takes, it may arrive
-    post(b, "SEND")
-    path_failed(a, 0)
-    return end(net)
-
-
-def what_a_move_has_left_registers_memory() -> Network:
-    """Home again, the backups' NICs are at a registration for minutes when the port at home blinks: no fence is there.
-
-    There was none to be waited for: nothing is outstanding on a pair that both directions have left by MOVE.
-    """
-    net = armed()
-    a, b = ends(net)
-    away(net)
-    for app in ends(net):
-        post(app, "SEND")
-    wait(net, 5)
-    for app in ends(net):
-        backup = app.device.hardware[1]
-        backup.registering_ns = 120_000 * MS
-        another_window(app)
-        backup.registering_ns = 50_000
-    a.endpoint.prefer(0)
-    until(net, lambda: all(on(app, 0) for app in ends(net)), ms=1000)
-    assert all(app.endpoint.protocol.send_state is SendState.DEFAULT for app in ends(net))
-    wait(net, 20)
-    net.port("a", 0, False, None)
-    for app in ends(net):
-        post(app, "SEND")
-    path_failed(b, 0)
-    wait(net, 5)
-    net.port("a", 0, True, None)
-    until(net, lambda: len(a.wcs) == len(b.wcs) == 4, ms=3000)
-    assert went(net, ev.SwitchStarted) and all(on(app, 0) for app in ends(net))
-    assert all(app.endpoint.connection.nic(1).worker.busy_since_ns for app in ends(net))
-    assert succeeded(a) and succeeded(b), (statuses(a), statuses(b))
-    return net
-
-
 SURVIVED: dict[Story, tuple[str, ...]] = {
-    a_message_is_on_its_way_to_where_only_receives_are: ("rest_where_receives_are",),
-    what_a_move_has_left_registers_memory: ("fence_what_is_at_rest",),
     a_rail_is_slower_than_a_move_waits: ("come_home_at_once_where_a_move_was_in_vain",),
     an_old_fence_is_ahead_of_the_wr_that_is_one: ("take_an_old_fence_write_for_the_wr",),
     an_idle_program_whose_old_fence_is_on_its_way_moves: (
