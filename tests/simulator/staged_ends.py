@@ -20,6 +20,7 @@ from simulator.story import (
     end,
     ends,
     executed,
+    fail_over,
     feed,
     go,
     hole,
@@ -233,6 +234,28 @@ def a_nic_refuses_to_stop_a_qp_for_good() -> Network:
     until(net, lambda: a.failed, ms=5000)
     wait(net, 1000)
     assert not b.wcs, statuses(b)
+    return net
+
+
+def a_nic_refuses_an_end_while_another_flushes() -> Network:
+    """a is away, and has a WRITE that completed there unsignaled; its program moves the QP to ERR.
+
+    Its default QP has been in ERR since the SWITCH; its NIC refuses to say so again, just when the other one begins to
+    flush. The WRITE is complete all the same, which only the marker there tells.
+    """
+    net = armed()
+    a, _ = ends(net)
+    net.port("a", 0, False, None)
+    fail_over(net)
+    wr = post(a, "WRITE", 1, signaled=False)
+    wait(net, 1)
+    assert executed(net, wr)
+    default = net.nics["a"][0]
+    a.err()
+    default.refusing = 1
+    wait(net, 1000)
+    assert default.refusing == 0
+    assert not sends(a), statuses(a)
     return net
 
 
@@ -505,6 +528,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
     an_own_error_is_shown_just_before_a_switch: ("leave_an_own_error_to_a_switch",),
     a_nic_refuses_to_stop_a_qp_for_good: ("post_a_marker_where_err_was_refused",),
+    a_nic_refuses_an_end_while_another_flushes: ("drop_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),

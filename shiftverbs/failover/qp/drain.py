@@ -180,7 +180,9 @@ class Fence:
         self.is_patient = True
         for k in sorted(self._flushing | self._commanded):
             c.drain(k)
-        self._flushing.clear()
+        # Where another pair's NIC refused, these have their time still: only a marker tells what completed unsignaled.
+        if c.driver.now_ns() >= self._deadline_ns:
+            self._flushing.clear()
         # One that has flushed both its queues went to ERR by itself, though its NIC does not answer.
         self._commanded -= {k for k in self._commanded if all(c.core.fence_state(k))}
         self._deadline_ns = c.driver.now_ns() + PATIENCE_NS
