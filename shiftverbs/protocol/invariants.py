@@ -155,9 +155,9 @@ class Invariants:
             return
         _fact(0 <= switch.target < self._n_pairs, "a SWITCH leads to one of our pairs")
         _fact(0 <= switch.left < self._n_pairs, "a SWITCH leaves one of our pairs")
-        _fact(
-            (switch.before is None) or state is SwitchState.ASK, "only a question remembers what was before"
-        )
+        # The pairing may have ended with one.
+        asked = state is SwitchState.ASK or (s.over and switch.phase is Phase.ASK)
+        _fact(switch.before is None or asked, "only a question remembers what was before")
         if state is SwitchState.ASK:
             _fact(switch.phase is Phase.ASK, "who asks says ASK")
             _fact(switch.epoch == s.epoch + 1, "a question is of the next epoch")

@@ -40,7 +40,7 @@ from shiftverbs import observe
 from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
-from shiftverbs.protocol.messages import Move, MoveStep
+from shiftverbs.protocol.messages import Move, MoveStep, Phase, Sync
 from shiftverbs.protocol.tables import ArmState
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.state_machine import SendState
@@ -234,6 +234,23 @@ def a_nic_refuses_to_stop_a_qp_for_good() -> Network:
     until(net, lambda: a.failed, ms=5000)
     wait(net, 1000)
     assert not b.wcs, statuses(b)
+    return net
+
+
+def a_question_is_answered_by_an_abort() -> Network:
+    """a, which has switched before, asks; b's NIC refuses the fence at once, and b's ABORT overtakes its START."""
+    net = armed()
+    a, b = ends(net)
+    fail_over(net)
+    until(net, lambda: a.endpoint.protocol.all_fit and b.endpoint.protocol.all_fit)
+    for k in range(net.pairs):
+        net.links["b", k].hole = lambda packet: any(
+            isinstance(m, Sync) and m.phase is Phase.START for m in said(packet)
+        )
+    net.nics["b"][1].refusing = 1
+    path_failed(a, 1, advisory=True)
+    until(net, lambda: a.failed and b.failed, ms=100)
+    assert a.endpoint.protocol.status is Status.FAILED
     return net
 
 
@@ -528,6 +545,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_is_closed_while_a_peer_sends: ("close_while_backups_are_at_work",),
     an_own_error_is_shown_just_before_a_switch: ("leave_an_own_error_to_a_switch",),
     a_nic_refuses_to_stop_a_qp_for_good: ("post_a_marker_where_err_was_refused",),
+    a_question_is_answered_by_an_abort: (),
     a_nic_refuses_an_end_while_another_flushes: ("drop_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
