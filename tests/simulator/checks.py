@@ -17,7 +17,7 @@ from simulator.network import Network, OwnError, Violation
 from simulator.rnic import ERR
 
 from shiftverbs.native.ibv import WcStatus
-from shiftverbs.protocol.events import Status
+from shiftverbs.protocol.events import LetGo, Status
 
 TWO_SIDED = ("SEND", "WRITE_IMM")
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
@@ -120,7 +120,8 @@ def room_is_known(app: Application) -> None:
     """What the peer has answered has been executed, and its room is free: a program may go by that.
 
     But not where ACKs are lost or late, and answers are not. So it is, too, where both directions of a rail were shut
-    and the peer's opened first: it sends its answers again, and never hears what it would acknowledge again.
+    and the peer's opened first: it sends its answers again, and never hears what it would acknowledge again. And where
+    a port's failure took an ACK and its answer, and the peer's NIC sent that again before ours asked once more.
     """
     orderly = {"port", "wall", "both_walls", "migrate", "etcd", "freeze", "slow", "datagrams", "slow_memory"}
     if app.device.name in app.net.answered_unacknowledged:
@@ -263,6 +264,11 @@ def what_failed_is_told(net: Network, app: Application) -> None:
         return
     if default.dead and not was_protected(net, app):
         return
+    let_go_ns = max(
+        (ns for ns, name, action in net.trace if name == app.name and isinstance(action, LetGo)), default=-1
+    )
+    if app.endpoint.core.send_pair == 0 and 0 <= let_go_ns < net.deaths.get(default, 0):
+        return  # a plain QP again, at home, when its NIC died
     qp = app.endpoint.qp(app.endpoint.core.send_pair) or app.endpoint.hardware
     if not (app.failed or (ended(app) and qp.state == ERR and not qp.nic.dead)):
         return

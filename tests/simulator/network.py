@@ -153,7 +153,9 @@ class Network:
             for name, peer in (wire, wire[::-1])
         }
         self._reopened_ns: dict[tuple[str, str, int], int] = {}
-        self.answered_unacknowledged: set[str] = set()  # who heard its peer again before that could hear it
+        # Who heard its peer again before that could hear it; or its answer before what it answers was acknowledged.
+        self.answered_unacknowledged: set[str] = set()
+        self.deaths: dict[Nic, int] = {}  # when each died
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         # Which NIC says what to which, whether or not it arrives.
@@ -264,6 +266,8 @@ class Network:
                 wr = self._wr(qp, ref)
                 slot = None if extra is None else (extra - self.memories[name].base) // WORD
                 self.executions.append((self.clock.now, name, qp, qp.life, wr, slot))
+                if slot is not None:
+                    self._look_for_acknowledgements(qp, self._apps_of[name][ref >> 16])
                 if wr.opcode != "SEND" and address != wr.target:
                     self.strays.append((self.clock.now, name, f"{wr} meant another place"))
                 if wr.opcode == "SEND" and extra is not None:
@@ -272,6 +276,21 @@ class Network:
                     self._look_for_stray(name, address, wr)
         elif what == "response":
             self._look_for_stray(name, address, ref)
+
+    def _look_for_acknowledgements(self, qp: HwQp, app: Application) -> None:
+        """A message came: where its NIC waits for the ACK of what it answers, that was lost, and sent again later."""
+        if not app.answers:
+            return
+        came = sum(
+            1
+            for e in self.executions
+            if e[5] is not None and e[1] == qp.nic.host and e[4].side == app.peer.name
+        )
+        answered = came - (0 if app.begins else app.peer.window_size)
+        if 0 < answered <= len(app.posted):
+            ref = app.posted[answered - 1].ref
+            if any(wqe.ref == ref for wqe in qp.unacked):
+                self.answered_unacknowledged.add(qp.nic.host)
 
     def refused(self, qp: HwQp) -> None:
         """A NIC has no receive for a message: one that came too early, if its receives are still being posted there."""
@@ -376,6 +395,7 @@ class Network:
                     self.lost_cqes.add((name, qp, qp.life, word))
             if qp.held:
                 self.took_along.add((name, nic.k))
+        self.deaths.setdefault(nic, self.clock.now)
         nic.die()
 
     def switch(self, k: int, up: bool, event_ns: Callable[[], int]) -> None:
