@@ -343,7 +343,8 @@ class Application:
             return
         if status != OK and self.ends is None:
             self.ends = self.clock.now
-        own = self.own_error is not None and status not in (FLUSHED, RETRY_EXC)
+        # Shown at once, as with plain verbs: what it or its peer has done. Receives on another pair may still complete.
+        own = (self.own_error or self.peer.own_error) is not None and status not in (FLUSHED, RETRY_EXC)
         if status != OK and not own and self.flushed is None:
             self.flushed = self.clock.now
         if wr_id >= RECV_ID:

@@ -293,10 +293,15 @@ class Network:
                 self.answered_unacknowledged.add(qp.nic.host)
 
     def refused(self, qp: HwQp) -> None:
-        """A NIC has no receive for a message: one that came too early, if its receives are still being posted there."""
+        """A NIC has no receive for a message: one that came too early, if its receives are still being posted there.
+
+        Not where its program has left: the peer goes on where the BYE says, and has no answer anywhere.
+        """
         for app in self.apps_of(qp.nic.host):
             core, connection = app.endpoint.core, app.endpoint.connection
             if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
+                continue
+            if app.left:
                 continue
             posting, p = connection.key_wait.posting, connection.protocol
             works = p is not None and not (p.over or p.switching or core.ending)
