@@ -46,6 +46,7 @@ class Fence:
     """
 
     __slots__ = (
+        "_again_ns",
         "_c",
         "_commanded",
         "_deadline_ns",
@@ -68,6 +69,7 @@ class Fence:
     ) -> None:
         self._c = connection
         self._deadline_ns = deadline_ns
+        self._again_ns = 0  # is_patient: when it looks again at what has not ended
         self._done = done
         self._hung = hung
         self.is_patient = False
@@ -180,19 +182,20 @@ class Fence:
         self.is_patient = True
         for k in sorted(self._flushing | self._commanded):
             c.drain(k)
+        now_ns = c.driver.now_ns()
         # Where another pair's NIC refused, these have their time still: only a marker tells what completed unsignaled.
-        if c.driver.now_ns() >= self._deadline_ns:
+        if now_ns >= self._deadline_ns:
             self._flushing.clear()
         # One that has flushed both its queues went to ERR by itself, though its NIC does not answer.
         self._commanded -= {k for k in self._commanded if all(c.core.fence_state(k))}
-        self._deadline_ns = c.driver.now_ns() + PATIENCE_NS
-        c.driver.schedule(c, self._deadline_ns)
+        self._again_ns = now_ns + PATIENCE_NS
+        c.driver.schedule(c, self._again_ns)
         self._check()
 
     @property
     def due_ns(self) -> int:
         """When `tick` must be called next."""
-        due_ns = self._deadline_ns
+        due_ns = self._again_ns or self._deadline_ns
         for k in self._flushing:
             due_ns = min(due_ns, self._kicked_ns.get(k, 0) + KICK_NS)
         return due_ns
@@ -208,7 +211,7 @@ class Fence:
         for k in sorted(self._commanded):
             if c.nic(k).dead:
                 self._erred(k, errno.EIO, 0)
-        if c.fence is not self or now_ns < self._deadline_ns:
+        if c.fence is not self or now_ns < (self._again_ns or self._deadline_ns):
             return
         if self.is_patient:
             self.look_again()
