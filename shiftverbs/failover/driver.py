@@ -386,6 +386,7 @@ class Driver:
         self.nic_events.take()
         for nic in self._nics():
             self._results.extend(nic.worker.results())
+            self._results.extend(nic.registrar.results())
         while self._results:
             tag, err, step, _elapsed_ns = self._results[0]
             if callable(tag):  # not a command of a connection's

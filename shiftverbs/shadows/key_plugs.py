@@ -19,16 +19,16 @@ logger = logging.getLogger("shiftverbs.shadow")
 
 
 class Registering(Protocol):
-    """Of a NIC (nic.Nic), what registering takes: its thread, raw verbs, a PD of ours there."""
+    """Of a NIC (nic.Nic), what registering takes: its thread for that, raw verbs, a PD of ours there."""
 
     name: str
-    worker: Any
+    registrar: Any
     verbs: Any
     pd: int
 
 
 class Plugs:
-    """The registrations of that page on one NIC. In the NIC's thread only, but for `nobodys` and `ask_nobodys`.
+    """The registrations of that page on one NIC. In the thread that registers only; but `nobodys`, `ask_nobodys`.
 
     keys: the rkeys that they keep from others, and their handles; nobodys: an lkey that no QP of the application may
     use, for the page is in a PD of ours (IBA 10.6.3): None before `ask_nobodys`, 0 where the NIC registers none.
@@ -46,7 +46,7 @@ class Plugs:
         """Have `nobodys` made."""
         if not self._asked:
             self._asked = True
-            self._nic.worker.post(self._make_nobodys)
+            self._nic.registrar.post(self._make_nobodys)
 
     def _make_nobodys(self) -> None:
         try:

@@ -177,7 +177,7 @@ def choose(
 
 
 class Nic:
-    """Our own handle on one NIC, shared by all of this process: context, PD, its two threads.
+    """Our own handle on one NIC, shared by all of this process: context, PD, its three threads.
 
     Nothing of it belongs to the application: its async events are ours alone. `port` and `gid_index` are what our
     control channel uses on it; shadow QPs use what `route()` finds for the application's.
@@ -185,15 +185,17 @@ class Nic:
     Whoever asks a sick NIC something hangs. So only a thread of its own asks: it leaves what it saw in `ports`, and
     everybody else goes by that. `look_again` has it look anew. That thread gives no commands, and `worker` asks nothing
     once the device is open: a driver may hold up a question (for Linux's RTNL, say) while it carries out commands.
+    And a third one registers memory, which takes seconds where there is much of it: no fence waits for that.
 
-    name: the device; make_worker: makes a thread (a NicWorker) from that, `worker` for commands and one that looks;
-    verbs: the module of raw verbs (`_nic`). seen_ns: when the look began that `ports` is from (CLOCK_MONOTONIC,
-    nanoseconds): one that is not answered changes neither.
+    name: the device; make_worker: makes a thread (a NicWorker) from that: `worker` for commands, `registrar` for
+    memory, and one that looks; verbs: the module of raw verbs (`_nic`). seen_ns: when the look began that `ports` is
+    from (CLOCK_MONOTONIC, nanoseconds): one that is not answered changes neither.
     """
 
     def __init__(self, name: str, make_worker: Callable[[str], Any], verbs: Any) -> None:
         self.name = name
         self.worker = make_worker(name)
+        self.registrar = make_worker(name)
         self._looker = make_worker(name)
         self.verbs = verbs
         self.ctx = 0
@@ -209,17 +211,21 @@ class Nic:
         self.dead = False
         self.plugs = Plugs(self)
         self._pid = os.getpid()
-        self._thread = 0
+        self._threads: set[int] = set()
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
         self._in_vain_ns = 0  # the same, of whoever changed a QP's attributes
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
+        self.registrar.call(self._note_thread)
         self._opened = self.worker.call(self._open)
         _live.add(self)
 
+    def _note_thread(self) -> None:
+        self._threads.add(threading.get_ident())
+
     def _open(self) -> None:
         """On the worker: open the device and look at its ports."""
-        self._thread = threading.get_ident()
+        self._note_thread()
         try:
             self.ctx = self.verbs.open_device(self.name)
             self.pd = self.verbs.alloc_pd(self.ctx)
@@ -254,13 +260,40 @@ class Nic:
         return bool(self.pd)
 
     def on_worker(self) -> bool:
-        """Whether the caller is this NIC's own thread, which must not wait for itself."""
-        return threading.get_ident() == self._thread
+        """Whether the caller is a thread of this NIC's, which must not wait for itself."""
+        return threading.get_ident() in self._threads
 
     def hangs(self, longer_than_s: float) -> bool:
-        """Whether the thread has been busy with one command for longer than this."""
-        since_ns = self.worker.busy_since_ns
-        return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
+        """Whether the thread for commands has been busy with one for longer than this."""
+        return _is_busy(self.worker, longer_than_s)
+
+    def memory_hangs(self, longer_than_s: float) -> bool:
+        """Whether what is to be registered or let go of waits for something that has taken longer than this."""
+        return _is_busy(self.registrar, longer_than_s) or self.hangs(longer_than_s)
+
+    def in_turn(
+        self, threads: Sequence[Any], job: Callable[..., object], *args: Any
+    ) -> Callable[[float], bool]:
+        """Have a job run in the last of these threads of ours, behind all that each of them, in this order, has now.
+
+        Returns what waits so many seconds for its end, and says if that has come, or never will: the NIC is shut down.
+        """
+        first, *others = threads
+        for thread in reversed(others):
+            job, args = thread.call, (job, *args)
+        step = first.call(job, *args)
+
+        def ended(timeout_s: float) -> bool:
+            nonlocal step
+            until = time.monotonic() + timeout_s
+            while step.wait(max(0.0, until - time.monotonic())):
+                if not others or step.failure is not None:
+                    return True
+                others.pop()
+                step = step.result(0.0)
+            return False
+
+        return ended
 
     def give_up(self) -> bool:
         """Somebody has waited long enough for the command under way. Returns whether that is new for this command."""
@@ -423,19 +456,22 @@ class Nic:
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and leave the device as it is. Nothing in a forked child.
 
-        timeout_s: how long to wait for what is under way in both; again and again is allowed.
+        timeout_s: how long to wait for what is under way in all; again and again is allowed.
         """
         if self._pid == os.getpid():
             until = time.monotonic() + timeout_s
             self.worker.stop(max(0.0, timeout_s))
+            self.registrar.stop(max(0.0, until - time.monotonic()))
             self._looker.stop(max(0.0, until - time.monotonic()))
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Close the device, stop its threads. Returns whether all ended in time. A look that hangs leaves it open."""
+        """Close the device, stop its threads. Returns whether all ended in time. What hangs leaves it open."""
         if self._pid != os.getpid():
             return True
-        if not self._looker.stop(timeout_s):
-            self.worker.stop(timeout_s)
+        memory = self.in_turn((self.worker, self.registrar), self._close_plugs)
+        if not self._looker.stop(timeout_s) or not memory(timeout_s) or not self.registrar.stop(timeout_s):
+            logger.debug("NIC %s hangs", self.name)
+            self.stop(timeout_s)
             return False
         closing = self.worker.call(self._close)
         if not closing.wait(timeout_s):
@@ -444,11 +480,16 @@ class Nic:
             logger.debug("NIC %s: %s", self.name, closing.failure)
         return bool(self.worker.stop(timeout_s))
 
+    def _close_plugs(self) -> None:
+        try:
+            self.plugs.close()
+        except OSError as error:
+            logger.debug("a page of ours is kept by %s: %s", self.name, error)
+
     def _close(self) -> None:
         pd, self.pd = self.pd, 0
         ctx, self.ctx = self.ctx, 0
         try:
-            self.plugs.close()
             if pd:
                 self.verbs.dealloc_pd(pd)
             if ctx:
@@ -458,6 +499,11 @@ class Nic:
 
     def __repr__(self) -> str:
         return f"<Nic {self.name}>"
+
+
+def _is_busy(worker: Any, longer_than_s: float) -> bool:
+    since_ns = worker.busy_since_ns
+    return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
 
 
 class Nics:

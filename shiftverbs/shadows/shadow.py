@@ -3,9 +3,9 @@
 
 A control verb runs on the default NIC at once, in the application's thread. The same verb, with the same attributes,
 is queued here for each backup NIC's own thread: what makes something as a job in Python, what takes it away as a
-command that needs no GIL. A NIC's thread goes by the order of its queue, so a PD is there before its MRs and gone
-after them. Nothing here waits for a peer. A job that fails leaves a reason behind and nothing else: the default
-resource works on.
+command that needs no GIL. A NIC's thread goes by the order of its queue; memory has a thread of its own, and waits for
+the other one where its PD is not there yet, as the end of a PD waits for that of its MRs. Nothing here waits for a
+peer. A job that fails leaves a reason behind and nothing else: the default resource works on.
 
 Pair numbers k: 0 is the default NIC, 1 … n are the backups in `domain.backups`' order.
 """
@@ -128,8 +128,12 @@ class Shadow:
     def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> None:
         """Have a job run on a NIC's thread; whatever it raises makes slot k FAILED."""
         slot = self.slots[k - 1]
-        if not nic.worker.post(self._run, k, nic, slot, job):
+        if not self._post(k, nic, self._run, k, nic, slot, job):
             self._fail(k, slot, f"{nic.name} is shut down")
+
+    def _post(self, k: int, nic: Any, job: Callable[..., None], *args: Any) -> bool:
+        """Queue a job for the NIC's thread. Returns whether that takes any."""
+        return bool(nic.worker.post(job, *args))
 
     def _run(self, k: int, nic: Any, slot: Slot, job: Callable[[int, Any, Slot], None]) -> None:
         if self.closed:
@@ -208,19 +212,26 @@ class Shadow:
         for k, nic in enumerate(self.domain.backups, 1):
             if self.slots[k - 1].state == PENDING:
                 # Its own job is queued or under way: only after that is there something to take away, or nothing.
-                job = nic.worker.call(self._dispose, k, nic)
-                endings.append((nic, job.wait))
+                endings.append((nic, self._dispose_later(k, nic)))
                 continue
             handle = self._take(k)
             if not handle:
                 self.gone(k)
                 continue
-            nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-            endings.append((nic, functools.partial(nic.worker.drain, handle)))
+            endings.append((nic, self._destroy_later(k, nic, handle)))
             commands += 1
         if not commands:
             self.domain.runtime.wake()  # as the end of a command does
         return endings
+
+    def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
+        """Have NIC k's thread take away what its job will have made. Returns what waits for that."""
+        return nic.worker.call(self._dispose, k, nic).wait
+
+    def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
+        """Have NIC k's thread take it away. Returns what waits for that."""
+        nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+        return functools.partial(nic.worker.drain, handle)
 
     def _close_here(self) -> bool:
         """Whether close() runs where waiting for the NICs' threads makes no sense: in one of them, or at exit."""
@@ -237,7 +248,10 @@ class Shadow:
 
     def _dispose(self, k: int, nic: Any) -> None:
         """Job: take away what is on NIC k."""
-        handle = self._take(k)
+        self._end(k, nic, self._take(k))
+
+    def _end(self, k: int, nic: Any, handle: int) -> None:
+        """Job: take away what was taken out of its slot; 0: there is nothing."""
         error = 0
         if handle:
             try:
@@ -279,6 +293,16 @@ class ShadowPD(Shadow):
 
     def _destroy(self, nic: Any, handle: int) -> None:
         nic.verbs.dealloc_pd(handle)
+
+    def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
+        """Behind its MRs."""
+        return nic.in_turn((nic.worker, nic.registrar, nic.worker), self._dispose, k, nic)
+
+    def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
+        """Behind its MRs."""
+        ended = functools.partial(self._destroyed, k, nic)
+        queued = nic.in_turn((nic.worker, nic.registrar), nic.worker.destroy, ended, self.kind, handle)
+        return lambda timeout_s: queued(timeout_s) and nic.worker.drain(handle, timeout_s)
 
 
 class ShadowMR(Shadow):
@@ -353,6 +377,22 @@ class ShadowMR(Shadow):
         if not self.closed:  # else the key may be another MR's by now
             self.domain.keymap.set_local(self.lkey, k, keys[0])
         self._ready(k, slot)
+
+    def _post(self, k: int, nic: Any, job: Callable[..., None], *args: Any) -> bool:
+        """Behind its PD, and where it takes the place of other memory behind what was commanded to QPs."""
+        if nic.worker.pending():
+            return bool(nic.worker.post(nic.registrar.post, job, *args))
+        return bool(nic.registrar.post(job, *args))
+
+    def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
+        return nic.in_turn((nic.worker, nic.registrar), self._dispose, k, nic)
+
+    def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
+        """Behind what was commanded to QPs: who has his QP in ERR may take away the memory that it uses."""
+        if nic.worker.pending():
+            return nic.in_turn((nic.worker, nic.registrar), self._end, k, nic, handle)
+        nic.registrar.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+        return functools.partial(nic.registrar.drain, handle)
 
     def _is_held(self, nic: Any, rkey: int | None = None) -> bool:
         """Whether a peer's WR may still come by a key (rkey: this one) that was other memory's, and reach this."""
@@ -434,7 +474,7 @@ class ShadowMR(Shadow):
         """Wait until every backup NIC has done what was queued for it so far: the memory may be freed next."""
         if self.unshadowable or self._pid != os.getpid() or self._close_here():
             return
-        self._await([(nic, nic.worker.call(int).wait) for nic in self.domain.backups])
+        self._await([(nic, nic.in_turn((nic.worker, nic.registrar), int)) for nic in self.domain.backups])
 
     def close(self) -> list[Ending]:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
@@ -462,7 +502,7 @@ class ShadowMR(Shadow):
     def _await(self, endings: list[Ending]) -> None:
         for nic, ended in endings:
             # Do not wait again and again for a NIC that hangs already.
-            if not in_slices(ended, 0.0 if nic.hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
+            if not in_slices(ended, 0.0 if nic.memory_hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
 
 

@@ -26,7 +26,7 @@ class Nic:
         self.hanging = False
         self.plugs = SimpleNamespace(keys={})
 
-    def hangs(self, longer_than_s: float) -> bool:
+    def memory_hangs(self, longer_than_s: float) -> bool:
         return self.hanging
 
 

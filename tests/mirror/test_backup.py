@@ -186,7 +186,7 @@ def test_a_nic_that_keeps_keys_from_others_is_closed_all_the_same(monkeypatch: p
     monkeypatch.setattr(
         verbs, "dereg_mr", lambda handle: handle in left and left.remove(handle), raising=False
     )
-    nic.worker.call(nic.plugs.plug, lambda rkey: rkey == 70).result(30)
+    nic.registrar.call(nic.plugs.plug, lambda rkey: rkey == 70).result(30)
     assert list(nic.plugs.keys) == [70] == left
     nic.close()
     assert not nic.plugs.keys and not left
@@ -434,5 +434,5 @@ def test_port_and_gid_of_a_nic() -> None:
     assert nic.route(1, None) == (2, Gid(5, 2, V4 + b"\x0a\0\0a"))
     assert nic.route(2, Gid(1, 2, b"\xfe\x80" + bytes(14)))[1] == Gid(3, 2, b"\xfe\x80" + bytes(13) + b"\x01")
     assert not nic.on_worker()
-    assert nic.worker.call(nic.on_worker).result(30)
+    assert all(thread.call(nic.on_worker).result(30) for thread in (nic.worker, nic.registrar))
     nic.close()

@@ -16,6 +16,7 @@ import pytest
 from shiftverbs import _nic
 from shiftverbs.shadows import shadow
 from shiftverbs.shadows.key_plugs import Plugs
+from shiftverbs.shadows.nic import Nic as RealNic
 from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
 
 
@@ -52,6 +53,9 @@ class Worker:
             self.destroyed.append((kind, handle))
             self.queued.add(handle)
             self.call(job).add_done_callback(lambda _: self.queued.discard(handle))
+
+    def pending(self) -> int:
+        return len(self.jobs)
 
     def drain(self, handle: int, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -153,16 +157,24 @@ class Nic:
         self.name = name
         self.verbs = Verbs()
         self.worker = Worker(self.verbs)
+        self.registrar = Worker(self.verbs)
         self.ctx = 1
         self.error = ""
         self.is_open = True
         self.limits = {"num_comp_vectors": 2}
         self.hanging = False
 
-    def on_worker(self) -> bool:
-        return self.worker.inside
+    in_turn = RealNic.in_turn
 
-    def hangs(self, longer_than_s: float) -> bool:
+    def run(self) -> None:
+        """Both threads at work."""
+        while self.worker.step() or self.registrar.step():
+            pass
+
+    def on_worker(self) -> bool:
+        return self.worker.inside or self.registrar.inside
+
+    def memory_hangs(self, longer_than_s: float) -> bool:
         return self.hanging
 
 
@@ -225,7 +237,7 @@ class Domain:
 
     def run(self) -> None:
         for nic in self.backups:
-            nic.worker.run()
+            nic.run()
 
     def leftovers(self) -> list[str]:
         return [kind for nic in self.backups for kind in nic.verbs.alive.values()]
@@ -263,10 +275,10 @@ def test_pending_then_ready_then_gone() -> None:
     mr = an_mr(domain, pd)
     assert [pd.state(k) for k in range(3)] == [READY, PENDING, PENDING]
     assert (pd.handle(0), pd.handle(1), mr.keys(0), mr.keys(1)) == (4711, 0, (5, 6), None)
-    domain.backups[1].worker.run()
+    domain.backups[1].run()
     assert [mr.state(k) for k in range(3)] == [READY, PENDING, READY]
     assert domain.keymap == {(5, 2): mr.handle(2) + 1} and not domain.runtime.told
-    domain.backups[0].worker.run()
+    domain.backups[0].run()
     assert domain.runtime.told == [("shadowed", mr)]
     assert mr.keys(1) == (mr.handle(1) + 1, mr.handle(1) + 2)
     assert domain.backups[0].verbs.log[-1] == ("mr", 0x1000, 100, 0x2000, 7)
@@ -307,15 +319,68 @@ def test_what_is_ready_is_taken_away_by_a_command_and_what_is_not_by_a_job(
     domain = Domain(1)
     pd = ShadowPD(domain, 1)
     ready, pending = an_mr(domain, pd), an_mr(domain, pd, 9)
-    worker = domain.backups[0].worker
-    worker.step()
-    worker.step()
+    worker, registrar = domain.backups[0].worker, domain.backups[0].registrar
+    while worker.step():
+        pass
+    registrar.step()
     handles = [ready.handle(1), pd.handle(1)]
     for held in (ready, pending, pd):
         held.close()
-    assert worker.destroyed == [("MR", handles[0]), ("PD", handles[1])]
+    assert registrar.destroyed == [("MR", handles[0])]
     domain.run()
+    assert worker.destroyed == [("PD", handles[1])]
     assert not domain.leftovers()
+
+
+def test_memory_goes_behind_what_was_commanded_to_qps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A QP is on its way to ERR, whose receives name that memory: a message must not find it gone."""
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    closed, changed = an_mr(domain, pd), an_mr(domain, pd, 9)
+    domain.run()
+    nic = domain.backups[0]
+    log = nic.verbs.log
+    nic.worker.post(log.append, ("ERR",))
+    closed.close()
+    changed.hand_over()
+    an_mr(domain, pd, 9)
+    while nic.registrar.step():
+        pass
+    assert log[-1][0] == "mr", "nothing went before"
+    domain.run()
+    assert [kind for kind, *_ in log[3:]] == ["ERR", "-mr", "mr"]
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["a PD that is there", "one that is not yet"])
+def test_memory_comes_behind_its_pd_and_the_end_of_the_pd_behind_that_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Whichever of the two threads is slow: both are turned in every order that their queues allow."""
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    rng = random.Random(1)
+    seen = set()
+    for _ in range(200):
+        domain = Domain(1)
+        threads = [domain.backups[0].worker, domain.backups[0].registrar]
+        pd = ShadowPD(domain, 1)
+        if is_there:
+            domain.run()
+        held: list[Any] = [pd]
+        for step in rng.sample([lambda: held.insert(0, an_mr(domain, pd, 9))] * 2, 2):
+            step()
+            for _ in range(rng.randrange(4)):
+                rng.choice(threads).step()
+        for each in held:
+            each.close()
+            for _ in range(rng.randrange(4)):
+                rng.choice(threads).step()
+        domain.run()
+        log = [kind for kind, *_ in domain.backups[0].verbs.log]
+        assert not domain.leftovers() and log.count("mr") == log.count("-mr"), log
+        assert not log or (log[0], log[-1], log.count("pd"), log.count("-pd")) == ("pd", "-pd", 1, 1), log
+        seen.add(tuple(log))
+    assert {("pd", "-pd"), ("pd", "mr", "mr", "-mr", "-mr", "-pd")} < seen
 
 
 def test_the_control_thread_is_woken_where_no_command_to_a_nic_does_it(
@@ -382,7 +447,7 @@ def test_closing_an_mr_from_a_nics_own_thread_does_not_wait_for_it() -> None:
     mr = an_mr(domain, pd)
     domain.run()
     domain.backups[0].worker.call(mr.close)
-    domain.backups[0].worker.run()
+    domain.backups[0].run()
     assert [kind for kind in domain.leftovers() if kind == "mr"] == [] and not domain.keymap
 
 
@@ -536,7 +601,7 @@ def test_what_nobody_takes_over_goes() -> None:
     domain = Domain()
     pd = ShadowPD(domain, 1)
     mr = an_mr(domain, pd)
-    domain.backups[0].worker.run()
+    domain.backups[0].run()
     assert (mr.state(1), mr.state(2)) == (READY, PENDING)
     handed = mr.hand_over()
     settle_close(domain, Returned(mr, handed), pd)

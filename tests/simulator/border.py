@@ -24,6 +24,7 @@ from shiftverbs.exchanger import records
 from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
 from shiftverbs.native.ibv import LinkLayer, PortState
 from shiftverbs.shadows.nic import GID_TYPE_ROCE_V2
+from shiftverbs.shadows.shadow import ShadowMR
 
 if TYPE_CHECKING:
     from simulator.host import Host
@@ -349,7 +350,7 @@ class Worker:
 
     def pending(self, qp: int = 0) -> int:
         busy = (self._busy,) if self._busy is not None else ()
-        return sum(1 for entry in (*busy, *self._queue) if entry[0] != "job" and (not qp or entry[2] == qp))
+        return sum(1 for entry in (*busy, *self._queue) if not qp or entry[2] == qp)
 
     def cancel(self, qp: int) -> int:
         kept = deque(entry for entry in self._queue if entry[0] == "job" or entry[2] != qp)
@@ -380,7 +381,8 @@ class Worker:
         if what == "destroy":
             takes_ns = self.nic.command_ns
         elif what == "job" and getattr(entry[1][0], "__name__", "") == "_run":
-            takes_ns = self.nic.registering_ns
+            is_memory = isinstance(entry[1][0].__self__, ShadowMR)
+            takes_ns = self.nic.registering_ns if is_memory else self.nic.making_ns
         self.clock.later(takes_ns, self._end)
 
     def _is_stuck(self) -> bool:

@@ -222,7 +222,7 @@ class Nic:
         self.failing = False  # commands come back with an error
         self.refusing = 0  # so many QP transitions come back with an error
         self.command_ns = 30 * US
-        self.registering_ns = 50 * US
+        self.registering_ns = self.making_ns = 50 * US
         self.waiting: list[Callable[[], None]] = []
 
     @property

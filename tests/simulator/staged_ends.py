@@ -37,7 +37,7 @@ from simulator.story import (
 )
 
 from shiftverbs import observe
-from shiftverbs.native.ibv import QpAttrMask
+from shiftverbs.native.ibv import QpAttrMask, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.protocol.messages import Move, MoveStep, Phase, Sync
@@ -254,11 +254,11 @@ def a_question_is_answered_by_an_abort() -> Network:
     return net
 
 
-def a_nic_refuses_an_end_while_another_flushes() -> Network:
+def _a_nic_refuses_an_end_while_another_flushes(flush_ms: int) -> Network:
     """a is away, and has a WRITE that completed there unsignaled; its program moves the QP to ERR.
 
     Its default QP has been in ERR since the SWITCH; its NIC refuses to say so again, just when the other one begins to
-    flush. The WRITE is complete all the same, which only the marker there tells.
+    flush, which takes its time. The WRITE is complete all the same, which only the marker there tells.
     """
     net = armed()
     a, _ = ends(net)
@@ -268,12 +268,27 @@ def a_nic_refuses_an_end_while_another_flushes() -> Network:
     wait(net, 1)
     assert executed(net, wr)
     default = net.nics["a"][0]
+    if flush_ms:
+        net.hold_cqes("a", 1, True)
     a.err()
     default.refusing = 1
+    wait(net, flush_ms)
+    if flush_ms:
+        net.hold_cqes("a", 1, False)
     wait(net, 1000)
     assert default.refusing == 0
     assert not sends(a), statuses(a)
     return net
+
+
+def a_nic_refuses_an_end_while_another_flushes() -> Network:
+    """And it flushes at once."""
+    return _a_nic_refuses_an_end_while_another_flushes(0)
+
+
+def a_nic_refuses_an_end_while_another_flushes_slowly() -> Network:
+    """And it flushes after longer than it is waited between two commands, but in time."""
+    return _a_nic_refuses_an_end_while_another_flushes(300)
 
 
 def an_arm_waits_while_a_qp_ends() -> Network:
@@ -533,7 +548,39 @@ ENDED: dict[Story, tuple[str, ...]] = {
     an_end_away_from_home: ("take_an_end_for_a_homecoming", "abort_in_silence"),
 }
 
+
+def memory_goes_when_its_qp_is_in_err() -> Network:
+    """Away, on NICs that need a moment for each command, one program moves its QPs to ERR and deregisters memory.
+
+    No NIC uses that any more, as with plain verbs, and so no peer is told that there is none.
+    """
+    net = armed(qps=2, capacity=64, receives=64)
+    ours, theirs = net.apps_of("a"), net.apps_of("b")[1]
+    for app in ours:
+        app.endpoint.prefer(1)
+    until(net, lambda: all(on(app, 1) and not app.endpoint.protocol.busy for app in net.apps), ms=300)
+    wait(net, 5)
+    net.nics["a"][1].command_ns = 2 * MS
+    for n in range(30):
+        plan(theirs, "SEND", signaled=True)
+        net.clock.later(n * 400 * US, theirs.due)
+    wait(net, 1)
+    for app in ours:
+        app.err()
+    ours[1].own_error = "its QP is in ERR, and its memory is its own"
+    ours[1].buffers.close()
+    backup = ours[1].endpoint.qp(1)
+    assert backup is not None and backup.state == ERR, "it works, and what its receives name is deregistered"
+    wait(net, 3000)
+    failed = [status for status in sends(theirs) if status != "SUCCESS"]
+    assert "REM_OP_ERR" not in failed, failed
+    own = {WcStatus(status).name for _, _, status in ours[1].wcs}
+    assert own <= {"SUCCESS", "WR_FLUSH_ERR"}, own
+    return net
+
+
 TOLD: dict[Story, tuple[str, ...]] = {
+    memory_goes_when_its_qp_is_in_err: ("take_memory_from_under_a_qp",),
     an_own_error_of_a_qp_that_is_split: (),
     messages_arrive_behind_an_own_error: (
         "go_on_with_one_half_behind_an_own_error",
@@ -547,6 +594,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_nic_refuses_to_stop_a_qp_for_good: ("post_a_marker_where_err_was_refused",),
     a_question_is_answered_by_an_abort: (),
     a_nic_refuses_an_end_while_another_flushes: ("drop_the_flush_where_another_nic_refuses",),
+    a_nic_refuses_an_end_while_another_flushes_slowly: ("cut_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),

@@ -31,6 +31,8 @@ from simulator.story import (
     post,
     said,
     sends,
+    statuses,
+    succeeded,
     until,
     wait,
     went,
@@ -286,7 +288,77 @@ def a_rail_is_slower_than_a_move_waits() -> Network:
     return end(net)
 
 
+def _registers_for_minutes(net: Network) -> None:
+    """The backups' NICs begin to register memory."""
+    for app in ends(net):
+        backup = app.device.hardware[1]
+        backup.registering_ns = 120_000 * MS
+        another_window(app)
+        backup.registering_ns = 50_000
+    wait(net, 1)
+    assert all(app.endpoint.connection.nic(1).registrar.busy_since_ns for app in ends(net))
+
+
+def _registering_survives(net: Network, k: int) -> Network:
+    """Traffic is on rail k, whose port at a blinks: it goes on elsewhere, long before the memory is registered."""
+    a, b = ends(net)
+    net.port("a", k, False, None)
+    for app in (a, b):
+        post(app, "SEND")
+    path_failed(b, k)
+    wait(net, 5)
+    net.port("a", k, True, None)
+    until(net, lambda: len(a.wcs) == len(b.wcs) == 4, ms=3000)
+    assert went(net, ev.SwitchStarted) and all(on(app, 1 - k) for app in (a, b))
+    assert all(app.endpoint.connection.nic(1).registrar.busy_since_ns for app in (a, b))
+    assert succeeded(a) and succeeded(b), (statuses(a), statuses(b))
+    return net
+
+
+def what_a_move_has_left_registers_memory() -> Network:
+    """Home again, the backups are made fit once more, though their NICs are at a registration: home fails next."""
+    net = armed()
+    a, b = ends(net)
+    away(net)
+    for app in (a, b):
+        post(app, "SEND")
+    wait(net, 5)
+    _registers_for_minutes(net)
+    a.endpoint.prefer(0)
+    until(net, lambda: all(on(app, 0) for app in (a, b)), ms=1000)
+    assert all(app.endpoint.protocol.send_state is SendState.DEFAULT for app in (a, b))
+    wait(net, 20)
+    return _registering_survives(net, 0)
+
+
+def what_carries_traffic_registers_memory() -> Network:
+    """Away, the NICs that carry the traffic are at a registration, and one of their ports fails."""
+    net = armed()
+    away(net)
+    for app in ends(net):
+        post(app, "SEND")
+    wait(net, 5)
+    _registers_for_minutes(net)
+    return _registering_survives(net, 1)
+
+
+def a_qp_ends_while_its_nic_registers_memory() -> Network:
+    """Away, and moved to ERR: its errors do not wait until the memory is registered."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    _registers_for_minutes(net)
+    net.port("a", 1, False, None)
+    post(a, "SEND")
+    a.err()
+    until(net, lambda: sends(a) == ["WR_FLUSH_ERR"], ms=500)
+    assert a.endpoint.connection.nic(1).registrar.busy_since_ns
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    what_a_move_has_left_registers_memory: ("register_among_the_commands",),
+    what_carries_traffic_registers_memory: ("register_among_the_commands",),
     a_rail_is_slower_than_a_move_waits: ("come_home_at_once_where_a_move_was_in_vain",),
     an_old_fence_is_ahead_of_the_wr_that_is_one: ("take_an_old_fence_write_for_the_wr",),
     an_idle_program_whose_old_fence_is_on_its_way_moves: (
@@ -302,6 +374,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
 LEFT: dict[Story, tuple[str, ...]] = {a_bye_is_not_heard_for_long: ("forget_what_a_bye_said",)}
 
 TOLD: dict[Story, tuple[str, ...]] = {
+    a_qp_ends_while_its_nic_registers_memory: ("register_among_the_commands",),
     a_peer_leaves_who_pauses: ("forget_sends_that_pause",),
     a_peer_leaves_while_its_receives_are_moving: ("forget_receives_that_were_moving",),
     who_only_waits_is_left_in_a_move: ("fail_who_only_waits", "tell_nobody_of_a_late_post"),

@@ -64,7 +64,13 @@ def flush_in_err_before_backups_stop() -> Iterator[None]:
 
 @mutation("where one NIC refuses to stop its QP, the flush of another's still tells what was complete")
 def drop_the_flush_where_another_nic_refuses() -> Iterator[None]:
-    with rewritten(Fence, "be_patient", ("if c.driver.now_ns() >= self._deadline_ns:", "if True:")):
+    with rewritten(Fence, "be_patient", ("if now_ns >= self._deadline_ns:", "if True:")):
+        yield
+
+
+@mutation("and it has its whole time for that")
+def cut_the_flush_where_another_nic_refuses() -> Iterator[None]:
+    with rewritten(Fence, "be_patient", ("now_ns + PATIENCE_NS", "self._deadline_ns = now_ns + PATIENCE_NS")):
         yield
 
 
@@ -274,6 +280,18 @@ def take_what_was_said_before_for_news() -> Iterator[None]:
     with rewritten(
         ControlChannel, "_ping", ("handle_sign_of_life(path.heard_ns)", "handle_sign_of_life(now_ns)")
     ):
+        yield
+
+
+@mutation("memory goes behind what was commanded to QPs")
+def take_memory_from_under_a_qp() -> Iterator[None]:
+    with rewritten(ShadowMR, "_destroy_later", ("if nic.worker.pending():", "if False:")):
+        yield
+
+
+@mutation("no fence waits for memory that is being registered")
+def register_among_the_commands() -> Iterator[None]:
+    with rewritten(Nic, "__init__", ("self.registrar = make_worker(name)", "self.registrar = self.worker")):
         yield
 
 

@@ -241,13 +241,13 @@ class ConnectionKeys:
             if mr is None:
                 if not self._stand_in(k, lkey):
                     return f"lkey {lkey:#x} is of no memory region"
-                if c.nic(k).hangs(memory_keys.HANGS_S):
+                if c.nic(k).memory_hangs(memory_keys.HANGS_S):
                     return (
                         f"{c.device(k)} hangs: it cannot refuse lkey {lkey:#x}, which is of no memory region"
                     )
                 continue
             if mr.state(k) == "pending":
-                if c.nic(k).hangs(memory_keys.HANGS_S):
+                if c.nic(k).memory_hangs(memory_keys.HANGS_S):
                     return f"{c.device(k)} hangs: the memory of lkey {lkey:#x} is not registered there"
             elif now_ns - since_ns > patience_ns:
                 return f"the memory of lkey {lkey:#x} has no counterpart on {c.device(k)}"

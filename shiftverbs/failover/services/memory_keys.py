@@ -398,7 +398,7 @@ class KeyBook:
         """Keys on these NICs may be free for other memory."""
         for nic in nics:
             if nic.plugs.keys:
-                nic.worker.post(nic.plugs.release, functools.partial(self.holds, nic, 0))
+                nic.registrar.post(nic.plugs.release, functools.partial(self.holds, nic, 0))
 
     def holds(self, nic: Nic, of: int, rkey: int | None = None) -> bool:
         """Whether WRs of some peer's may still come to `nic` by a key of former memory, as `Told.holds`."""
@@ -468,7 +468,7 @@ def key_on(mr: ShadowMR, k: int) -> tuple[KeyState, int]:
         return KeyState.READY, keys[1]
     if mr.state(k) == "failed":
         return KeyState.NEVER, 0
-    return (KeyState.HUNG if mr.domain.backups[k - 1].hangs(HANGS_S) else KeyState.PENDING), 0
+    return (KeyState.HUNG if mr.domain.backups[k - 1].memory_hangs(HANGS_S) else KeyState.PENDING), 0
 
 
 def push(told: Told) -> None:

@@ -19,7 +19,16 @@ import pytest
 from one_process import Verbs, collect, whose
 
 import shiftverbs  # opens the software RNIC before pyverbs
-from mirror.shadowed.tools import Logged, both_protected, cable, nics_are_idle, protected, settled, until
+from mirror.shadowed.tools import (
+    Logged,
+    both_protected,
+    cable,
+    nics_are_idle,
+    pending,
+    protected,
+    settled,
+    until,
+)
 from shiftverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from shiftverbs.shadows import pyverbs_objects
 
@@ -218,7 +227,7 @@ def test_made_from_what_a_forked_child_inherited(v: Verbs, monkeypatch: pytest.M
         patch.setattr(os, "getpid", lambda: parent() + 1)
         as_with_pyverbs(v, ctx, {"pd": pd, "cq": cq, "channel": channel, "mr": mr})
     mr._shadow = held
-    assert not any(nic.worker.pending() for nic in ctx._domain.backups)
+    assert not pending(*ctx._domain.backups)
     assert first.shift.status == "PROTECTED"
     ctx.close()
 

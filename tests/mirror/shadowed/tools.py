@@ -73,4 +73,9 @@ def both_protected(*qps: Any, timeout_s: float = 15.0) -> None:
 def nics_are_idle() -> None:
     """Wait until everything that closing queued is done."""
     machinery = shiftverbs.failover.runtime.current()
-    until(lambda: machinery is None or not any(nic.worker.pending() for nic in machinery.nics.all()))
+    until(lambda: machinery is None or not pending(*machinery.nics.all()))
+
+
+def pending(*nics: Any) -> int:
+    """How much these NICs' threads have not carried out, or have handed to each other."""
+    return sum(thread.pending() for nic in nics for thread in (nic.worker, nic.registrar, nic.worker))
