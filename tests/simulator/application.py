@@ -13,7 +13,7 @@ from simulator.clock import MS, SECOND, US
 from simulator.endpoint import Endpoint
 from simulator.host import ALL_RIGHTS, Cq, OwnMr
 from simulator.memory import WORD
-from simulator.rnic import ERR, RESET
+from simulator.rnic import ERR, NAKS, RESET
 from simulator.rnic import WC_RECV_RDMA as WITH_IMM
 
 from shiftverbs.native.ibv import WcStatus
@@ -32,6 +32,7 @@ FENCE, SIGNALED, INLINE = 1, 2, 8
 RECV_ID = 1 << 32
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
 RETRY_EXC = int(WcStatus.RETRY_EXC_ERR)
+NO_RECEIVE = int(NAKS["op"])
 
 
 class Wr:
@@ -261,6 +262,7 @@ class Application:
         """The queue is full, it is said."""
         answered = len(self.received) - (0 if self.begins else self.peer.window_size)
         known = max(self._seen_sends(), answered)
+        known = min(known, self.net.waits_for_ack(self))
         if self.answers and len(self.posted) - known < self.endpoint.capacity:
             self.refused_room += 1
 
@@ -343,8 +345,9 @@ class Application:
             return
         if status != OK and self.ends is None:
             self.ends = self.clock.now
-        # Shown at once, as with plain verbs: what it or its peer has done. Receives on another pair may still complete.
-        own = (self.own_error or self.peer.own_error) is not None and status not in (FLUSHED, RETRY_EXC)
+        own = self.own_error is not None and status not in (FLUSHED, RETRY_EXC)
+        # So is what the peer's program has done: it is shown at once, and receives on another pair may still complete.
+        own = own or (status == NO_RECEIVE and self.peer.buffers.closed)
         if status != OK and not own and self.flushed is None:
             self.flushed = self.clock.now
         if wr_id >= RECV_ID:

@@ -17,7 +17,7 @@ from simulator.network import Network, OwnError, Violation
 from simulator.rnic import ERR
 
 from shiftverbs.native.ibv import WcStatus
-from shiftverbs.protocol.events import LetGo, Status
+from shiftverbs.protocol.events import Status
 
 TWO_SIDED = ("SEND", "WRITE_IMM")
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
@@ -119,13 +119,9 @@ def no_more_than_asked_for(net: Network) -> None:
 def room_is_known(app: Application) -> None:
     """What the peer has answered has been executed, and its room is free: a program may go by that.
 
-    But not where ACKs are lost or late, and answers are not. So it is, too, where both directions of a rail were shut
-    and the peer's opened first: it sends its answers again, and never hears what it would acknowledge again. And where
-    a port's failure took an ACK and its answer, and the peer's NIC sent that again before ours asked once more.
+    But not where ACKs are lost or late, and answers are not (`Network.waits_for_ack`).
     """
     orderly = {"port", "wall", "both_walls", "migrate", "etcd", "freeze", "slow", "datagrams", "slow_memory"}
-    if app.device.name in app.net.answered_unacknowledged:
-        return
     if app.refused_room and not ended(app) and orderly >= set(app.net.faults):
         raise Violation("room is given by answers", f"{app.name} was refused {app.refused_room} times")
 
@@ -264,28 +260,38 @@ def what_failed_is_told(net: Network, app: Application) -> None:
         return
     if default.dead and not was_protected(net, app):
         return
-    let_go_ns = max(
-        (ns for ns, name, action in net.trace if name == app.name and isinstance(action, LetGo)), default=-1
-    )
-    if app.endpoint.core.send_pair == 0 and 0 <= let_go_ns < net.deaths.get(default, 0):
-        return  # a plain QP again, at home, when its NIC died
+    # As with plain verbs, only what completed before that; but where we flush anything, we flush it all.
+    plain = app.name in net.died_plain and all(status == OK for _, _, status in app.wcs)
     qp = app.endpoint.qp(app.endpoint.core.send_pair) or app.endpoint.hardware
     if not (app.failed or (ended(app) and qp.state == ERR and not qp.nic.dead)):
         return
     sends = {wr: status for queue, wr, status in app.wcs if queue == "send"}
     first = next((wr.index for wr, status in sends.items() if status != OK), math.inf)
     for wr in app.posted:
-        if wr not in sends and (wr.signaled or wr.index > first):
+        due = not plain or wr.ref in app.endpoint.hardware.completed
+        if wr not in sends and due and (wr.signaled or wr.index > first):
             raise Violation("what failed is told", f"{app.name}: {wr} never completed")
-    core = app.endpoint.core
-    elsewhere = app.endpoint.qp(core.recv_pair)
-    if not app.failed and core.ends_at_post and elsewhere is not None and elsewhere.state != ERR:
-        return  # it only waits, and not where its sends would be: the next one ends it
+    if only_waits(net, app):
+        return  # its next send ends it
     receives = {number for queue, number, _ in app.wcs if queue == "recv"}
-    if len(receives) < app.next_recv:
+    came = [e for e in net.executions if e[4].side == app.peer.name and e[5] is not None]
+    came = [e for e in came if (e[1], e[2], e[3], e[5]) not in net.lost_cqes]
+    if len(receives) < (len(came) if plain else app.next_recv):
         raise Violation(
             "what failed is told", f"{app.name}: {app.next_recv} receives, of which {receives} ended"
         )
+
+
+def only_waits(net: Network, app: Application) -> bool:
+    """Whether the peer has left it split, and only the half that would send has broken since, with nothing on it."""
+    core = app.endpoint.core
+    let_go_ns = net.let_go.get(app.name)
+    if app.failed or let_go_ns is None or not core.ends_at_post or core.outstanding[0]:
+        return False
+    if any(wr.posted_ns > let_go_ns for wr in app.posted):
+        return False
+    receives = app.endpoint.qp(core.recv_pair)
+    return receives is not None and receives.state != ERR and not receives.nic.dead
 
 
 def nothing_complete_fails(net: Network, app: Application) -> None:

@@ -31,6 +31,7 @@ from shiftverbs.protocol.events import Status
 
 #: Whether the protocol's invariants are looked at after each event: SHIFTVERBS_INVARIANTS=0 for a campaign's speed.
 INVARIANTS = os.environ.get("SHIFTVERBS_INVARIANTS", "1") != "0"
+STILL = 1 << 62
 
 
 class Violation(AssertionError):
@@ -145,17 +146,17 @@ class Network:
         self.slowed: set[int] = set()  # rails that were slow on purpose
         self.whereabouts: list[tuple[int, str, int]] = []  # when, whose sends, to which pair
         self._slow_ns: dict[int, int] = {}
-        # Who sends to whom on which rail, whether that is open, and since when while the other direction is shut.
-        self._open = {
-            (name, peer, k): True
+        # Who sends to whom on which rail: until when that was last shut; STILL: it is.
+        self._shut_ns = {
+            (name, peer, k): -1
             for wire in dict.fromkeys(wires)
             for k in range(pairs)
             for name, peer in (wire, wire[::-1])
         }
-        self._reopened_ns: dict[tuple[str, str, int], int] = {}
-        # Who heard its peer again before that could hear it; or its answer before what it answers was acknowledged.
-        self.answered_unacknowledged: set[str] = set()
-        self.deaths: dict[Nic, int] = {}  # when each died
+        self._unacknowledged: set[tuple[HwQp, int, int]] = set()  # WRs that were answered, in a QP's life
+        self._messages: Counter[str] = Counter()  # that have come for each program
+        self.let_go: dict[str, int] = {}  # whose peer has left it, and when that was heard
+        self.died_plain: set[str] = set()  # whose NIC died when its QP was a plain one again
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
         # Which NIC says what to which, whether or not it arrives.
@@ -263,11 +264,12 @@ class Network:
         name = qp.nic.host
         if what == "executed":
             if ref:
-                wr = self._wr(qp, ref)
+                sender = self._sender(qp, ref)
+                wr = sender.by_ref[ref]
                 slot = None if extra is None else (extra - self.memories[name].base) // WORD
                 self.executions.append((self.clock.now, name, qp, qp.life, wr, slot))
                 if slot is not None:
-                    self._look_for_acknowledgements(qp, self._apps_of[name][ref >> 16])
+                    self._look_for_acks(qp, sender.peer)
                 if wr.opcode != "SEND" and address != wr.target:
                     self.strays.append((self.clock.now, name, f"{wr} meant another place"))
                 if wr.opcode == "SEND" and extra is not None:
@@ -277,41 +279,51 @@ class Network:
         elif what == "response":
             self._look_for_stray(name, address, ref)
 
-    def _look_for_acknowledgements(self, qp: HwQp, app: Application) -> None:
-        """A message came: where its NIC waits for the ACK of what it answers, that was lost, and sent again later."""
+    def _look_for_acks(self, qp: HwQp, app: Application) -> None:
+        """A message came: where our NIC still waits for the ACK of what that answers, the way back has lost it.
+
+        The peer's NIC sends its answer (again) before ours asks once more.
+        """
+        self._messages[app.name] += 1
         if not app.answers:
             return
-        came = sum(
-            1
-            for e in self.executions
-            if e[5] is not None and e[1] == qp.nic.host and e[4].side == app.peer.name
+        answered = self._messages[app.name] - (0 if app.begins else app.peer.window_size)
+        shut_ns = self._shut_ns[app.peer.device.name, qp.nic.host, qp.nic.k]
+        for wqe in qp.unacked:
+            wr = app.by_ref.get(wqe.ref)
+            if wr is not None and wr.index < answered and wr.posted_ns <= shut_ns:
+                self._unacknowledged.add((qp, qp.life, wqe.ref))
+
+    def waits_for_ack(self, app: Application) -> int:
+        """The first of its WRs that was answered where its NIC still waits for the ACK; behind all: there is none."""
+        return min(
+            (
+                app.by_ref[wqe.ref].index
+                for qp in app.endpoint.qps
+                for wqe in qp.unacked
+                if (qp, qp.life, wqe.ref) in self._unacknowledged
+            ),
+            default=len(app.posted),
         )
-        answered = came - (0 if app.begins else app.peer.window_size)
-        if 0 < answered <= len(app.posted):
-            ref = app.posted[answered - 1].ref
-            if any(wqe.ref == ref for wqe in qp.unacked):
-                self.answered_unacknowledged.add(qp.nic.host)
 
     def refused(self, qp: HwQp) -> None:
         """A NIC has no receive for a message: one that came too early, if its receives are still being posted there.
 
-        Not where its program has left: the peer goes on where the BYE says, and has no answer anywhere.
+        Not where its program has left, and the peer knows: that goes on where the BYE says, and has no answer anywhere.
         """
         for app in self.apps_of(qp.nic.host):
             core, connection = app.endpoint.core, app.endpoint.connection
             if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
                 continue
-            if app.left:
-                continue
             posting, p = connection.key_wait.posting, connection.protocol
             works = p is not None and not (p.over or p.switching or core.ending)
             withheld = works and core.unwired[1] > 0 and self.by_credits
-            if withheld or (posting is not None and posting.pair == qp.nic.k):
+            gone = app.left and app.peer.name in self.let_go
+            if withheld or (posting is not None and posting.pair == qp.nic.k and not gone):
                 self.too_early.append((self.clock.now, app.name, qp.nic.k))
 
-    def _wr(self, qp: HwQp, ref: int) -> Wr:
-        sender = qp.nic.rail.ever[qp.dgid].host
-        return self._apps_of[sender][ref >> 16].by_ref[ref]
+    def _sender(self, qp: HwQp, ref: int) -> Application:
+        return self._apps_of[qp.nic.rail.ever[qp.dgid].host][ref >> 16]
 
     def _look_for_stray(self, name: str, address: int, what: Any) -> None:
         word = (address - self.memories[name].base) // WORD
@@ -335,22 +347,14 @@ class Network:
 
     def update(self, k: int) -> None:
         """Whether packets pass on rail k follows from ports and walls."""
-        now, reopened = self.clock.now, self._reopened_ns
-        ways = [way for way in self._open if way[2] == k]
-        for way in ways:
-            if now > reopened.get(way, now):
-                self.answered_unacknowledged.add(way[1])
         for name in self.names:
             self.links[name, k].up = self.ports[name, k] and not self.walls[name, k]
-        for way in ways:
-            name, peer, _ = way
-            back = (peer, name, k)
-            was = self._open[way]
-            is_open = self._open[way] = self.links[name, k].up and self.ports[peer, k]
-            if is_open is not was:
-                reopened.pop(back if is_open else way, None)
-                if is_open and not self._open[back]:
-                    reopened[way] = now
+        for way, shut_ns in self._shut_ns.items():
+            name, peer, rail = way
+            if rail == k and not (self.links[name, k].up and self.ports[peer, k]):
+                self._shut_ns[way] = STILL
+            elif rail == k and shut_ns == STILL:
+                self._shut_ns[way] = self.clock.now
 
     def port(self, name: str, k: int, up: bool, event_ns: int | None) -> None:
         """A port goes down or up; its own host hears of it after event_ns, or never (None)."""
@@ -400,8 +404,17 @@ class Network:
                     self.lost_cqes.add((name, qp, qp.life, word))
             if qp.held:
                 self.took_along.add((name, nic.k))
-        self.deaths.setdefault(nic, self.clock.now)
+        self.died_plain |= {
+            app.name for app in self.apps_of(name) if app.endpoint.hardware.nic is nic and self._is_plain(app)
+        }
         nic.die()
+
+    def _is_plain(self, app: Application) -> bool:
+        """Whether the pairing is over by the peer's BYE, and its QP works at home, where nothing of it is withheld."""
+        core = app.endpoint.core
+        at_home = core.send_pair == core.recv_pair == 0 and core.send_is_open and core.recv_is_open
+        withholds = core.guarded or core.unwired != (0, 0)
+        return app.name in self.let_go and at_home and not withholds and app.endpoint.hardware.state == RTS
 
     def switch(self, k: int, up: bool, event_ns: Callable[[], int]) -> None:
         """All ports of a rail go down or up at once; each host hears of it in its own time."""
@@ -482,6 +495,8 @@ def _traced(connection: Connection, actions: list[ev.Action]) -> None:
                 net.trims.append((net.clock.now, name, action.peer_rx))
             elif type(action) is ev.Fence:
                 net.fencing[name] = action.pairs
+            elif type(action) is ev.LetGo:
+                net.let_go[name] = net.clock.now
             elif type(action) is ev.OpenSend:
                 net.whereabouts.append((net.clock.now, name, action.pair))
     _execute(connection, actions)
@@ -504,6 +519,7 @@ def _begun(connection: Connection, *args: Any) -> None:
     net = World.current
     if net is not None:
         net.pairings.append((net.clock.now, _name(connection)))
+        net.let_go.pop(_name(connection), None)
     _paired(connection, *args)
 
 
