@@ -391,18 +391,18 @@ def test_who_has_left_is_sent_to_once_its_peer_knows(left: bool, heard: bool) ->
 
 
 def the_half_that_sends_breaks(
-    first: Change = nothing, before: Change = nothing, behind: Change = nothing
+    first: Change = nothing, before: Change = nothing, behind: Change = nothing, pair: int = 1
 ) -> Network:
-    """b has left a, whose receives are not where its sends would be."""
+    """b has left a, whose sends would go to that pair, and its receives are on the other."""
     net = armed()
     a, b = ends(net)
-    split(net, "b")
+    split(net, "a" if pair else "b")
     first(net)
     wait(net, 1)
     b.close()
     wait(net, 10)
     before(net)
-    net.qp_fatal("a", 0)
+    net.qp_fatal("a", pair)
     wait(net, 10)
     behind(net)
     wait(net, 1000)
@@ -420,6 +420,18 @@ def test_who_only_waits_is_told_at_its_next_send() -> None:
         checks.check(net)
 
 
+def test_who_only_waits_is_flushed_where_its_default_qp_has_broken() -> None:
+    """As with plain verbs: a NIC that lives flushes the receives as well."""
+    with telling(lambda: the_half_that_sends_breaks(a_write_completes, pair=0)) as net:
+        assert net.app("a").failed
+        checks.check(net)
+    with (
+        rewritten(Ending, "lose", (" or (k == 0 and not c.nic(0).dead)", "")),
+        telling(lambda: the_half_that_sends_breaks(a_write_completes, pair=0)) as net,
+    ):
+        fires(net, "what failed is told")
+
+
 def a_write_completes(net: Network) -> None:
     post(net.app("a"), "WRITE")
 
@@ -430,18 +442,16 @@ def a_sends(net: Network) -> None:
 
 def a_sends_in_vain(net: Network) -> None:
     has_patience(net.app("a"))
-    hole(net, "a", "WRITE", 0)
+    hole(net, "a", "WRITE", 1)
     a_sends(net)
 
 
 def its_receives_lose_their_nic(net: Network) -> None:
-    net.kill("a", 1)
+    net.kill("a", 0)
 
 
 def its_receives_break(net: Network) -> None:
-    qp = net.app("a").endpoint.qp(1)
-    assert qp is not None
-    qp.to_error()
+    net.app("a").endpoint.hardware.to_error()
 
 
 @pytest.mark.parametrize(
@@ -457,19 +467,11 @@ def its_receives_break(net: Network) -> None:
 def test_who_does_more_than_wait_is_told_at_once(first: Change, before: Change, behind: Change) -> None:
     """As if a QP that was left alone never ended, but only at its next send; and not then."""
     with (
-        rewritten(Ending, "lose", ("k == core.recv_pair or core.outstanding[0]", "False")),
+        rewritten(Ending, "lose", ("if k == core.recv_pair or core.outstanding[0] or", "if False and")),
         rewritten(Ending, "at_post", ("self.begin()", "pass")),
         telling(lambda: the_half_that_sends_breaks(first, before, behind)) as net,
     ):
         assert not net.app("a").failed
-        fires(net, "what failed is told")
-
-
-def test_who_is_not_told_at_its_next_send_either_is_told_at_once() -> None:
-    with (
-        rewritten(Ending, "lose", ("core.end_at_post()", "pass")),
-        telling(the_half_that_sends_breaks) as net,
-    ):
         fires(net, "what failed is told")
 
 

@@ -166,9 +166,12 @@ class Ending:
             self.begin()
 
     def lose(self, k: int) -> None:
-        """Pair k does not work, where the QP was left alone: it ends now, or at its next send if that is all there."""
-        core = self._c.core
-        if k == core.recv_pair or core.outstanding[0]:
+        """Pair k does not work, where the QP was left alone: it ends now, or at its next send if that is all there.
+
+        A default QP that went to ERR would have flushed the application's receives, had they been there.
+        """
+        c, core = self._c, self._c.core
+        if k == core.recv_pair or core.outstanding[0] or (k == 0 and not c.nic(0).dead):
             self.begin()
         else:
             core.end_at_post()
