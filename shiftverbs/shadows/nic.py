@@ -265,11 +265,13 @@ class Nic:
 
     def hangs(self, longer_than_s: float) -> bool:
         """Whether the thread for commands has been busy with one for longer than this."""
-        return _is_busy(self.worker, longer_than_s)
+        since_ns = self.worker.busy_since_ns
+        return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
 
     def memory_hangs(self, longer_than_s: float) -> bool:
         """Whether what is to be registered or let go of waits for something that has taken longer than this."""
-        return _is_busy(self.registrar, longer_than_s) or self.hangs(longer_than_s)
+        before_ns = time.monotonic_ns() - longer_than_s * 1e9
+        return 0 < self.registrar.busy_since_ns < before_ns or 0 < self.worker.busy_since_ns < before_ns
 
     def in_turn(
         self, threads: Sequence[Any], job: Callable[..., object], *args: Any
@@ -499,11 +501,6 @@ class Nic:
 
     def __repr__(self) -> str:
         return f"<Nic {self.name}>"
-
-
-def _is_busy(worker: Any, longer_than_s: float) -> bool:
-    since_ns = worker.busy_since_ns
-    return bool(since_ns) and time.monotonic_ns() - since_ns > longer_than_s * 1e9
 
 
 class Nics:

@@ -81,6 +81,7 @@ class Shadow:
     """
 
     kind = "resource"
+    concerns_memory = False  # and so both of a NIC's threads
 
     def __init__(self, domain: Any, default: int) -> None:
         self.domain = domain
@@ -128,12 +129,8 @@ class Shadow:
     def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> None:
         """Have a job run on a NIC's thread; whatever it raises makes slot k FAILED."""
         slot = self.slots[k - 1]
-        if not self._post(k, nic, self._run, k, nic, slot, job):
+        if not nic.worker.post(self._run, k, nic, slot, job):
             self._fail(k, slot, f"{nic.name} is shut down")
-
-    def _post(self, k: int, nic: Any, job: Callable[..., None], *args: Any) -> bool:
-        """Queue a job for the NIC's thread. Returns whether that takes any."""
-        return bool(nic.worker.post(job, *args))
 
     def _run(self, k: int, nic: Any, slot: Slot, job: Callable[[int, Any, Slot], None]) -> None:
         if self.closed:
@@ -218,7 +215,11 @@ class Shadow:
             if not handle:
                 self.gone(k)
                 continue
-            endings.append((nic, self._destroy_later(k, nic, handle)))
+            if self.concerns_memory:
+                endings.append((nic, self._destroy_later(k, nic, handle)))
+            else:
+                nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+                endings.append((nic, functools.partial(nic.worker.drain, handle)))
             commands += 1
         if not commands:
             self.domain.runtime.wake()  # as the end of a command does
@@ -229,9 +230,8 @@ class Shadow:
         return nic.worker.call(self._dispose, k, nic).wait
 
     def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
-        """Have NIC k's thread take it away. Returns what waits for that."""
-        nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-        return functools.partial(nic.worker.drain, handle)
+        """Where it `concerns_memory`: have NIC k's threads take it away. Returns what waits for that."""
+        raise NotImplementedError
 
     def _close_here(self) -> bool:
         """Whether close() runs where waiting for the NICs' threads makes no sense: in one of them, or at exit."""
@@ -282,6 +282,7 @@ class ShadowPD(Shadow):
     """ibv_pd."""
 
     kind = "PD"
+    concerns_memory = True
 
     def __init__(self, domain: Any, default: int) -> None:
         super().__init__(domain, default)
@@ -315,6 +316,7 @@ class ShadowMR(Shadow):
     """
 
     kind = "MR"
+    concerns_memory = True
 
     def __init__(
         self,
@@ -378,11 +380,15 @@ class ShadowMR(Shadow):
             self.domain.keymap.set_local(self.lkey, k, keys[0])
         self._ready(k, slot)
 
-    def _post(self, k: int, nic: Any, job: Callable[..., None], *args: Any) -> bool:
+    def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> None:
         """Behind its PD, and where it takes the place of other memory behind what was commanded to QPs."""
+        slot = self.slots[k - 1]
         if nic.worker.pending():
-            return bool(nic.worker.post(nic.registrar.post, job, *args))
-        return bool(nic.registrar.post(job, *args))
+            taken = nic.worker.post(nic.registrar.post, self._run, k, nic, slot, job)
+        else:
+            taken = nic.registrar.post(self._run, k, nic, slot, job)
+        if not taken:
+            self._fail(k, slot, f"{nic.name} is shut down")
 
     def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
         return nic.in_turn((nic.worker, nic.registrar), self._dispose, k, nic)

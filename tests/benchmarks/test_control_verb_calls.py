@@ -17,8 +17,8 @@ MOST = {
     "query_qp": 6,
     "destroy_qp": 35,
     "destroy_cq": 8,
-    "dereg_mr": 21,
-    "dealloc_pd": 8,
+    "dereg_mr": 24,
+    "dealloc_pd": 10,
 }
 
 
