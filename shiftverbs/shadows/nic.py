@@ -211,21 +211,22 @@ class Nic:
         self.dead = False
         self.plugs = Plugs(self)
         self._pid = os.getpid()
-        self._threads: set[int] = set()
+        self._threads: dict[int, Any] = {}
+        self._on_the_way: list[None] = []  # one for each job that `worker` is to hand to `registrar`
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
         self._in_vain_ns = 0  # the same, of whoever changed a QP's attributes
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
-        self.registrar.call(self._note_thread)
+        self.registrar.call(self._note_thread, self.registrar)
         self._opened = self.worker.call(self._open)
         _live.add(self)
 
-    def _note_thread(self) -> None:
-        self._threads.add(threading.get_ident())
+    def _note_thread(self, thread: Any) -> None:
+        self._threads[threading.get_ident()] = thread
 
     def _open(self) -> None:
         """On the worker: open the device and look at its ports."""
-        self._note_thread()
+        self._note_thread(self.worker)
         try:
             self.ctx = self.verbs.open_device(self.name)
             self.pd = self.verbs.alloc_pd(self.ctx)
@@ -259,6 +260,10 @@ class Nic:
         """Whether the device was opened."""
         return bool(self.pd)
 
+    def own_thread(self) -> Any:
+        """`worker` or `registrar`, where that is the caller's thread; else None."""
+        return self._threads.get(threading.get_ident())
+
     def on_worker(self) -> bool:
         """Whether the caller is a thread of this NIC's, which must not wait for itself."""
         return threading.get_ident() in self._threads
@@ -272,6 +277,21 @@ class Nic:
         """Whether what is to be registered or let go of waits for something that has taken longer than this."""
         before_ns = time.monotonic_ns() - longer_than_s * 1e9
         return 0 < self.registrar.busy_since_ns < before_ns or 0 < self.worker.busy_since_ns < before_ns
+
+    def register(self, job: Callable[..., object], *args: Any) -> bool:
+        """Have a job run in `registrar`, behind all that both threads have now. Returns whether it was queued."""
+        if not self.worker.pending():
+            return bool(self.registrar.post(job, *args))
+        self._on_the_way.append(None)
+        return bool(self.worker.post(self._pass_on, job, *args))
+
+    def _pass_on(self, job: Callable[..., object], *args: Any) -> None:
+        self.registrar.post(job, *args)
+        self._on_the_way.pop()
+
+    def is_registering(self) -> bool:
+        """Whether `registrar` has something to do, or will have when `worker` has handed it over."""
+        return bool(self._on_the_way) or self.registrar.pending() > 0
 
     def in_turn(
         self, threads: Sequence[Any], job: Callable[..., object], *args: Any

@@ -3,9 +3,9 @@
 
 A control verb runs on the default NIC at once, in the application's thread. The same verb, with the same attributes,
 is queued here for each backup NIC's own thread: what makes something as a job in Python, what takes it away as a
-command that needs no GIL. A NIC's thread goes by the order of its queue; memory has a thread of its own, and waits for
-the other one where its PD is not there yet, as the end of a PD waits for that of its MRs. Nothing here waits for a
-peer. A job that fails leaves a reason behind and nothing else: the default resource works on.
+command that needs no GIL. A NIC's thread goes by the order of its queue. Memory is registered in a thread of its own,
+behind what the other one has to do; a PD goes behind what that thread has of it. Nothing here waits for a peer. A job
+that fails leaves a reason behind and nothing else: the default resource works on.
 
 Pair numbers k: 0 is the default NIC, 1 … n are the backups in `domain.backups`' order.
 """
@@ -34,6 +34,9 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
+
+# So many bytes take a moment to let go of, for which no fence is to wait: the thread for memory does that.
+MUCH = 1 << 28
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -81,7 +84,7 @@ class Shadow:
     """
 
     kind = "resource"
-    concerns_memory = False  # and so both of a NIC's threads
+    behind_memory = False  # its end comes behind what the NIC's thread for memory has
 
     def __init__(self, domain: Any, default: int) -> None:
         self.domain = domain
@@ -215,7 +218,7 @@ class Shadow:
             if not handle:
                 self.gone(k)
                 continue
-            if self.concerns_memory:
+            if self.behind_memory:
                 endings.append((nic, self._destroy_later(k, nic, handle)))
             else:
                 nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
@@ -230,7 +233,7 @@ class Shadow:
         return nic.worker.call(self._dispose, k, nic).wait
 
     def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
-        """Where it `concerns_memory`: have NIC k's threads take it away. Returns what waits for that."""
+        """Where it goes `behind_memory`: have NIC k's threads take it away. Returns what waits for that."""
         raise NotImplementedError
 
     def _close_here(self) -> bool:
@@ -279,10 +282,9 @@ def require(parent: Shadow, k: int) -> int:
 
 
 class ShadowPD(Shadow):
-    """ibv_pd."""
+    """ibv_pd. behind_memory: set where the thread for memory may have MRs of it when it ends."""
 
     kind = "PD"
-    concerns_memory = True
 
     def __init__(self, domain: Any, default: int) -> None:
         super().__init__(domain, default)
@@ -316,7 +318,6 @@ class ShadowMR(Shadow):
     """
 
     kind = "MR"
-    concerns_memory = True
 
     def __init__(
         self,
@@ -335,6 +336,7 @@ class ShadowMR(Shadow):
         self.lkey = lkey
         self.rkey = rkey
         self.unshadowable = unshadowable
+        self.behind_memory = region[1] >= MUCH
         self._flags = flags
         for slot, handle in zip(self.slots, former, strict=False):
             slot.handle = handle
@@ -383,22 +385,17 @@ class ShadowMR(Shadow):
     def _queue(self, k: int, nic: Any, job: Callable[[int, Any, Slot], None]) -> None:
         """Behind its PD, and where it takes the place of other memory behind what was commanded to QPs."""
         slot = self.slots[k - 1]
-        if nic.worker.pending():
-            taken = nic.worker.post(nic.registrar.post, self._run, k, nic, slot, job)
-        else:
-            taken = nic.registrar.post(self._run, k, nic, slot, job)
-        if not taken:
+        if not nic.register(self._run, k, nic, slot, job):
             self._fail(k, slot, f"{nic.name} is shut down")
 
     def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
+        self.pd.behind_memory = True
         return nic.in_turn((nic.worker, nic.registrar), self._dispose, k, nic)
 
     def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
-        """Behind what was commanded to QPs: who has his QP in ERR may take away the memory that it uses."""
-        if nic.worker.pending():
-            return nic.in_turn((nic.worker, nic.registrar), self._end, k, nic, handle)
-        nic.registrar.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-        return functools.partial(nic.registrar.drain, handle)
+        """Where there is much of it. Behind commands, too: who has his QP in ERR may take away the memory it uses."""
+        self.pd.behind_memory = True
+        return nic.in_turn((nic.worker, nic.registrar), self._end, k, nic, handle)
 
     def _is_held(self, nic: Any, rkey: int | None = None) -> bool:
         """Whether a peer's WR may still come by a key (rkey: this one) that was other memory's, and reach this."""
@@ -450,6 +447,7 @@ class ShadowMR(Shadow):
         if self.closed or self._pid != os.getpid():
             return []
         self._disposed = self.closed = True  # before all else: what is made from now on enters no key
+        self.pd.behind_memory = True  # what takes its place is made of it there
         self.domain.runtime.mr_changing(self)
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
@@ -496,14 +494,33 @@ class ShadowMR(Shadow):
 
     def _take_away(self) -> list[Ending]:
         if self._close_here():
-            self.domain.runtime.wake()
-            self._disposed = True
-            for k, nic in enumerate(self.domain.backups, 1):
-                self._dispose(k, nic)
+            self._take_away_here()
             return []
         endings = super().close()
         self._await(endings)
         return endings
+
+    def _take_away_here(self) -> None:
+        """In a NIC's thread, or at exit. The thread for commands waits for no other one of those, nor for what is
+        behind it; the one that registers waits for commands alone.
+        """
+        nics = self.domain.backups
+        self._disposed = self.pd.behind_memory = True
+        among_commands = any(nic.own_thread() is nic.worker for nic in (self.domain.nic, *nics))
+        endings: list[Ending] = []
+        for k, nic in enumerate(nics, 1):
+            if _exiting or among_commands or not nic.worker.pending():
+                if self.slots[k - 1].state == PENDING and among_commands and not _exiting:
+                    endings.append((nic, nic.registrar.call(int).wait))  # it may be at it
+                self._dispose(k, nic)
+            elif handle := self._take(k):
+                # What was commanded to the QPs that use it comes first.
+                nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+                endings.append((nic, functools.partial(nic.worker.drain, handle)))
+            else:
+                self.gone(k)
+        self.domain.runtime.wake()
+        self._await(endings)
 
     def _await(self, endings: list[Ending]) -> None:
         for nic, ended in endings:

@@ -62,7 +62,7 @@ class Worker(Double, real=_nic.NicWorker, own=("jobs", "submitted", "finished", 
 def make_nic(name: str = "nic0") -> Any:
     return double(
         Nic, name=name, ctx=1, port=1, gid_index=0, dead=False, uses_grh=True, worker=Worker(),
-        registrar=Worker(),
+        registrar=Worker(), is_registering=lambda: False,
         look_again=lambda then=None: None, verbs=_nic,
     )  # fmt: skip
 

@@ -190,7 +190,7 @@ def told(age_s: float, answers: bool) -> tuple[Any, Any, list[float]]:
         return answers
 
     began_ns = time.monotonic_ns() - int(age_s * 1e9)
-    nic.worker, nic._threads, nic._in_vain_ns = SimpleNamespace(busy_since_ns=began_ns, drain=drain), set(), 0
+    nic.worker, nic._threads, nic._in_vain_ns = SimpleNamespace(busy_since_ns=began_ns, drain=drain), {}, 0
     connection = SimpleNamespace(
         nic=lambda k: nic,
         shadow=SimpleNamespace(handle=lambda k: 1),

@@ -7,11 +7,13 @@ import errno
 from typing import Any
 
 from simulator.application import CELLS, MOST_RECEIVES, Application
+from simulator.clock import MS
 from simulator.network import Network
 from simulator.rnic import INIT, RESET, RTR, RTS, Datagram
 from simulator.staged_keys import window_again
 from simulator.story import (
     Story,
+    another_window,
     armed,
     away,
     end,
@@ -20,6 +22,7 @@ from simulator.story import (
     path_failed,
     plan,
     post,
+    sends,
     until,
     wait,
 )
@@ -173,7 +176,26 @@ def a_qp_is_armed_before_it_may_send() -> Network:
     return end(net)
 
 
+def a_qp_is_connected_while_memory_is_registered() -> Network:
+    """Both have new memory, at which their backups are for long. Who is PROTECTED then may lose its NIC at once."""
+    net = armed()
+    a, b = ends(net)
+    for app in (a, b):
+        backup = app.device.hardware[1]
+        backup.registering_ns = 800 * MS
+        another_window(app)
+        backup.registering_ns = 50_000
+    connect_anew(net)
+    assert all(app.window.shadow.keys(1) is not None for app in (a, b))
+    net.port("a", 0, False, None)
+    path_failed(a, 0)
+    post(a, "WRITE", 1)
+    until(net, lambda: sends(a) == ["SUCCESS"], ms=100)
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_qp_is_connected_while_memory_is_registered: ("protect_before_memory_is_there",),
     what_waits_for_room_is_reset: ("post_to_a_qp_in_reset",),
     what_waits_for_room_on_a_backup_is_reset: ("post_to_a_backup_that_is_stopped",),
     a_path_is_made_again: ("forget_the_seals_of_a_path",),

@@ -291,6 +291,23 @@ def a_nic_refuses_an_end_while_another_flushes_slowly() -> Network:
     return _a_nic_refuses_an_end_while_another_flushes(300)
 
 
+def two_nics_refuse_an_end() -> Network:
+    """Each of them less often than it may. The WRITE on the backup is complete, which only its flush tells."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    wr = post(a, "WRITE", 1, signaled=False)
+    wait(net, 1)
+    assert executed(net, wr)
+    a.err()
+    for nic in net.nics["a"][:2]:
+        nic.refusing = 15
+    wait(net, 3000)
+    assert not any(nic.refusing for nic in net.nics["a"])
+    assert not sends(a), statuses(a)
+    return net
+
+
 def an_arm_waits_while_a_qp_ends() -> Network:
     """The default pair is being made fit, and waits for a look at its NIC. What is posted behind the end is flushed."""
     net = armed()
@@ -594,6 +611,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_nic_refuses_to_stop_a_qp_for_good: ("post_a_marker_where_err_was_refused",),
     a_question_is_answered_by_an_abort: (),
     a_nic_refuses_an_end_while_another_flushes: ("drop_the_flush_where_another_nic_refuses",),
+    two_nics_refuse_an_end: ("count_the_refusals_of_all_pairs",),
     a_nic_refuses_an_end_while_another_flushes_slowly: ("cut_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),

@@ -39,7 +39,7 @@ from shiftverbs.protocol.seal import Seals, Window
 from shiftverbs.protocol.silence import Silence
 from shiftverbs.shadows.nic import Nic
 from shiftverbs.shadows.qp import ShadowQP
-from shiftverbs.shadows.shadow import ShadowMR
+from shiftverbs.shadows.shadow import Shadow, ShadowMR
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
 mutation = mutations_of(MUTATIONS)
@@ -285,7 +285,21 @@ def take_what_was_said_before_for_news() -> Iterator[None]:
 
 @mutation("memory goes behind what was commanded to QPs")
 def take_memory_from_under_a_qp() -> Iterator[None]:
-    with rewritten(ShadowMR, "_destroy_later", ("if nic.worker.pending():", "if False:")):
+    with rewritten(Shadow, "close", ("nic.worker.destroy(", "nic.registrar.destroy(")):
+        yield
+
+
+@mutation("PROTECTED is said when the backups have the memory that there was")
+def protect_before_memory_is_there() -> Iterator[None]:
+    with replaced(Pairing, "_registered", lambda *_: True):
+        yield
+
+
+@mutation("a NIC may refuse the end of each pair's QP as often")
+def count_the_refusals_of_all_pairs() -> Iterator[None]:
+    first = "self._tries_left[min(self._tries_left)]"
+    edits = [(f"self._tries_left[k]{end}", f"{first}{end}") for end in (" -=", ":")]
+    with rewritten(Fence, "_erred", *edits):
         yield
 
 

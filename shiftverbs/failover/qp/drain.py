@@ -73,8 +73,8 @@ class Fence:
         self._done = done
         self._hung = hung
         self.is_patient = False
-        self._tries_left = TRIES
-        self._commanded = set(pairs)  # ERR not confirmed yet
+        self._tries_left = dict.fromkeys(pairs, TRIES)
+        self._commanded = set(self._tries_left)  # ERR not confirmed yet
         self._flushing: set[int] = set()
         self._refused: dict[int, int] = {}  # pairs whose markers were not taken: the errno
         self._kicked_ns: dict[int, int] = {}
@@ -118,8 +118,8 @@ class Fence:
         self._commanded.discard(k)
         # Of a dead context nothing can reach the peer any more, and no flush will ever come.
         is_gone = c.nic(k).dead or err in GONE
-        if err != 0 and not is_gone and self._tries_left:
-            self._tries_left -= self.is_patient
+        if err != 0 and not is_gone and self._tries_left[k]:
+            self._tries_left[k] -= self.is_patient
             self._commanded.add(k)
             self._hung(f"{c.device(k)}: modify to ERR: {os.strerror(err)}")
             return

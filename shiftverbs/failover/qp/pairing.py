@@ -67,6 +67,7 @@ class Pairing:
     __slots__ = (
         "__dict__",
         "_looks",
+        "_memory",
         "_mine",
         "_my_keys",
         "_paths",
@@ -89,6 +90,7 @@ class Pairing:
         self._theirs: QpRecord | None = None
         self._seen = False  # an entry of the peer's
         self._looks: dict[Nic, bool] = {}  # whether the look at it is over
+        self._memory: dict[Nic, bool] = {}  # whether it has registered what there was
 
     # ---- our side ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class Pairing:
         if usable == 0 or error is not None:
             c.never_protected(error or channel.port_error(c.nic(1)) or "no control port")
             return
-        if not self._looked_at(usable):
+        if not self._looked_at(usable) or not self._registered(usable):
             return
         try:
             self._publish(usable)
@@ -152,6 +154,29 @@ class Pairing:
     def _looked(self, looks: dict[Nic, bool], nic: Nic) -> None:
         looks[nic] = True
         if looks is self._looks:
+            self.advance()
+
+    def _registered(self, usable: int) -> bool:
+        """Whether the backups have the memory that there was when the application connected the QP, or never will.
+
+        Who is PROTECTED may lose a NIC the next moment: what is sent then must not wait for memory.
+        """
+        c = self.connection
+        nics = [c.nic(k) for k in range(1, usable + 1)]
+        for nic in nics:
+            if nic not in self._memory:
+                self._memory[nic] = not nic.is_registering()
+                over = functools.partial(self._has_memory, self._memory, nic)
+                if not self._memory[nic]:
+                    nic.register(self.driver.post, over)
+        missing = [nic.name for nic in nics if not self._memory[nic]]
+        if missing:
+            c.set_why(f"memory is being registered on {', '.join(missing)}")
+        return not missing
+
+    def _has_memory(self, memory: dict[Nic, bool], nic: Nic) -> None:
+        memory[nic] = True
+        if memory is self._memory:
             self.advance()
 
     def _publish(self, usable: int) -> None:
@@ -390,3 +415,4 @@ class Pairing:
         self._theirs = None
         self._seen = False
         self._looks = {}
+        self._memory = {}
