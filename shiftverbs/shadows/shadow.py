@@ -49,6 +49,9 @@ Region = tuple[int, int, int, int]
 Ending = tuple[Any, Callable[[float], bool]]
 
 
+# Taken out by the one NIC's thread that may wait for another.
+_turns_to_wait = [True]
+
 # Set at exit: the NICs' threads will not get the GIL any more, and the kernel takes back what is left.
 _exiting = False
 
@@ -501,26 +504,31 @@ class ShadowMR(Shadow):
         return endings
 
     def _take_away_here(self) -> None:
-        """In a NIC's thread, or at exit. The thread for commands waits for no other one of those, nor for what is
-        behind it; the one that registers waits for commands alone.
+        """In a NIC's thread, or at exit: at once.
+
+        But in one NIC's thread at a time, else two might wait for each other: behind what the other threads have to do
+        with it. That is its registration, and what was commanded to QPs that use it.
         """
-        nics = self.domain.backups
         self._disposed = self.pd.behind_memory = True
-        among_commands = any(nic.own_thread() is nic.worker for nic in (self.domain.nic, *nics))
         endings: list[Ending] = []
-        for k, nic in enumerate(nics, 1):
-            if _exiting or among_commands or not nic.worker.pending():
-                if self.slots[k - 1].state == PENDING and among_commands and not _exiting:
-                    endings.append((nic, nic.registrar.call(int).wait))  # it may be at it
-                self._dispose(k, nic)
-            elif handle := self._take(k):
-                # What was commanded to the QPs that use it comes first.
-                nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-                endings.append((nic, functools.partial(nic.worker.drain, handle)))
-            else:
-                self.gone(k)
-        self.domain.runtime.wake()
-        self._await(endings)
+        turn: list[bool] = []
+        if not _exiting:
+            with contextlib.suppress(IndexError):
+                turn.append(_turns_to_wait.pop())
+        try:
+            for k, nic in enumerate(self.domain.backups, 1):
+                own = nic.own_thread()
+                if turn and self.slots[k - 1].state == PENDING and own is not nic.registrar:
+                    endings.append((nic, nic.registrar.call(int).wait))
+                if not turn or own is nic.worker or not nic.worker.pending() or not self.handle(k):
+                    self._dispose(k, nic)
+                elif handle := self._take(k):
+                    nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+                    endings.append((nic, functools.partial(nic.worker.drain, handle)))
+            self.domain.runtime.wake()
+            self._await(endings)
+        finally:
+            _turns_to_wait.extend(turn)
 
     def _await(self, endings: list[Ending]) -> None:
         for nic, ended in endings:
