@@ -88,7 +88,8 @@ def test_a_slow_rail_is_told_of(network: Network, spawn: Spawn, tmp_path: Path) 
     slow()
     a("stream(lambda: any(e.kind == 'Straggler' and e.fault == 'path' for e in events), 120)", 150)
     told = a(
-        "[(e.device, e.path, e.ratio, e.samples, e.lost_ns, e.qp_nums == (ep.qp.qp_num,)) for e in events]"
+        "[(e.device, e.path, e.ratio, e.samples, e.lost_ns, e.qp_nums == (ep.qp.qp_num,)) for e in events"
+        " if e.kind == 'Straggler']"  # one that a busy machine made may be over since
     )
     device, path, ratio, samples, lost_ns, all_there = told[-1]
     assert (device, path, all_there) == ("soft0", "soft0", True), told
