@@ -363,14 +363,10 @@ def test_two_thousand(v: Verbs) -> None:
 
     # While one thread collects, the interpreter collects nowhere else: whoever goes on making meanwhile, beside a
     # thread that gets little of a busy machine, has that many more. None may be left of those that are found.
-    between = threading.Event()
-    between.set()
+    collects = [False]  # no Event: it has a lock, and a collection may begin in the thread that has just taken it
 
     def collecting(phase: str, _info: object) -> None:
-        if phase == "start":
-            between.clear()
-        else:
-            between.set()
+        collects[0] = phase == "start"
 
     gc.callbacks.append(collecting)
     thread = threading.Thread(target=busy)
@@ -379,7 +375,7 @@ def test_two_thousand(v: Verbs) -> None:
     live = 0
     for number in range(2000):
         if number - len(noted) > 300:
-            assert between.wait(20)
+            until(lambda: not collects[0])
         holder = SimpleNamespace(qp=v.qp.QP(pd, v.rc(cq)), mr=v.mr.MR(pd, 4096, 1), me=None)
         holder.me = holder
         holder.qp.holder = holder
