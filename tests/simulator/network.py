@@ -503,13 +503,15 @@ def _traced(connection: Connection, actions: list[ev.Action]) -> None:
 
 
 def _noted(connection: Connection, number: int) -> None:
-    """The fence of a SWITCH has ended: nothing more is executed in the lives that it ended."""
+    """The fence of a SWITCH has ended: nothing more is executed in the lives that it ended, or that had work before."""
     net = World.current
     if net is not None:
         endpoint = connection.shadow.qp
-        for k in net.fencing.get(_name(connection), ()):
+        worked = {e[2:4] for e in net.executions}
+        fencing = net.fencing.get(_name(connection), ())
+        for k in range(net.pairs):
             qp = endpoint.qp(k)
-            if qp is not None:
+            if qp is not None and (k in fencing or (qp, qp.life) in worked):
                 net.fences.setdefault((qp, qp.life), net.clock.now)
     _fenced(connection, number)
 

@@ -66,6 +66,12 @@ def ignore_epochs() -> Iterator[None]:
         yield
 
 
+@mutation("a SWITCH fences every pair: what the peer sent may still arrive where we send nothing")
+def fence_only_where_we_send() -> Iterator[None]:
+    with rewritten(SwitchProcedure, "_fence", ("p.used and not p.fenced", "k == s.send_pair")):
+        yield
+
+
 @mutation("READY counts only for the life of the pair that it names")
 def accept_a_stale_ready() -> Iterator[None]:
     original = SwitchProcedure._advance

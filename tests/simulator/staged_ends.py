@@ -12,7 +12,6 @@ from simulator.clock import MS, US
 from simulator.host import OwnMr
 from simulator.network import Network
 from simulator.rnic import ERR, RTS
-from simulator.staged_posts import split
 from simulator.story import (
     Story,
     armed,
@@ -30,6 +29,7 @@ from simulator.story import (
     post,
     said,
     sends,
+    split,
     statuses,
     tell,
     until,

@@ -31,6 +31,7 @@ from simulator.story import (
     post,
     said,
     sends,
+    split,
     statuses,
     succeeded,
     until,
@@ -315,6 +316,18 @@ def _registering_survives(net: Network, k: int) -> Network:
     return net
 
 
+def a_message_is_on_its_way_to_where_only_receives_are() -> Network:
+    """a's sends are at home and its receives on pair 1; home fails while b's message is on its way there, for 5 ms."""
+    net = armed(pairs=3)
+    a, b = ends(net)
+    split(net, "b")
+    net.links["b", 1].delay_ns = 5 * MS
+    net.nics["a"][1].command_ns = 20 * MS  # as long as that takes, it may arrive
+    post(b, "SEND")
+    path_failed(a, 0)
+    return end(net)
+
+
 def what_a_move_has_left_registers_memory() -> Network:
     """Home again, the backups are made fit once more, though their NICs are at a registration: home fails next."""
     net = armed()
@@ -357,6 +370,7 @@ def a_qp_ends_while_its_nic_registers_memory() -> Network:
 
 
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    a_message_is_on_its_way_to_where_only_receives_are: ("fence_only_where_we_send",),
     what_a_move_has_left_registers_memory: ("register_among_the_commands",),
     what_carries_traffic_registers_memory: ("register_among_the_commands",),
     a_rail_is_slower_than_a_move_waits: ("come_home_at_once_where_a_move_was_in_vain",),

@@ -20,7 +20,6 @@ from simulator.story import (
     drop_next,
     end,
     ends,
-    feed,
     go,
     hole,
     is_answer,
@@ -35,6 +34,7 @@ from simulator.story import (
     said,
     sends,
     share,
+    split,
     until,
     wait,
     went,
@@ -53,17 +53,6 @@ def has_patience(app: Application) -> None:
     """The program allows its QPs so many retries that none of them gives up by itself."""
     for qp in app.endpoint.qps:
         qp.RETRIES = NEVER
-
-
-def split(net: Network, mover: str) -> None:
-    """One side's sends, and the other's receives, leave for pair 1; the other direction stays at home."""
-    a, b = ends(net)
-    app = a if mover == "a" else b
-    feed(app.peer, ev.PathHealth(1, False))
-    app.endpoint.prefer(1)
-    until(net, lambda: app.endpoint.core.send_pair == 1 and not app.endpoint.protocol.busy, ms=50)
-    wait(net, 1)
-    assert app.peer.endpoint.core.recv_pair == 1 and app.peer.endpoint.core.send_pair == 0
 
 
 def unheard(net: Network, name: str, phase: Phase, k: int) -> None:

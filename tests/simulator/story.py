@@ -238,6 +238,17 @@ def away(net: Network, k: int = 1) -> None:
     wait(net, 1)
 
 
+def split(net: Network, mover: str) -> None:
+    """One side's sends, and the other's receives, leave for pair 1; the other direction stays at home."""
+    a, b = ends(net)
+    app = a if mover == "a" else b
+    feed(app.peer, ev.PathHealth(1, False))
+    app.endpoint.prefer(1)
+    until(net, lambda: app.endpoint.core.send_pair == 1 and not app.endpoint.protocol.busy, ms=50)
+    wait(net, 1)
+    assert app.peer.endpoint.core.recv_pair == 1 and app.peer.endpoint.core.send_pair == 0
+
+
 def fail_over(net: Network) -> None:
     """Traffic goes to pair 1, and stays there."""
     a = net.app("a")

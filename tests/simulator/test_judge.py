@@ -17,8 +17,8 @@ from simulator.checks import Violation
 from simulator.clock import MS
 from simulator.network import Network
 from simulator.patching import rewritten
-from simulator.staged_posts import has_patience, split
-from simulator.story import armed, ends, go, hole, is_answer, plan, post, telling, wait
+from simulator.staged_posts import has_patience
+from simulator.story import armed, ends, go, hole, is_answer, plan, post, split, telling, wait
 
 from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.native.ibv import WcStatus

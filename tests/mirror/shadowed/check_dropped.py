@@ -363,7 +363,8 @@ def test_two_thousand(v: Verbs) -> None:
 
     # While one thread collects, the interpreter collects nowhere else: whoever goes on making meanwhile, beside a
     # thread that gets little of a busy machine, has that many more. None may be left of those that are found.
-    collects = [False]  # no Event: it has a lock, and a collection may begin in the thread that has just taken it
+    # No Event: it has a lock, and a collection may begin in the thread that has just taken it.
+    collects = [False]
 
     def collecting(phase: str, _info: object) -> None:
         collects[0] = phase == "start"
