@@ -117,6 +117,7 @@ class MR(lifetime.Ended, _base.MR):
                 self._shadow.wait()
             else:
                 old.take_back(former)  # the PD is one without shadows
+            old.wait()
 
     @whole_close(pyverbs_objects.MR_POINTER, anew=True, anywhere=True)
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:

@@ -30,7 +30,7 @@ from shiftverbs.shadows.qp_attributes import (
     masked_fields,
     refusal,
 )
-from shiftverbs.shadows.shadow import FAILED, Ending, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
+from shiftverbs.shadows.shadow import FAILED, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 
 logger = logging.getLogger("shiftverbs.shadow")
 
@@ -189,15 +189,14 @@ class ShadowQP(Shadow):
         self._tell("qp_closing")
         self.core.detach(0)
 
-    def close(self) -> list[Ending]:
+    def close(self) -> None:
         """As for the others; the CQs get their room back, and the journal goes with the last shadow."""
         if not self._disposed:
             for cq, entries in self.entries.items():
                 cq.release(entries)
-        endings = super().close()
+        super().close()
         if not self._left:
             self.core.close()
-        return endings
 
     def gone(self, k: int) -> None:
         """With the last one goes the journal."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from shiftverbs._core import Unbroken
+from shiftverbs._core import Unbroken, is_busy
 from shiftverbs.native.ibv import AccessFlag, ReregMrFlag
 from shiftverbs.process.waiting import in_slices
 
@@ -34,9 +34,8 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
-
-# So many bytes take a moment to let go of, for which no fence is to wait: the thread for memory does that.
-MUCH = 1 << 28
+# And so long in a thread that failover waits for, where the collector found it: well below the bound of a fence.
+BRIEF_S = 0.2
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -45,12 +44,9 @@ KEY_TRIES = 16
 # (address, length, iova, access) of a registration.
 Region = tuple[int, int, int, int]
 
-# The NIC that something is being taken away from, and a call that waits so many seconds and says if it is done.
-Ending = tuple[Any, Callable[[float], bool]]
-
-
-# Taken out by the one NIC's thread that may wait for another.
-_turns_to_wait = [True]
+# The NIC that something is being taken away from, whether what does that has hung for so many seconds, and a call that
+# waits so many seconds and says if it is done.
+Ending = tuple[Any, Callable[[float], bool], Callable[[float], bool]]
 
 # Set at exit: the NICs' threads will not get the GIL any more, and the kernel takes back what is left.
 _exiting = False
@@ -65,11 +61,13 @@ def _at_exit() -> None:
 class Slot:
     """One shadow resource on one backup NIC."""
 
-    __slots__ = ("handle", "keys", "number", "reason", "size", "state")
+    __slots__ = ("begun", "former", "handle", "keys", "number", "reason", "size", "state")
 
     def __init__(self) -> None:
         self.state = PENDING
+        self.begun = False  # its job
         self.handle = 0
+        self.former = 0  # of an MR: the registration to be changed
         self.reason = ""
         self.keys: tuple[int, int] = (0, 0)  # of an MR: lkey, rkey
         self.number = 0  # of a QP: its number; of a channel: its descriptor
@@ -139,10 +137,9 @@ class Shadow:
             self._fail(k, slot, f"{nic.name} is shut down")
 
     def _run(self, k: int, nic: Any, slot: Slot, job: Callable[[int, Any, Slot], None]) -> None:
+        slot.begun = True
         if self.closed:
             self._fail(k, slot, "closed")
-            if slot.handle:  # handed over to this one, which nobody else will let go of now
-                self._dispose(k, nic)
             return
         try:
             if not nic.is_open:
@@ -198,50 +195,40 @@ class Shadow:
     def settled(self) -> None:
         """Called once no backup NIC is PENDING any more."""
 
-    def close(self) -> list[Ending]:
-        """Take the resources away in the background. Any thread, any number of times; nothing in a forked child.
-
-        Returns what can be waited for.
-        """
+    def close(self) -> None:
+        """Take the resources away in the background. Any thread, any number of times; nothing in a forked child."""
         if self._disposed:
-            return []
+            return
         self._disposed = self.closed = True
         if self._pid != os.getpid() or _exiting:
             for k in range(1, len(self.slots) + 1):
                 self.gone(k)
-            return []
-        endings: list[Ending] = []
+            return
         commands = 0
         for k, nic in enumerate(self.domain.backups, 1):
             if self.slots[k - 1].state == PENDING:
                 # Its own job is queued or under way: only after that is there something to take away, or nothing.
-                endings.append((nic, self._dispose_later(k, nic)))
+                self._dispose_later(k, nic)
                 continue
             handle = self._take(k)
             if not handle:
                 self.gone(k)
                 continue
             if self.behind_memory:
-                endings.append((nic, self._destroy_later(k, nic, handle)))
+                self._destroy_later(k, nic, handle)
             else:
                 nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-                endings.append((nic, functools.partial(nic.worker.drain, handle)))
             commands += 1
         if not commands:
             self.domain.runtime.wake()  # as the end of a command does
-        return endings
 
-    def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
-        """Have NIC k's thread take away what its job will have made. Returns what waits for that."""
-        return nic.worker.call(self._dispose, k, nic).wait
+    def _dispose_later(self, k: int, nic: Any) -> None:
+        """Have NIC k's thread take away what its job will have made."""
+        nic.worker.post(self._dispose, k, nic)
 
-    def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
-        """Where it goes `behind_memory`: have NIC k's threads take it away. Returns what waits for that."""
+    def _destroy_later(self, k: int, nic: Any, handle: int) -> None:
+        """Where it goes `behind_memory`: have NIC k's threads take it away."""
         raise NotImplementedError
-
-    def _close_here(self) -> bool:
-        """Whether close() runs where waiting for the NICs' threads makes no sense: in one of them, or at exit."""
-        return _exiting or any(nic.on_worker() for nic in (self.domain.nic, *self.domain.backups))
 
     def _take(self, k: int) -> int:
         """The handle on NIC k, for whoever destroys it: nobody else has it any more. 0 where there is none."""
@@ -300,19 +287,21 @@ class ShadowPD(Shadow):
     def _destroy(self, nic: Any, handle: int) -> None:
         nic.verbs.dealloc_pd(handle)
 
-    def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
+    def _dispose_later(self, k: int, nic: Any) -> None:
         """Behind its MRs."""
-        return nic.in_turn((nic.worker, nic.registrar, nic.worker), self._dispose, k, nic)
+        nic.in_turn((nic.worker, nic.registrar, nic.worker), self._dispose, k, nic)
 
-    def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
+    def _destroy_later(self, k: int, nic: Any, handle: int) -> None:
         """Behind its MRs."""
         ended = functools.partial(self._destroyed, k, nic)
-        queued = nic.in_turn((nic.worker, nic.registrar), nic.worker.destroy, ended, self.kind, handle)
-        return lambda timeout_s: queued(timeout_s) and nic.worker.drain(handle, timeout_s)
+        nic.in_turn((nic.worker, nic.registrar), nic.worker.destroy, ended, self.kind, handle)
 
 
 class ShadowMR(Shadow):
     """ibv_mr: the same memory, the same iova, the same access, on each backup NIC.
+
+    A registration is made, and changed, in the thread for memory; it ends in the one for commands, which waits for no
+    registration, behind what was commanded to QPs.
 
     lkey, rkey: the default NIC's; unshadowable: why no other NIC can reach this memory, empty if it can.
     former: registrations to be changed rather than made (`hand_over` of what this takes the place of), by backup;
@@ -339,10 +328,10 @@ class ShadowMR(Shadow):
         self.lkey = lkey
         self.rkey = rkey
         self.unshadowable = unshadowable
-        self.behind_memory = region[1] >= MUCH
         self._flags = flags
+        self._endings: list[Ending] = []  # of what is waited for
         for slot, handle in zip(self.slots, former, strict=False):
-            slot.handle = handle
+            slot.former = handle
         self.domain.runtime.mr_made(self)
         self.domain.keymap.del_local(lkey)  # where it was memory that is gone, and WRs named it
         if unshadowable:
@@ -353,6 +342,10 @@ class ShadowMR(Shadow):
             self._answered()
         else:
             self.start()
+        for handle, nic in zip(former, self.domain.backups, strict=False):
+            if handle:
+                changed = nic.in_turn((nic.worker, nic.registrar), int)
+                self._endings.append((nic, nic.memory_hangs, changed))
 
     def keys(self, k: int) -> tuple[int, int] | None:
         """(lkey, rkey) on NIC k; None unless READY."""
@@ -363,7 +356,7 @@ class ShadowMR(Shadow):
 
     def _create(self, k: int, nic: Any, slot: Slot) -> None:
         address, length, _, access = self.region
-        handle, slot.handle = slot.handle, 0  # nobody else's while it is being changed
+        handle, slot.former = slot.former, 0  # nobody else's while it is being changed
         if handle and not self.pd.handle(k):  # of the memory before, which is the application's again
             nic.verbs.dereg_mr(handle)
         pd = require(self.pd, k)
@@ -391,14 +384,10 @@ class ShadowMR(Shadow):
         if not nic.register(self._run, k, nic, slot, job):
             self._fail(k, slot, f"{nic.name} is shut down")
 
-    def _dispose_later(self, k: int, nic: Any) -> Callable[[float], bool]:
-        self.pd.behind_memory = True
-        return nic.in_turn((nic.worker, nic.registrar), self._dispose, k, nic)
-
-    def _destroy_later(self, k: int, nic: Any, handle: int) -> Callable[[float], bool]:
-        """Where there is much of it. Behind commands, too: who has his QP in ERR may take away the memory it uses."""
-        self.pd.behind_memory = True
-        return nic.in_turn((nic.worker, nic.registrar), self._end, k, nic, handle)
+    def _take(self, k: int) -> int:
+        slot = self.slots[k - 1]
+        former, slot.former = slot.former, 0
+        return former or super()._take(k)
 
     def _is_held(self, nic: Any, rkey: int | None = None) -> bool:
         """Whether a peer's WR may still come by a key (rkey: this one) that was other memory's, and reach this."""
@@ -445,7 +434,9 @@ class ShadowMR(Shadow):
     def hand_over(self) -> list[int]:
         """As close(), but the registrations stay: they are the caller's. By backup, 0 where there is none.
 
-        Peers that ask meanwhile wait for what takes its place: `handed_over` must follow.
+        But not where other memory is being registered: what takes their place would come behind that, and the memory of
+        these may go first. `wait` for these. Peers that ask meanwhile wait for what takes its place: `handed_over` must
+        follow.
         """
         if self.closed or self._pid != os.getpid():
             return []
@@ -455,13 +446,16 @@ class ShadowMR(Shadow):
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
         self.domain.runtime.wake()
+        self._endings = []
         handles = []
-        for slot in self.slots:
-            # One that is being made is taken back by its own job, which sees `closed`.
+        for k, (slot, nic) in enumerate(zip(self.slots, self.domain.backups, strict=True), 1):
             taken = slot.handle if slot.state == READY else 0
-            if taken:
+            if taken and not nic.is_registering():
                 slot.handle, slot.state, slot.reason = 0, FAILED, "changed"
-            handles.append(taken)
+                handles.append(taken)
+            else:
+                self._take_from(k, nic)
+                handles.append(0)
         return handles
 
     def handed_over(self) -> None:
@@ -470,71 +464,71 @@ class ShadowMR(Shadow):
 
     def take_back(self, handles: Sequence[int]) -> None:
         """What `hand_over` gave, and nobody took: it is taken away as by close()."""
-        for slot, handle in zip(self.slots, handles, strict=False):
+        for k, (handle, nic) in enumerate(zip(handles, self.domain.backups, strict=False), 1):
             if handle:
-                slot.handle, slot.state = handle, READY
-        if handles:
-            self._disposed = False
-            self._take_away()
+                self.slots[k - 1].former = handle
+                self._take_from(k, nic)
 
     def wait(self) -> None:
-        """Wait until every backup NIC has done what was queued for it so far: the memory may be freed next."""
-        if self.unshadowable or self._pid != os.getpid() or self._close_here():
+        """Wait until the backups have let go of the memory that it was, and what it takes the place of: it may be freed
+        next. Again where that was interrupted.
+        """
+        if self._pid != os.getpid():
             return
-        self._await([(nic, nic.in_turn((nic.worker, nic.registrar), int)) for nic in self.domain.backups])
+        # In a thread that failover waits for, it does so for a moment only.
+        patience_s = BRIEF_S if is_busy() else DEREG_TIMEOUT_S
+        for nic, hangs, ended in self._endings:
+            # Do not wait again and again for what hangs already.
+            if not in_slices(ended, 0.0 if hangs(patience_s) else patience_s):
+                logger.error("%s still holds the memory of an MR that is being closed", nic.name)
+        self._endings = []
 
-    def close(self) -> list[Ending]:
+    def close(self) -> None:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
         if self.closed:
             self.wait()  # the first close was interrupted
-            return []
+            return
         if self._pid != os.getpid():
-            return super().close()
-        self.closed = True  # before all else: what is made from now on enters no key
+            super().close()
+            return
+        self._disposed = self.closed = True  # before all else: what is made from now on enters no key
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
-        return self._take_away()
+        self._endings = []
+        commands = 0
+        for k, nic in enumerate(self.domain.backups, 1):
+            commands += self._take_from(k, nic)
+        if not commands:
+            self.domain.runtime.wake()  # as the end of a command does
+        self.wait()
 
-    def _take_away(self) -> list[Ending]:
-        if self._close_here():
-            self._take_away_here()
-            return []
-        endings = super().close()
-        self._await(endings)
-        return endings
+    def _take_from(self, k: int, nic: Any) -> bool:
+        """Have NIC k let go of the memory, behind what was commanded to QPs that use it. `wait` waits for that.
+        Returns whether that is a command.
 
-    def _take_away_here(self) -> None:
-        """In a NIC's thread, or at exit: at once.
-
-        But in one NIC's thread at a time, else two might wait for each other: behind what the other threads have to do
-        with it. That is its registration, and what was commanded to QPs that use it.
+        A NIC's own thread, where the collector found it, does so at once, but never another one's: that may hang.
         """
-        self._disposed = self.pd.behind_memory = True
-        endings: list[Ending] = []
-        turn: list[bool] = []
-        if not _exiting:
-            with contextlib.suppress(IndexError):
-                turn.append(_turns_to_wait.pop())
-        try:
-            for k, nic in enumerate(self.domain.backups, 1):
-                own = nic.own_thread()
-                if turn and self.slots[k - 1].state == PENDING and own is not nic.registrar:
-                    endings.append((nic, nic.registrar.call(int).wait))
-                if not turn or own is nic.worker or not nic.worker.pending() or not self.handle(k):
-                    self._dispose(k, nic)
-                elif handle := self._take(k):
-                    nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-                    endings.append((nic, functools.partial(nic.worker.drain, handle)))
-            self.domain.runtime.wake()
-            self._await(endings)
-        finally:
-            _turns_to_wait.extend(turn)
-
-    def _await(self, endings: list[Ending]) -> None:
-        for nic, ended in endings:
-            # Do not wait again and again for a NIC that hangs already.
-            if not in_slices(ended, 0.0 if nic.memory_hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S):
-                logger.error("%s still holds the memory of an MR that is being closed", nic.name)
+        slot = self.slots[k - 1]
+        handle = self._take(k)
+        if not handle:
+            if (
+                slot.begun and slot.state == PENDING
+            ):  # that job takes back what it makes, as it sees `_disposed`
+                self.pd.behind_memory = True
+                if (
+                    not is_busy() and not _exiting
+                ):  # nobody knows its keys yet: it is only about pages that are held
+                    self._endings.append((nic, nic.memory_hangs, nic.registrar.call(int).wait))
+        elif _exiting:  # the threads are stopped, or are being
+            if not nic.hangs(0.0):
+                self._end(k, nic, handle)
+        elif nic.own_thread() is nic.worker:
+            self._end(k, nic, handle)
+        else:
+            nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
+            self._endings.append((nic, nic.hangs, functools.partial(nic.worker.drain, handle)))
+            return True
+        return False
 
 
 class ShadowChannel(Shadow):

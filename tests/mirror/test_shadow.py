@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from shiftverbs import _nic
+from shiftverbs import _core, _nic
 from shiftverbs.shadows import shadow
 from shiftverbs.shadows.key_plugs import Plugs
 from shiftverbs.shadows.nic import Nic as RealNic
 from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowMR, ShadowPD
+
+#: As long as it is held, failover waits for the calling thread, as for a NIC's.
+IN_A_NICS_THREAD = _core.Unbroken(threading.RLock())
 
 
 class Worker:
@@ -69,8 +73,9 @@ class Worker:
         future, job = self.jobs.popleft()
         self.inside = True
         try:
-            if future.begin():
-                future.end(job())
+            with IN_A_NICS_THREAD:
+                if future.begin():
+                    future.end(job())
         finally:
             self.inside = False
         return True
@@ -183,6 +188,12 @@ class Nic:
     def memory_hangs(self, longer_than_s: float) -> bool:
         return self.hanging
 
+    def hangs(self, longer_than_s: float) -> bool:
+        return self.hanging
+
+    def is_registering(self) -> bool:
+        return bool(self._on_the_way or self.registrar.pending())
+
 
 class KeyMap(dict[tuple[int, int], int | None]):
     def set_local(self, lkey: int, k: int, shadow_lkey: int | None) -> None:
@@ -255,8 +266,6 @@ def an_mr(domain: Domain, pd: ShadowPD, lkey: int = 5, unshadowable: str = "") -
 
 def settle_close(domain: Domain, *held: Any) -> None:
     """Close, with the NICs' threads at work."""
-    import threading
-
     done = threading.Event()
 
     def pump() -> None:
@@ -332,10 +341,9 @@ def test_what_is_ready_is_taken_away_by_a_command_and_what_is_not_by_a_job(
     handles = [ready.handle(1), pd.handle(1)]
     for held in (ready, pending, pd):
         held.close()
-    assert worker.destroyed == [("MR", handles[0])]
+    assert worker.destroyed == [("MR", handles[0]), ("PD", handles[1])]
     domain.run()
-    assert worker.destroyed[1:] == [("PD", handles[1])]
-    assert not domain.leftovers()
+    assert not domain.leftovers() and [kind for kind, *_ in worker.verbs.log].count("mr") == 1
 
 
 def test_memory_goes_behind_what_was_commanded_to_qps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,14 +455,109 @@ def test_closed_before_it_was_made() -> None:
 
 
 def test_closing_an_mr_from_a_nics_own_thread_does_not_wait_for_it() -> None:
-    """The garbage collector may run there."""
+    """The garbage collector may run there. The other NIC may hang: it is given a command, and a moment."""
     domain = Domain()
     pd = ShadowPD(domain, 1)
     mr = an_mr(domain, pd)
     domain.run()
-    domain.backups[0].worker.call(mr.close)
-    domain.backups[0].run()
-    assert [kind for kind in domain.leftovers() if kind == "mr"] == [] and not domain.keymap
+    first, other = domain.backups
+    first.worker.call(mr.close)
+    began = time.monotonic()
+    first.run()
+    assert shadow.BRIEF_S <= time.monotonic() - began < shadow.DEREG_TIMEOUT_S
+    assert (list(first.verbs.alive.values()), list(other.verbs.alive.values())) == (["pd"], ["pd", "mr"])
+    assert len(other.worker.destroyed) == 1 and not domain.keymap
+    domain.run()
+    assert domain.leftovers() == ["pd", "pd"]
+
+
+def test_memory_that_is_just_being_registered_is_not_waited_for_in_a_nics_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows its keys, and a fence waits for that thread. What is not even begun nobody waits for."""
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    domain.run()
+    nic = domain.backups[0]
+    register = nic.verbs.reg_mr
+    others = iter([an_mr(domain, pd, 9), an_mr(domain, pd, 13)])
+
+    def dropped(*args: Any) -> tuple[int, int, int]:
+        began = time.monotonic()
+        mr.close()
+        with IN_A_NICS_THREAD:  # another one's
+            next(others).close()
+        next(others).close()
+        took.append(time.monotonic() - began)
+        return register(*args)
+
+    took: list[float] = []
+    monkeypatch.setattr(nic.verbs, "reg_mr", dropped)
+    nic.registrar.jobs.rotate(-2)
+    mr = an_mr(domain, pd)
+    nic.registrar.jobs.rotate(1)
+    domain.run()
+    assert len(took) == 1 and took[0] < shadow.BRIEF_S
+    assert domain.leftovers() == ["pd"] and [kind for kind, *_ in nic.verbs.log] == ["pd", "mr", "-mr"]
+
+
+def test_memory_goes_while_other_memory_is_being_registered() -> None:
+    """For longer than anybody waits: what is there goes in the other thread, and that is waited for."""
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr, changing = an_mr(domain, pd), an_mr(domain, pd, 9)
+    domain.run()
+    nic = domain.backups[0]
+    nic.memory_hangs = lambda longer_than_s: True  # type: ignore[method-assign]
+    an_mr(domain, pd, 13)  # its registration never ends
+    done = threading.Event()
+
+    def pump() -> None:
+        while not done.wait(0.05):
+            nic.worker.run()
+
+    thread = threading.Thread(target=pump)
+    thread.start()
+    try:
+        mr.close()
+        assert list(nic.verbs.alive.values()) == ["pd", "mr"]
+        after = changed(changing, pd)
+        after.wait()
+        changing.wait()
+        assert list(nic.verbs.alive.values()) == ["pd"] and after.state(1) == PENDING
+    finally:
+        done.set()
+        thread.join()
+    domain.run()
+    assert after.state(1) == READY
+
+
+def test_a_change_that_has_not_begun_does_not_keep_the_memory() -> None:
+    """Its job is behind a registration that came in between; it is closed then."""
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    after = changed(mr, pd)
+    nic = domain.backups[0]
+    an_mr(domain, pd, 9)
+    nic.registrar.jobs.rotate(1)
+    done = threading.Event()
+
+    def pump() -> None:
+        while not done.wait(0.01):
+            nic.worker.run()
+
+    thread = threading.Thread(target=pump)
+    thread.start()
+    try:
+        after.close()
+        assert list(nic.verbs.alive.values()) == ["pd"]
+    finally:
+        done.set()
+        thread.join()
+    domain.run()
+    assert domain.leftovers() == ["pd", "mr"]
 
 
 def test_closing_an_mr_from_a_nics_own_thread_before_it_was_made() -> None:

@@ -272,6 +272,7 @@ class OwnMr:
             finally:
                 old.handed_over()
             self.shadow.wait()
+            old.wait()
 
     def close(self) -> None:
         """ibv_dereg_mr, as mr.py has it: the backups' registrations go first."""

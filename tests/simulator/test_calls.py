@@ -54,7 +54,10 @@ def count(net: Network, done: Callable[[], bool]) -> dict[str, collections.Count
         code = frame.f_code
         if what == "call" and net.running is not None and code.co_filename.startswith(PACKAGE):
             place = code.co_filename[len(PACKAGE) + 1 :]
-            if place == LOG or (code.co_name == "qp" and frame.f_back.f_code.co_filename == network.__file__):
+            asks = frame.f_back if code.co_name == "handle" else frame  # what `qp` asks
+            if place == LOG or (
+                asks.f_code.co_name == "qp" and asks.f_back.f_code.co_filename == network.__file__
+            ):
                 return  # the second is the simulator's own notes
             calls[names[net.running]][f"{place}: {getattr(code, 'co_qualname', code.co_name)}"] += 1
 

@@ -39,7 +39,7 @@ from shiftverbs.protocol.seal import Seals, Window
 from shiftverbs.protocol.silence import Silence
 from shiftverbs.shadows.nic import Nic
 from shiftverbs.shadows.qp import ShadowQP
-from shiftverbs.shadows.shadow import Shadow, ShadowMR
+from shiftverbs.shadows.shadow import ShadowMR
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
 mutation = mutations_of(MUTATIONS)
@@ -285,13 +285,13 @@ def take_what_was_said_before_for_news() -> Iterator[None]:
 
 @mutation("memory goes behind what was commanded to QPs")
 def take_memory_from_under_a_qp() -> Iterator[None]:
-    with rewritten(Shadow, "close", ("nic.worker.destroy(", "nic.registrar.destroy(")):
+    with rewritten(ShadowMR, "_take_from", ("nic.worker.destroy(", "nic.registrar.destroy(")):
         yield
 
 
 @mutation("PROTECTED is said when the backups have the memory that there was")
 def protect_before_memory_is_there() -> Iterator[None]:
-    with replaced(Pairing, "_registered", lambda *_: True):
+    with replaced(Pairing, "_has_memory", lambda *_: True):
         yield
 
 

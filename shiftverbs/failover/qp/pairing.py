@@ -66,6 +66,7 @@ class Pairing:
     # The first for tests, which put others in the place of some methods.
     __slots__ = (
         "__dict__",
+        "_entry",
         "_looks",
         "_memory",
         "_mine",
@@ -89,6 +90,7 @@ class Pairing:
         self._paths: list[Path] = []
         self._theirs: QpRecord | None = None
         self._seen = False  # an entry of the peer's
+        self._entry: QpRecord | None = None  # the peer's as it stands
         self._looks: dict[Nic, bool] = {}  # whether the look at it is over
         self._memory: dict[Nic, bool] = {}  # whether it has registered what there was
 
@@ -127,7 +129,7 @@ class Pairing:
         if usable == 0 or error is not None:
             c.never_protected(error or channel.port_error(c.nic(1)) or "no control port")
             return
-        if not self._looked_at(usable) or not self._registered(usable):
+        if not self._looked_at(usable):
             return
         try:
             self._publish(usable)
@@ -154,29 +156,6 @@ class Pairing:
     def _looked(self, looks: dict[Nic, bool], nic: Nic) -> None:
         looks[nic] = True
         if looks is self._looks:
-            self.advance()
-
-    def _registered(self, usable: int) -> bool:
-        """Whether the backups have the memory that there was when the application connected the QP, or never will.
-
-        Who is PROTECTED may lose a NIC the next moment: what is sent then must not wait for memory.
-        """
-        c = self.connection
-        nics = [c.nic(k) for k in range(1, usable + 1)]
-        for nic in nics:
-            if nic not in self._memory:
-                self._memory[nic] = not nic.is_registering()
-                over = functools.partial(self._has_memory, self._memory, nic)
-                if not self._memory[nic]:
-                    nic.register(self.driver.post, over)
-        missing = [nic.name for nic in nics if not self._memory[nic]]
-        if missing:
-            c.set_why(f"memory is being registered on {', '.join(missing)}")
-        return not missing
-
-    def _has_memory(self, memory: dict[Nic, bool], nic: Nic) -> None:
-        memory[nic] = True
-        if memory is self._memory:
             self.advance()
 
     def _publish(self, usable: int) -> None:
@@ -272,6 +251,7 @@ class Pairing:
         c = self.connection
         if c.closed or self._mine is None or self._peer_key is None:
             return
+        self._entry = theirs
         if theirs is None:
             self._peer_lost()
             return
@@ -288,6 +268,8 @@ class Pairing:
             c.set_why("the peer's entry names another QP as its peer")
             return
         if self._mine.peer_life != theirs.life:
+            if not self._has_memory():  # the peer pairs with who names it
+                return
             self._mine = replace(self._mine, peer_life=theirs.life)
             self._put()
         if not records.mutual(self._mine, theirs):
@@ -387,8 +369,34 @@ class Pairing:
             return
         if mine.begins_arm(theirs) and not my_turn:
             self.driver.turns.begin_in_turn(c, functools.partial(self._start_if_ready, my_turn=True))
-        else:
+        elif self._has_memory():  # the peer may have taken its time since it was named
             c.paired(mine, theirs, self._paths)
+
+    def _has_memory(self) -> bool:
+        """Whether the backups have the memory that there was when this began to be asked, or never will.
+
+        Who is PROTECTED may lose a NIC the next moment: what is sent then must not wait for memory.
+        """
+        c = self.connection
+        assert self._mine is not None
+        nics = [c.nic(k) for k in range(1, len(self._mine.shadows) + 1)]
+        for nic in nics:
+            if nic not in self._memory:
+                self._memory[nic] = not nic.is_registering()
+                if not self._memory[nic]:
+                    over = functools.partial(self._registered, self._memory, nic)
+                    nic.register(self.driver.post, over)
+        missing = [nic.name for nic in nics if not self._memory[nic]]
+        if missing:
+            c.set_why(f"memory is being registered on {', '.join(missing)}")
+            return False
+        self._memory = {}
+        return True
+
+    def _registered(self, memory: dict[Nic, bool], nic: Nic) -> None:
+        memory[nic] = True
+        if memory is self._memory and self._entry is not None:
+            self._peer_found(self._entry)
 
     def rejected(self, key: str, reason: str) -> None:
         """The exchanger refused what stands under a key we want or published."""
@@ -412,7 +420,7 @@ class Pairing:
             self.life = 0
         self._close_paths()
         self._mine = None
-        self._theirs = None
+        self._theirs = self._entry = None
         self._seen = False
         self._looks = {}
         self._memory = {}
