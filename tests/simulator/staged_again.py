@@ -194,7 +194,31 @@ def a_qp_is_connected_while_memory_is_registered() -> Network:
     return end(net)
 
 
+def memory_is_registered_while_the_peer_is_waited_for() -> Network:
+    """b's backup is at memory for a second, and so b names nobody; a has named b, and registers memory now."""
+    net = armed()
+    a, b = ends(net)
+    for app in (a, b):
+        app.reset()
+    wait(net, 50)
+    for app, ms in ((b, 1000), (a, 2000)):
+        backup = app.device.hardware[1]
+        begins_anew(app)
+        backup.registering_ns = ms * MS
+        if app is b:
+            another_window(app)
+            backup.registering_ns = 50_000
+    for app in (a, b):
+        app.endpoint.connect(app.peer.endpoint)
+    wait(net, 500)
+    another_window(a)
+    until(net, lambda: all(app.endpoint.status is Status.PROTECTED for app in (a, b)), ms=9000)
+    assert all(app.window.shadow.keys(1) is not None for app in (a, b))
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    memory_is_registered_while_the_peer_is_waited_for: ("look_once_for_memory",),
     a_qp_is_connected_while_memory_is_registered: ("protect_before_memory_is_there",),
     what_waits_for_room_is_reset: ("post_to_a_qp_in_reset",),
     what_waits_for_room_on_a_backup_is_reset: ("post_to_a_backup_that_is_stopped",),

@@ -369,7 +369,35 @@ def a_qp_ends_while_its_nic_registers_memory() -> Network:
     return net
 
 
+def memory_ends_while_its_nic_registers() -> Network:
+    """Other memory, for minutes, and each command takes a while: no NIC uses what was closed, or changed, when that
+    verb returns.
+    """
+    net = armed()
+    away(net)
+    a, _ = ends(net)
+    closed, changed = another_window(a), another_window(a)
+    wait(net, 5)
+    keys = [mr.shadow.keys(1)[1] for mr in (closed, changed)]
+    hardware = net.nics["a"][1]
+    assert hardware.regions.keys() >= set(keys)
+    _registers_for_minutes(net)
+    wait(net, 6000)
+    hardware.command_ns = 600 * MS
+    closed.close()
+    assert keys[0] not in hardware.regions, "it was closed"
+    changed.rereg(0.0)
+    assert keys[1] not in hardware.regions, "it was changed"
+    hardware.command_ns = 30_000
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
+    memory_ends_while_its_nic_registers: (
+        "end_memory_behind_what_is_registered",
+        "wait_for_no_end_beside_a_registration",
+        "change_memory_behind_what_is_registered",
+    ),
     a_message_is_on_its_way_to_where_only_receives_are: ("fence_only_where_we_send",),
     what_a_move_has_left_registers_memory: ("register_among_the_commands",),
     what_carries_traffic_registers_memory: ("register_among_the_commands",),
