@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from shiftverbs._core import without_signals
 from shiftverbs.tensors.engine import Engine
 from shiftverbs.tensors.errors import ChannelError, MessageError, TensorsError
 from shiftverbs.tensors.messages import (
@@ -228,7 +229,8 @@ class Channel:
         if not isinstance(error, TensorsError):
             self._error.__cause__ = error
         # Destroying a QP may take its time, and others are to be served meanwhile.
-        threading.Thread(target=self._finish, args=(self._error,), name="tensors-end", daemon=True).start()
+        thread = threading.Thread(target=self._finish, args=(self._error,), name="tensors-end", daemon=True)
+        without_signals(thread.start)
 
     def attend(self, call: Callable[[], None]) -> None:
         """call(), which may send; then the engine looks at the channel. What it raises ends the channel."""

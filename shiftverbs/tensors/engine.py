@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from shiftverbs._core import without_signals
+
 log = logging.getLogger("shiftverbs.tensors")
 
 #: How long it looks for more before it sleeps: about what falling asleep and waking up take.
@@ -98,7 +100,7 @@ class Engine:
             self._poll.register(fd, select.POLLIN)
         if not self._started:
             self._started = True
-            self._thread.start()
+            without_signals(self._thread.start)
         self.kick(channel)
 
     def remove(self, channel: Served) -> bool:

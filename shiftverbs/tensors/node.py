@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from shiftverbs._core import without_signals
 from shiftverbs.pyverbs_error import PyverbsError
 from shiftverbs.tensors.channel import Channel, publish, withdraw
 from shiftverbs.tensors.engine import Engine
@@ -89,7 +90,8 @@ class Node:
         self._closed = False
         self._meetings = threading.Semaphore(MAX_MEETINGS)
         if self._listener is not None:
-            threading.Thread(target=self._accept, name=f"tensors {self._name} listens", daemon=True).start()
+            listens = f"tensors {self._name} listens"
+            without_signals(threading.Thread(target=self._accept, name=listens, daemon=True).start)
 
     # For the application
 
@@ -241,7 +243,7 @@ class Node:
                 continue
             threading.Thread(
                 target=self._welcome, args=(connection,), name="tensors-meet", daemon=True
-            ).start()
+            ).start()  # inherits what that one blocks
 
     def _welcome(self, connection: socket.socket) -> None:
         deadline = time.monotonic() + MEETING_S

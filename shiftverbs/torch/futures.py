@@ -8,6 +8,8 @@ import queue
 import threading
 from typing import Any
 
+from shiftverbs._core import without_signals
+
 log = logging.getLogger("shiftverbs.torch")
 
 #: How long `stop` waits for a callback that does not end.
@@ -49,7 +51,7 @@ class _Level:
     def __init__(self, name: str) -> None:
         self._bases: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        without_signals(self.thread.start)
 
     def complete(self, base: Any) -> None:
         """Have a future's callbacks run."""

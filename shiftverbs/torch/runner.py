@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from shiftverbs._core import without_signals
 from shiftverbs.torch.collectives import Collectives
 from shiftverbs.torch.futures import Futures
 from shiftverbs.torch.point_to_point import PointToPoint, Receive, Send
@@ -37,7 +38,7 @@ class Runner:
         transport.on_message = self._messages.take
         transport.background = self._background
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        without_signals(self._thread.start)
 
     @property
     def transport(self) -> Transport:

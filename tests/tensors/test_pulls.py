@@ -171,3 +171,20 @@ def test_a_tensor_of_three_gigabytes(joined):
     b("pulls[1] = channel().pull('k', 1, timeout_s=500); t = pulls.pop(1).result()", timeout_s=520)
     ends = b("[t.nbytes, bytes(t.memory[:4]).decode(), bytes(t.memory[-4:]).decode()]")
     assert ends == [length, "head", "tail"]
+
+
+def test_no_thread_of_a_node_takes_a_signal(joined):
+    """The kernel would choose it for one that the application waits for."""
+    a, b = joined(**PLAIN)
+    a("publish(0, 4096)")
+    b("get(0, 4096)")
+    for host in (a, b):
+        host("""
+import signal, threading
+def blocked(thread):
+    with open(f"/proc/self/task/{thread.native_id}/status") as lines:
+        return int(next(line.split()[1] for line in lines if line.startswith("SigBlk")), 16)
+""")
+        threads = "[t for t in threading.enumerate() if t.name.startswith('tensors')]"
+        assert host(f"len({threads})") > 0
+        assert host(f"all(blocked(t) >> signal.SIGTERM - 1 & 1 for t in {threads})")

@@ -32,3 +32,19 @@ def test_beside_the_collectives(four_ranks, what):
 
 def test_everything_is_protected(four_ranks):
     assert four_ranks("world().wait_protected(20)") == [True] * 4
+
+
+def test_no_thread_of_a_group_takes_a_signal(four_ranks):
+    """The kernel would choose it for one that the application waits for. torch's own are no threads of Python's."""
+    four_ranks("chained()")
+    four_ranks("""
+import signal, threading
+def blocked(thread):
+    with open(f"/proc/self/task/{thread.native_id}/status") as lines:
+        return int(next(line.split()[1] for line in lines if line.startswith("SigBlk")), 16)
+""")
+    threads = "[t for t in threading.enumerate() if t is not threading.main_thread()]"
+    assert all(
+        any("shift-" in name for name in names) for names in four_ranks(f"[t.name for t in {threads}]")
+    )
+    assert four_ranks(f"[t.name for t in {threads} if not blocked(t) >> signal.SIGTERM - 1 & 1]") == [[]] * 4
