@@ -20,9 +20,12 @@ def instead(m):
     rkey = m.rkey
     m.close()
     plugs.append(plain_mr.MR(plain, SLOT, ACCESS))
-    n = more()
-    n._shadow.wait()
+    n = registered(more())
     assert n.rkey != rkey
+    return n
+def registered(n):
+    while n._shadow.pending:
+        time.sleep(0.001)
     return n
 def told():
     return ep.qp._shadow.connection.keys._told
@@ -75,7 +78,7 @@ def test_a_key_that_a_wr_on_its_way_has(network: Network, faults: Any) -> None:
     a(f"write(ep, {m}, 'WRONG', 2)")
     b("m.close(); m = None")
     wait_until(lambda: b("told().confirmed >= told().version"), what="the withdrawal was heard")
-    b("plugs.append(plain_mr.MR(plain, SLOT, ACCESS)); n = more(); n._shadow.wait()")
+    b("plugs.append(plain_mr.MR(plain, SLOT, ACCESS)); n = registered(more())")
     ended = [w[:2] for w in a("ep.poll(1)")]
     assert b("n.read(5, 0) == bytes(5)"), f"it is in other memory; the WR says {ended}"
     assert ended == [[2, "REM_ACCESS_ERR"]]
@@ -99,7 +102,7 @@ mk.PeerKeys._leave_behind = between
     b("m.close(); m = None")
     wait_until(lambda: b("told().confirmed >= told().version"), what="the withdrawal was heard")
     assert a("posted") == [m[0]]
-    b("plugs.append(plain_mr.MR(plain, SLOT, ACCESS)); n = more(); n._shadow.wait()")
+    b("plugs.append(plain_mr.MR(plain, SLOT, ACCESS)); n = registered(more())")
     ended = [w[:2] for w in a("ep.poll(1)")]
     assert b("n.read(5, 0) == bytes(5)"), f"it is in other memory; the WR says {ended}"
     assert ended[0][1] != "SUCCESS"
@@ -144,7 +147,7 @@ def test_a_wr_that_nobody_signals_holds_up_nobody(network: Network, faults: Any)
     go(faults, "away", a, b)
     a(f"write(ep, {m}, 'quiet', 2, False)")
     wait_until(lambda: b("m.read(5, 0) == b'quiet'"), what="it is executed")
-    b("m.close(); m = more(); m._shadow.wait()")  # the same rkey at home: only that it was heard is awaited
+    b("m.close(); m = registered(more())")  # the same rkey at home: only that it was heard is awaited
     n = b("m.rkey, m.buf")
     assert n[0] == m[0]
     a(f"write(ep, {n}, 'again', 3, False)")
