@@ -108,7 +108,13 @@ mutant(
 mutant(
     "let_an_old_message_cover_a_write",
     "a message that is sent again is followed by the WRITEs that were behind it",
-    value(QP, "def trim", "lost <= seq < q.shown_end and rec.wr.opcode == IBV_WR_RDMA_WRITE", "False"),
+    value(QP, "def trim", "covered and rec.wr.opcode == IBV_WR_RDMA_WRITE", "False"),
+)
+
+mutant(
+    "let_an_old_message_cover_a_write_the_next_time",
+    "what was to be sent again, and was not, is no more complete than it was",
+    value(QP, "def trim", "seq >= told and not rec.state & REC_PROVEN", "False"),
 )
 
 mutant(

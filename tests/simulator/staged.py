@@ -134,6 +134,21 @@ def a_message_comes_again_and_a_write_behind_it() -> Network:
     return end(net)
 
 
+def a_message_comes_again_and_a_write_behind_it_on_the_second_rail() -> Network:
+    """On the first one nothing arrives."""
+    net = armed(pairs=3)
+    a, _ = ends(net)
+    net.hold_cqes("b", 0, True)
+    plan(a, "WRITE_IMM", 1)
+    plan(a, "WRITE", 1)
+    go(a)
+    net.wall("a", 1, True)
+    net.kill("b", 0)
+    plan(a, "SEND", signaled=True)
+    go(a)
+    return end(net)
+
+
 def a_message_tells_of_a_receive_in_new_memory() -> Network:
     """Away, b posts a receive into memory that its backup is still registering, and tells a, which answers at once."""
     net = armed(receives=4, at_start=0)
@@ -423,6 +438,9 @@ SURVIVED: Stories = _all(
     {
         rails_that_fail_in_turn: ("give_up_after_one_quick_round",),
         a_message_comes_again_and_a_write_behind_it: ("let_an_old_message_cover_a_write",),
+        a_message_comes_again_and_a_write_behind_it_on_the_second_rail: (
+            "let_an_old_message_cover_a_write_the_next_time",
+        ),
         a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
         a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
         a_nic_refuses_once_behind_what_is_unsignaled: ("wait_for_room_that_nobody_tells_of",),

@@ -790,9 +790,10 @@ cdef class QPCore:
         Raises ValueError unless acked <= peer_rx <= wired: messages were lost, or the peer speaks of another QP.
         """
         cdef QPState *q = &self.q
-        cdef uint64_t seq, end, first, lost
+        cdef uint64_t seq, end, first, lost, told
         cdef SendRec *rec
         cdef bint fenced = False
+        cdef bint covered
         if not q.acked_ts <= peer_rx <= q.wired_ts:
             raise ValueError(f'peer has received {peer_rx}, but {q.acked_ts} are acknowledged and {q.wired_ts} sent')
         end = q.head
@@ -802,10 +803,11 @@ cdef class QPCore:
                 break
             if rec.state & REC_TWO_SIDED:
                 end = seq + 1
-        if end < q.proven_end:
-            end = q.proven_end
         if end < q.shown_end:
             end = q.shown_end
+        told = end  # of what is behind it, no more is known than the last time
+        if end < q.proven_end:
+            end = q.proven_end
         # From here on a NIC of the peer's acknowledged messages, and died before they were received.
         lost = q.head
         while lost < q.shown_end:
@@ -818,10 +820,12 @@ cdef class QPCore:
         while seq > q.head:
             seq -= 1
             rec = send_rec(q, seq)
+            # What is sent again before it would cover its data.
+            covered = lost <= seq < q.shown_end or (seq >= told and not rec.state & REC_PROVEN)
             if rec.state & REC_TWO_SIDED and rec.two_sided > peer_rx:
                 first = seq
-            elif lost <= seq < q.shown_end and rec.wr.opcode == IBV_WR_RDMA_WRITE:
-                rec.state &= ~REC_PROVEN  # what is sent again before it would cover its data
+            elif covered and rec.wr.opcode == IBV_WR_RDMA_WRITE:
+                rec.state &= ~REC_PROVEN
                 first = seq
             elif (fenced or seq < q.shown_end
                     or not (rec.wr.opcode == IBV_WR_RDMA_READ or opcode_in(rec.wr.opcode, atomic_opcodes()))):
