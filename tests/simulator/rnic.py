@@ -387,6 +387,7 @@ class HwQp:
         self.life += 1
         self.unsent: deque[Wqe] = deque()
         self.unacked: deque[Wqe] = deque()
+        self.given_up: tuple[Wqe, ...] = ()  # of these, when it broke; for judging only
         self.rq: deque[tuple[int, int, int]] = deque()  # wr_id, address, lkey
         self.next_psn = 0
         self.expected = 0
@@ -455,6 +456,7 @@ class HwQp:
         for wqe in (*self.unacked, *self.unsent):
             self._end(wqe, status)
             status = FLUSHED
+        self.given_up = tuple(self.unacked)
         self.unacked.clear()
         self.unsent.clear()
         for wr_id, _, _ in self.rq:

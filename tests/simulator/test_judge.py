@@ -18,7 +18,7 @@ from simulator.clock import MS
 from simulator.network import Network
 from simulator.patching import rewritten
 from simulator.staged_posts import has_patience
-from simulator.story import armed, ends, go, hole, is_answer, plan, post, split, telling, wait
+from simulator.story import armed, ends, go, hole, is_answer, plan, post, split, telling, until, wait
 
 from shiftverbs.failover.qp.ending import Ending
 from shiftverbs.native.ibv import WcStatus
@@ -275,6 +275,15 @@ def test_only_what_was_answered_is_waited_for_so() -> None:
         assert net.waits_for_ack(a) == 0
         a.endpoint.hardware.unacked.popleft()
         assert net.waits_for_ack(a) == 4
+
+
+def test_what_its_qp_has_given_up_is_waited_for_until_it_has_left() -> None:
+    with telling(a_full_queue_is_answered) as net:
+        a = net.app("a")
+        a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+        assert a.endpoint.core.send_pair == 0 and net.waits_for_ack(a) == 0
+        until(net, lambda: a.endpoint.core.send_pair == 1, ms=100)
+        assert a.endpoint.hardware.given_up and net.waits_for_ack(a) == len(a.posted)
 
 
 def test_so_it_is_no_longer_than_the_nic_waits() -> None:
