@@ -62,21 +62,26 @@ class MR(lifetime.Ended, _base.MR):
         iova: int | None,
         former: Sequence[int] = (),
         flags: int = 0,
-    ) -> None:
+        before: shadow.ShadowMR | None = None,
+    ) -> bool:
+        """Give it shadows, if its PD has some. Returns whether."""
         pd_shadow = getattr(self._pd, "_shadow", None)
-        if pd_shadow is not None and not pd_shadow.is_inherited:
-            address, iova = address or 0, address if iova is None else iova
-            self._shadow = shadow.ShadowMR(
-                pd_shadow,
-                pyverbs_objects.mr_pointer(self),
-                (address, length, iova, access),
-                self.lkey,
-                self.rkey,
-                self._unshadowable,
-                former,
-                flags,
-            )
-            self._shadow.domain.runtime.await_peers(self._shadow)
+        if pd_shadow is None or pd_shadow.is_inherited:
+            return False
+        address, iova = address or 0, address if iova is None else iova
+        made = self._shadow = shadow.ShadowMR(
+            pd_shadow,
+            pyverbs_objects.mr_pointer(self),
+            (address, length, iova, access),
+            self.lkey,
+            self.rkey,
+            self._unshadowable,
+            former,
+            flags,
+            before,
+        )
+        made.domain.runtime.await_peers(made)
+        return True
 
     @whole
     def rereg(self, flags: int, pd: Any = None, addr: int = 0, length: int = 0, access: int = 0) -> None:
@@ -108,15 +113,14 @@ class MR(lifetime.Ended, _base.MR):
             if not changed:
                 # Refused: as before, which is a change of nothing to no NIC.
                 changed = e.IBV_REREG_MR_CHANGE_ACCESS  # type: ignore[attr-defined]
+            shaded = False
             try:
-                self._shade(address, size, rights, iova, former, changed)
+                shaded = self._shade(address, size, rights, iova, former, changed, old)
             finally:
                 old.handed_over()
-            # The translation that this verb ended may have been the last use of the memory.
-            if self._shadow is not None:
-                self._shadow.wait()
-            else:
+            if not shaded:
                 old.take_back(former)  # the PD is one without shadows
+            # The translation that this verb ended may have been the last use of the memory.
             old.wait()
 
     @whole_close(pyverbs_objects.MR_POINTER, anew=True, anywhere=True)

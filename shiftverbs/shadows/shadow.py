@@ -34,8 +34,6 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
-# And so long in a thread that failover waits for, where the collector found it: well below the bound of a fence.
-BRIEF_S = 0.2
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -263,6 +261,18 @@ class Shadow:
         """Called when NIC k holds nothing of it any more after close(); perhaps twice."""
 
 
+def _is_destroyed(nic: Any, handle: int, timeout_s: float) -> bool:
+    """Wait until a NIC's thread for commands has destroyed something. In that thread: whether it has."""
+    if nic.own_thread() is nic.worker:
+        return not nic.worker.pending(handle)
+    return bool(nic.worker.drain(handle, timeout_s))
+
+
+def _is_changed(slot: Slot, queued: Callable[[float], bool], timeout_s: float) -> bool:
+    """Wait until a registration was changed, or was taken back before that began."""
+    return (not slot.begun and not slot.former) or queued(timeout_s)
+
+
 def require(parent: Shadow, k: int) -> int:
     """The handle on NIC k of something that must be there first. Raises NotReady with its reason."""
     handle = parent.handle(k)
@@ -304,9 +314,9 @@ class ShadowMR(Shadow):
     registration, behind what was commanded to QPs.
 
     lkey, rkey: the default NIC's; unshadowable: why no other NIC can reach this memory, empty if it can.
-    former: registrations to be changed rather than made (`hand_over` of what this takes the place of), by backup;
-    flags: what of them changes (IBV_REREG_MR_CHANGE_*). A NIC that keeps the keys then, as the default one may, leaves
-    peers nothing to learn.
+    former: registrations to be changed rather than made (`hand_over` of what this takes the place of: before), by
+    backup; flags: what of them changes (IBV_REREG_MR_CHANGE_*). A NIC that keeps the keys then, as the default one may,
+    leaves peers nothing to learn.
     """
 
     kind = "MR"
@@ -321,6 +331,7 @@ class ShadowMR(Shadow):
         unshadowable: str = "",
         former: Sequence[int] = (),
         flags: int = 0,
+        before: ShadowMR | None = None,
     ) -> None:
         super().__init__(pd.domain, default)
         self.pd = pd
@@ -329,7 +340,8 @@ class ShadowMR(Shadow):
         self.rkey = rkey
         self.unshadowable = unshadowable
         self._flags = flags
-        self._endings: list[Ending] = []  # of what is waited for
+        # What is waited for, again where that was interrupted, though it takes another one's place meanwhile.
+        self._endings: list[Ending] = before._endings if before is not None else []
         for slot, handle in zip(self.slots, former, strict=False):
             slot.former = handle
         self.domain.runtime.mr_made(self)
@@ -342,9 +354,9 @@ class ShadowMR(Shadow):
             self._answered()
         else:
             self.start()
-        for handle, nic in zip(former, self.domain.backups, strict=False):
+        for handle, slot, nic in zip(former, self.slots, self.domain.backups, strict=False):
             if handle:
-                changed = nic.in_turn((nic.worker, nic.registrar), int)
+                changed = functools.partial(_is_changed, slot, nic.in_turn((nic.worker, nic.registrar), int))
                 self._endings.append((nic, nic.memory_hangs, changed))
 
     def keys(self, k: int) -> tuple[int, int] | None:
@@ -446,7 +458,6 @@ class ShadowMR(Shadow):
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
         self.domain.runtime.wake()
-        self._endings = []
         handles = []
         for k, (slot, nic) in enumerate(zip(self.slots, self.domain.backups, strict=True), 1):
             taken = slot.handle if slot.state == READY else 0
@@ -475,13 +486,16 @@ class ShadowMR(Shadow):
         """
         if self._pid != os.getpid():
             return
-        # In a thread that failover waits for, it does so for a moment only.
-        patience_s = BRIEF_S if is_busy() else DEREG_TIMEOUT_S
-        for nic, hangs, ended in self._endings:
-            # Do not wait again and again for what hangs already.
-            if not in_slices(ended, 0.0 if hangs(patience_s) else patience_s):
+        while self._endings:
+            ending = nic, hangs, ended = self._endings[0]
+            if is_busy():  # failover waits for this thread
+                is_over = nic.wait_briefly(ended)
+            else:  # not again and again for what hangs already
+                is_over = in_slices(ended, 0.0 if hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
+            if not is_over:
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
-        self._endings = []
+            with contextlib.suppress(ValueError):  # another thread has waited for it, too
+                self._endings.remove(ending)
 
     def close(self) -> None:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
@@ -494,7 +508,6 @@ class ShadowMR(Shadow):
         self._disposed = self.closed = True  # before all else: what is made from now on enters no key
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
-        self._endings = []
         commands = 0
         for k, nic in enumerate(self.domain.backups, 1):
             commands += self._take_from(k, nic)
@@ -526,7 +539,7 @@ class ShadowMR(Shadow):
             self._end(k, nic, handle)
         else:
             nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-            self._endings.append((nic, nic.hangs, functools.partial(nic.worker.drain, handle)))
+            self._endings.append((nic, nic.hangs, functools.partial(_is_destroyed, nic, handle)))
             return True
         return False
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -72,3 +73,35 @@ def test_memory_that_was_closed_is_none(network: Network, faults: Any) -> None:
     a("write(ep, m, 'wrong', 2)")
     assert [w[:2] for w in a("ep.poll(1)")] == [[2, "REM_ACCESS_ERR"]]
     assert "no memory region of rkey" in a("ep.shift()['why']")
+
+
+@pytest.mark.parametrize("who", ["a thread", "a handler"])
+def test_memory_is_closed_while_its_change_waits_for_a_peer(network: Network, faults: Any, who: str) -> None:
+    """One that stands still. What the change had taken over is gone with that: nobody lets go of it a second time."""
+    a, b = away_with_memory(network, faults)
+    wait_until(lambda: b("m._shadow.state(1)") == "ready", what="the backup's memory")
+    b("""
+import signal, threading
+from shiftverbs.failover.runtime import Runtime
+waits, await_peers = threading.Event(), Runtime.await_peers
+def awaiting(runtime, shadow):
+    waits.set()
+    await_peers(runtime, shadow)
+Runtime.await_peers = awaiting
+def close():
+    waits.wait(10)
+    m.close()
+    others.extend(mr.MR(ep.pd, 4096, ACCESS) for _ in range(3))
+others = []
+""")
+    a.child.signal(signal.SIGSTOP)
+    if who == "a thread":
+        b("closing = threading.Thread(target=close); closing.start()")
+    else:
+        b("signal.signal(signal.SIGALRM, lambda *_: close()); closing = None")
+        b("signal.setitimer(signal.ITIMER_REAL, 0.05) and None")
+    b("m.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, None, 0, 0, ACCESS)")
+    b("closing is None or closing.join()")
+    wait_until(lambda: b("[each._shadow.state(1) for each in others]") == ["ready"] * 3, what="other memory")
+    b("[each.close() for each in others] and None; ep.qp.close(); ep.mr.close(); ep.pd.close()")
+    a.child.signal(signal.SIGCONT)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shiftverbs import _core, _nic
+from shiftverbs.shadows import nic as nic_of
 from shiftverbs.shadows import shadow
 from shiftverbs.shadows.key_plugs import Plugs
 from shiftverbs.shadows.nic import Nic as RealNic
@@ -58,10 +59,12 @@ class Worker:
             self.queued.add(handle)
             self.call(job).add_done_callback(lambda _: self.queued.discard(handle))
 
-    def pending(self) -> int:
-        return len(self.jobs)
+    def pending(self, handle: int = 0) -> int:
+        return handle in self.queued if handle else len(self.jobs)
 
     def drain(self, handle: int, timeout_s: float) -> bool:
+        if self.inside:
+            raise RuntimeError("drain() from a job of the same NicWorker")
         deadline = time.monotonic() + timeout_s
         while handle in self.queued and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -169,8 +172,10 @@ class Nic:
         self.is_open = True
         self.limits = {"num_comp_vectors": 2}
         self.hanging = False
+        self._brief_since_s, self._brief_left_s = -10.0, 0.0
 
     in_turn = RealNic.in_turn
+    wait_briefly = RealNic.wait_briefly
     register = RealNic.register
     _pass_on = RealNic._pass_on
 
@@ -464,7 +469,7 @@ def test_closing_an_mr_from_a_nics_own_thread_does_not_wait_for_it() -> None:
     first.worker.call(mr.close)
     began = time.monotonic()
     first.run()
-    assert shadow.BRIEF_S <= time.monotonic() - began < shadow.DEREG_TIMEOUT_S
+    assert nic_of.BRIEF_S <= time.monotonic() - began < shadow.DEREG_TIMEOUT_S
     assert (list(first.verbs.alive.values()), list(other.verbs.alive.values())) == (["pd"], ["pd", "mr"])
     assert len(other.worker.destroyed) == 1 and not domain.keymap
     domain.run()
@@ -497,7 +502,7 @@ def test_memory_that_is_just_being_registered_is_not_waited_for_in_a_nics_thread
     mr = an_mr(domain, pd)
     nic.registrar.jobs.rotate(1)
     domain.run()
-    assert len(took) == 1 and took[0] < shadow.BRIEF_S
+    assert len(took) == 1 and took[0] < nic_of.BRIEF_S
     assert domain.leftovers() == ["pd"] and [kind for kind, *_ in nic.verbs.log] == ["pd", "mr", "-mr"]
 
 
@@ -523,13 +528,78 @@ def test_memory_goes_while_other_memory_is_being_registered() -> None:
         assert list(nic.verbs.alive.values()) == ["pd", "mr"]
         after = changed(changing, pd)
         after.wait()
-        changing.wait()
         assert list(nic.verbs.alive.values()) == ["pd"] and after.state(1) == PENDING
     finally:
         done.set()
         thread.join()
     domain.run()
     assert after.state(1) == READY
+
+
+class Signal(Exception):
+    """What a handler raises."""
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], object]) -> None:
+    """A wait for memory that a signal's handler breaks off."""
+
+    def raises(*_: object) -> bool:
+        raise Signal
+
+    with monkeypatch.context() as patched, pytest.raises(Signal):
+        patched.setattr(shadow, "in_slices", raises)
+        wait()
+
+
+@pytest.mark.parametrize("then", [ShadowMR.close, lambda mr: mr.wait(), lambda mr: changed(mr, mr.pd).wait()])
+def test_what_a_signal_broke_off_waiting_for_is_waited_for_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, then: Callable[[ShadowMR], object]
+) -> None:
+    """By what takes its place, too: the memory may be freed next."""
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    an_mr(domain, pd, 9)  # is being registered
+    after = changed(mr, pd)
+    interrupted(monkeypatch, after.wait)
+    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.05)
+    then(after)
+    assert caplog.text.count("backup1 still holds the memory") == 1
+    domain.run()
+    caplog.clear()
+    settle_close(domain, after, pd)
+    assert not caplog.text
+
+
+def test_memory_whose_close_was_broken_off_is_dropped_in_the_thread_that_has_let_go_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    domain = Domain(1)
+    pd = ShadowPD(domain, 1)
+    mr = an_mr(domain, pd)
+    domain.run()
+    interrupted(monkeypatch, mr.close)
+    done = domain.backups[0].worker.call(mr.close)
+    domain.run()
+    assert done.failure is None and not caplog.text and domain.leftovers() == ["pd"]
+
+
+def test_a_nics_thread_waits_for_another_one_no_longer_for_more_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A fence does not wait for any number of MRs that the collector finds together."""
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    held = [an_mr(domain, pd, 9 + n) for n in range(60)]
+    domain.run()
+    began = time.monotonic()
+    with IN_A_NICS_THREAD:
+        for mr in held:
+            mr.close()
+    assert time.monotonic() - began < 5 * nic_of.BRIEF_S
+    domain.run()
+    assert domain.leftovers() == ["pd", "pd"]
 
 
 def test_a_change_that_has_not_begun_does_not_keep_the_memory() -> None:
@@ -573,7 +643,7 @@ def test_closing_an_mr_from_a_nics_own_thread_before_it_was_made() -> None:
 
 def changed(mr: ShadowMR, pd: ShadowPD) -> ShadowMR:
     """What takes the place of an MR that is registered anew."""
-    return ShadowMR(pd, 999, (0x3000, 100, 0x3000, 7), mr.lkey, mr.rkey, "", mr.hand_over(), 1)
+    return ShadowMR(pd, 999, (0x3000, 100, 0x3000, 7), mr.lkey, mr.rkey, "", mr.hand_over(), 1, mr)
 
 
 def test_an_mr_that_is_changed_again_before_a_nic_began_with_the_first_change() -> None:
@@ -699,7 +769,7 @@ def test_a_registration_that_keeps_its_key_is_not_kept(monkeypatch: pytest.Monke
     there = Held(monkeypatch, [80, 81, 81], set())
     mr = there.mr()
     there.held.add(80)
-    after = ShadowMR(mr.pd, 999, (0x3000, 100, 0x3000, 7), 1, 3, "", mr.hand_over(), 1)
+    after = ShadowMR(mr.pd, 999, (0x3000, 100, 0x3000, 7), 1, 3, "", mr.hand_over(), 1, mr)
     there.domain.run()
     assert after.keys(1) is not None and after.keys(1)[1] == 81  # type: ignore[index]
     assert there.rights[1:] == [(81, 0), (81, 1), (81, 7)]

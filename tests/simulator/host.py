@@ -266,12 +266,19 @@ class OwnMr:
                 host.wait(lambda: False, takes_s)
                 host.verbs.rereg_mr(self.handle, flags, self.device.pd, address, length, access)
                 self.shadow = ShadowMR(
-                    self.device.shadow_pd, self.handle, self.region, self.lkey, self.rkey, "", former, flags
+                    self.device.shadow_pd,
+                    self.handle,
+                    self.region,
+                    self.lkey,
+                    self.rkey,
+                    "",
+                    former,
+                    flags,
+                    old,
                 )
                 host.runtime.await_peers(self.shadow)
             finally:
                 old.handed_over()
-            self.shadow.wait()
             old.wait()
 
     def close(self) -> None:

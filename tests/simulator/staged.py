@@ -149,6 +149,21 @@ def a_message_comes_again_and_a_write_behind_it_on_the_second_rail() -> Network:
     return end(net)
 
 
+def a_write_behind_a_message_comes_again_twice() -> Network:
+    """The pair where both come again carries the message alone, and breaks: the WRITE is still to come behind it."""
+    net = armed(pairs=3)
+    a, _ = ends(net)
+    net.hold_cqes("b", 0, True)
+    hole(net, "a", "WRITE", 1)
+    plan(a, "WRITE_IMM", 1)
+    plan(a, "WRITE", 1)
+    go(a)
+    net.kill("b", 0)
+    plan(a, "SEND", signaled=True)
+    go(a)
+    return end(net)
+
+
 def a_message_tells_of_a_receive_in_new_memory() -> Network:
     """Away, b posts a receive into memory that its backup is still registering, and tells a, which answers at once."""
     net = armed(receives=4, at_start=0)
@@ -441,6 +456,7 @@ SURVIVED: Stories = _all(
         a_message_comes_again_and_a_write_behind_it_on_the_second_rail: (
             "let_an_old_message_cover_a_write_the_next_time",
         ),
+        a_write_behind_a_message_comes_again_twice: ("let_an_old_message_cover_a_write_the_next_time",),
         a_message_tells_of_a_receive_in_new_memory: ("let_a_message_overtake_a_receive",),
         a_program_that_posts_as_long_as_it_can_goes_home: ("put_the_fence_behind_all_that_waits",),
         a_nic_refuses_once_behind_what_is_unsignaled: ("wait_for_room_that_nobody_tells_of",),

@@ -291,16 +291,18 @@ def take_memory_from_under_a_qp() -> Iterator[None]:
 
 @mutation("what is registered ends in the thread that registers nothing")
 def end_memory_behind_what_is_registered() -> Iterator[None]:
-    drain = "nic.hangs, functools.partial(nic.worker.drain"
-    edits = [("nic.worker.destroy(", "nic.registrar.destroy("), (drain, drain.replace("worker", "registrar"))]
+    wait = (
+        "nic.hangs, functools.partial(_is_destroyed, nic, handle)",
+        "nic.memory_hangs, functools.partial(nic.registrar.drain, handle)",
+    )
+    edits = [("nic.worker.destroy(", "nic.registrar.destroy("), wait]
     with rewritten(ShadowMR, "_take_from", *edits):
         yield
 
 
 @mutation("a NIC that registers carries out commands")
 def wait_for_no_end_beside_a_registration() -> Iterator[None]:
-    drain = "nic.hangs, functools.partial(nic.worker.drain"
-    with rewritten(ShadowMR, "_take_from", (drain, drain.replace("hangs", "memory_hangs"))):
+    with rewritten(ShadowMR, "_take_from", ("nic.hangs, functools", "nic.memory_hangs, functools")):
         yield
 
 
@@ -312,13 +314,13 @@ def change_memory_behind_what_is_registered() -> Iterator[None]:
 
 @mutation("the peer may take its time: what was registered meanwhile is waited for, too")
 def look_once_for_memory() -> Iterator[None]:
-    with rewritten(Pairing, "_start_if_ready", ("elif self._has_memory():", "else:")):
+    with rewritten(Connection, "handle_message", ("not self.pairing.has_memory()", "False")):
         yield
 
 
 @mutation("PROTECTED is said when the backups have the memory that there was")
 def protect_before_memory_is_there() -> Iterator[None]:
-    with replaced(Pairing, "_has_memory", lambda *_: True):
+    with replaced(Pairing, "has_memory", lambda *_: True):
         yield
 
 

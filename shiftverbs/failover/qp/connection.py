@@ -39,7 +39,7 @@ from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.codec import Entry
 from shiftverbs.protocol.draws import Draws
 from shiftverbs.protocol.events import Action, Status
-from shiftverbs.protocol.messages import Keys, Message, Move, Phase, Sync, WantKeys
+from shiftverbs.protocol.messages import Arm, Keys, Message, Move, Phase, Sync, WantKeys
 from shiftverbs.protocol.pair import LocalPair, PairProtocol
 from shiftverbs.state_machine import RecvState, SendState
 
@@ -455,9 +455,15 @@ class Connection:
             return
         if isinstance(message, (Sync, Move)) and message.keys:
             self.keys.heed(message)  # before anything is sent on account of it
+        if isinstance(message, Arm) and self._is_pairing and not self.pairing.has_memory():
+            return  # it is said again
         asked = isinstance(message, Sync) and message.phase is Phase.ASK
         unsafe = self.evidence.unsafe_soon() if asked else None
         self.feed(ev.MessageReceived(message, unsafe))
+
+    @property
+    def _is_pairing(self) -> bool:
+        return self.protocol is not None and self.status is Status.PAIRING and not self.closed
 
     def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
         """An event of the data path (see _core)."""

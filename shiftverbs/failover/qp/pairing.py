@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from shiftverbs.failover.services.control_channel import Path
     from shiftverbs.shadows.nic import Nic
 
+# So long it counts that memory has been registered: a program that registers on and on is to be protected, too.
+FRESH_NS = 1_000_000_000
+
 logger = logging.getLogger("shiftverbs.pairing")
 _seldom = Seldom(logger)  # for what peers cause
 
@@ -69,6 +72,7 @@ class Pairing:
         "_entry",
         "_looks",
         "_memory",
+        "_memory_ns",
         "_mine",
         "_my_keys",
         "_paths",
@@ -93,6 +97,7 @@ class Pairing:
         self._entry: QpRecord | None = None  # the peer's as it stands
         self._looks: dict[Nic, bool] = {}  # whether the look at it is over
         self._memory: dict[Nic, bool] = {}  # whether it has registered what there was
+        self._memory_ns = 0  # when that was so
 
     # ---- our side ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +273,7 @@ class Pairing:
             c.set_why("the peer's entry names another QP as its peer")
             return
         if self._mine.peer_life != theirs.life:
-            if not self._has_memory():  # the peer pairs with who names it
+            if not self.has_memory():
                 return
             self._mine = replace(self._mine, peer_life=theirs.life)
             self._put()
@@ -369,17 +374,21 @@ class Pairing:
             return
         if mine.begins_arm(theirs) and not my_turn:
             self.driver.turns.begin_in_turn(c, functools.partial(self._start_if_ready, my_turn=True))
-        elif self._has_memory():  # the peer may have taken its time since it was named
+        else:
             c.paired(mine, theirs, self._paths)
 
-    def _has_memory(self) -> bool:
+    def has_memory(self) -> bool:
         """Whether the backups have the memory that there was when this began to be asked, or never will.
 
-        Who is PROTECTED may lose a NIC the next moment: what is sent then must not wait for memory.
+        Who is PROTECTED may lose a NIC the next moment: what is sent then must not wait for memory. So it is asked
+        before the peer is named, which pairs with who names it, and before each step of ARM is heard: either side may
+        have been waited for since.
         """
-        c = self.connection
+        c, now_ns = self.connection, self.driver.now_ns()
         assert self._mine is not None
         nics = [c.nic(k) for k in range(1, len(self._mine.shadows) + 1)]
+        if all(self._memory.values()) and now_ns > self._memory_ns + FRESH_NS:
+            self._memory, self._memory_ns = {}, now_ns
         for nic in nics:
             if nic not in self._memory:
                 self._memory[nic] = not nic.is_registering()
@@ -389,14 +398,14 @@ class Pairing:
         missing = [nic.name for nic in nics if not self._memory[nic]]
         if missing:
             c.set_why(f"memory is being registered on {', '.join(missing)}")
-            return False
-        self._memory = {}
-        return True
+        return not missing
 
     def _registered(self, memory: dict[Nic, bool], nic: Nic) -> None:
         memory[nic] = True
-        if memory is self._memory and self._entry is not None:
-            self._peer_found(self._entry)
+        if memory is self._memory:
+            self._memory_ns = self.driver.now_ns()
+            if self._entry is not None and self.connection.protocol is None:
+                self._peer_found(self._entry)
 
     def rejected(self, key: str, reason: str) -> None:
         """The exchanger refused what stands under a key we want or published."""
