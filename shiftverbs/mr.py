@@ -118,10 +118,13 @@ class MR(lifetime.Ended, _base.MR):
                 shaded = self._shade(address, size, rights, iova, former, changed, old)
             finally:
                 old.handed_over()
-            if not shaded:
-                old.take_back(former)  # the PD is one without shadows
+            if not shaded:  # the PD is one without shadows
+                self._shadow = old  # as long as it is waited for
+                old.take_back(former)
             # The translation that this verb ended may have been the last use of the memory.
             old.wait()
+            if not shaded and self._shadow is old:
+                self._shadow = None
 
     @whole_close(pyverbs_objects.MR_POINTER, anew=True, anywhere=True)
     def close(self, _is_open: Any = lifetime.is_open_mr) -> None:

@@ -486,8 +486,8 @@ class ShadowMR(Shadow):
         """
         if self._pid != os.getpid():
             return
-        while self._endings:
-            ending = nic, hangs, ended = self._endings[0]
+        for ending in tuple(self._endings):
+            nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
                 is_over = nic.wait_briefly(ended)
             else:  # not again and again for what hangs already

@@ -101,6 +101,22 @@ def test_memory_that_is_registered_while_the_peer_is_late_is_waited_for(
     assert a("ep.poll(1, 20)")[0][1] == "SUCCESS"
 
 
+def test_memory_that_is_registered_while_other_memory_is_waited_for_is_waited_for(network: Network) -> None:
+    """What was asked before a long wait is old behind it."""
+    a, b = network.host("a"), network.host("b")
+    for h in (a, b):
+        h(SLOWLY)
+    b("ep = Endpoint(); slow = 2.0; first = mr.MR(ep.pd, 16384, ACCESS)")
+    names = [a("ep = Endpoint(); ep.name()"), b("ep.name()")]
+    b(f"ep.connect({names[0]!r})")
+    a(f"ep.connect({names[1]!r})")
+    wait_until(lambda: "being registered" in (b("ep.qp.shift.why") or ""), what="the first wait")
+    b("slow = 4.0; second = mr.MR(ep.pd, 16384, ACCESS)")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(30)"), h("ep.shift()")
+    assert b("[m._shadow.state(1) for m in (first, second)]") == ["ready"] * 2
+
+
 @pytest.mark.parametrize("thread", ["worker", "registrar"])
 def test_memory_that_is_being_registered_is_dropped_in_a_nics_thread(
     network: Network, faults: Any, thread: str

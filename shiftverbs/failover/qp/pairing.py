@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from shiftverbs.failover.services.control_channel import Path
     from shiftverbs.shadows.nic import Nic
 
-# So long it counts that memory has been registered: a program that registers on and on is to be protected, too.
-FRESH_NS = 1_000_000_000
-
 logger = logging.getLogger("shiftverbs.pairing")
 _seldom = Seldom(logger)  # for what peers cause
 
@@ -72,7 +69,6 @@ class Pairing:
         "_entry",
         "_looks",
         "_memory",
-        "_memory_ns",
         "_mine",
         "_my_keys",
         "_paths",
@@ -97,7 +93,6 @@ class Pairing:
         self._entry: QpRecord | None = None  # the peer's as it stands
         self._looks: dict[Nic, bool] = {}  # whether the look at it is over
         self._memory: dict[Nic, bool] = {}  # whether it has registered what there was
-        self._memory_ns = 0  # when that was so
 
     # ---- our side ---------------------------------------------------------------------------------------------------
 
@@ -275,6 +270,7 @@ class Pairing:
         if self._mine.peer_life != theirs.life:
             if not self.has_memory():
                 return
+            self._memory = {}
             self._mine = replace(self._mine, peer_life=theirs.life)
             self._put()
         if not records.mutual(self._mine, theirs):
@@ -306,6 +302,7 @@ class Pairing:
     def peer_left(self) -> None:
         """The peer's QP was closed or reset before we were protected: wait for its new life."""
         self._theirs = None
+        self._memory = {}
         self._close_paths()
         self.connection.unpair()
 
@@ -381,14 +378,12 @@ class Pairing:
         """Whether the backups have the memory that there was when this began to be asked, or never will.
 
         Who is PROTECTED may lose a NIC the next moment: what is sent then must not wait for memory. So it is asked
-        before the peer is named, which pairs with who names it, and before each step of ARM is heard: either side may
-        have been waited for since.
+        twice: before the peer is named, which pairs with who names it, and when a first step of ARM is heard, for
+        either side may have been waited for since. Not for ever: a program may register on and on.
         """
-        c, now_ns = self.connection, self.driver.now_ns()
+        c = self.connection
         assert self._mine is not None
         nics = [c.nic(k) for k in range(1, len(self._mine.shadows) + 1)]
-        if all(self._memory.values()) and now_ns > self._memory_ns + FRESH_NS:
-            self._memory, self._memory_ns = {}, now_ns
         for nic in nics:
             if nic not in self._memory:
                 self._memory[nic] = not nic.is_registering()
@@ -402,10 +397,8 @@ class Pairing:
 
     def _registered(self, memory: dict[Nic, bool], nic: Nic) -> None:
         memory[nic] = True
-        if memory is self._memory:
-            self._memory_ns = self.driver.now_ns()
-            if self._entry is not None and self.connection.protocol is None:
-                self._peer_found(self._entry)
+        if memory is self._memory and self._entry is not None and self.connection.protocol is None:
+            self._peer_found(self._entry)
 
     def rejected(self, key: str, reason: str) -> None:
         """The exchanger refused what stands under a key we want or published."""
