@@ -524,14 +524,12 @@ class ShadowMR(Shadow):
         slot = self.slots[k - 1]
         handle = self._take(k)
         if not handle:
-            if (
-                slot.begun and slot.state == PENDING
-            ):  # that job takes back what it makes, as it sees `_disposed`
-                self.pd.behind_memory = True
-                if (
-                    not is_busy() and not _exiting
-                ):  # nobody knows its keys yet: it is only about pages that are held
-                    self._endings.append((nic, nic.memory_hangs, nic.registrar.call(int).wait))
+            # Its job takes back what it makes, as it sees `_disposed`.
+            under_way = slot.begun and slot.state == PENDING
+            self.pd.behind_memory |= under_way
+            # Nobody knows its keys yet: it is only about pages that are held.
+            if under_way and not is_busy() and not _exiting:
+                self._endings.append((nic, nic.memory_hangs, nic.registrar.call(int).wait))
         elif _exiting:  # the threads are stopped, or are being
             if not nic.hangs(0.0):
                 self._end(k, nic, handle)

@@ -381,9 +381,8 @@ class Schedule:
                 )
         given_back = clock.run(clock.now + 10_000 * MS, lambda: not any(waits(app) for app in concerned))
         clock.run(clock.now + 20 * MS)
-        clock.run(
-            clock.now + 1000 * MS, lambda: not any(app.poll_due for app in concerned)
-        )  # what it posts then, too
+        # What it posts then, too.
+        clock.run(clock.now + 1000 * MS, lambda: not any(app.poll_due for app in concerned))
         if not given_back:
             told = [state(app) for app in concerned if waits(app)]
             raise Violation("every posted WR ends", f"errors wait, and nothing hangs any more: {told}")
