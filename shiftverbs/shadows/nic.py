@@ -32,8 +32,6 @@ GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2 = 0, 1, 2
 MAX_BACKUPS = 15
 # How long a first PD may wait until all candidates are open; a sick NIC must not hold up a program for longer.
 OPEN_TIMEOUT_S = 3.0
-# A thread that failover waits for waits so long for memory to go, once in so many seconds: well below a fence's bound.
-BRIEF_S, BRIEF_PER_S = 0.2, 2.0
 # A GID table has at most this many entries on any hardware known; mostly empty ones.
 MAX_GIDS = 256
 # The P_Key of the default partition, the only one on RoCE (annex A17.7.1).
@@ -216,8 +214,6 @@ class Nic:
         self._threads: dict[int, Any] = {}
         self._on_the_way: list[None] = []  # one for each job that `worker` is to hand to `registrar`
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
-        self._waited_s = -BRIEF_PER_S
-        self._brief_left_s = 0.0
         self._in_vain_ns = 0  # the same, of whoever changed a QP's attributes
         self._looks: list[Callable[[], None]] = []
         self._looks_lock = threading.Lock()
@@ -320,22 +316,6 @@ class Nic:
             return False
 
         return ended
-
-    def wait_briefly(self, ended: Callable[[float], bool]) -> bool:
-        """Wait, in a thread that failover waits for, for something that this NIC does: so long that no fence is late.
-
-        However much there is: BRIEF_S, and so much again when nothing was waited for in BRIEF_PER_S. ended: waits so
-        many seconds, and says if it is over.
-        """
-        began_s = time.monotonic()
-        if began_s > self._waited_s + BRIEF_PER_S:
-            self._brief_left_s = BRIEF_S
-        is_over = ended(max(0.0, self._brief_left_s))
-        now_s = time.monotonic()
-        if now_s > began_s + BRIEF_S / 100:
-            self._waited_s = now_s
-            self._brief_left_s -= now_s - began_s
-        return is_over
 
     def give_up(self) -> bool:
         """Somebody has waited long enough for the command under way. Returns whether that is new for this command."""

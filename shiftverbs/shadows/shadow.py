@@ -26,7 +26,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs._core import Unbroken, is_busy
 from shiftverbs.native.ibv import AccessFlag, ReregMrFlag
-from shiftverbs.process.waiting import in_slices
+from shiftverbs.process.waiting import in_slices, while_it_moves
 
 logger = logging.getLogger("shiftverbs.shadow")
 
@@ -34,6 +34,9 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
+# In a thread that failover waits for, no longer than until one thing that the NIC is at has taken this: half a fence's
+# bound. A NIC that goes on is waited for: the default one is, too, by `ibv_dereg_mr` itself.
+BRIEF_S = 0.5
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -489,7 +492,7 @@ class ShadowMR(Shadow):
         for ending in tuple(self._endings):
             nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
-                is_over = nic.wait_briefly(ended)
+                is_over = while_it_moves(ended, hangs, BRIEF_S, DEREG_TIMEOUT_S)
             else:  # not again and again for what hangs already
                 is_over = in_slices(ended, 0.0 if hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
             if not is_over:

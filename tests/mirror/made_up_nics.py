@@ -166,10 +166,8 @@ class Nic:
         self.is_open = True
         self.limits = {"num_comp_vectors": 2}
         self.hanging = False
-        self._waited_s, self._brief_left_s = -10.0, 0.0
 
     in_turn = RealNic.in_turn
-    wait_briefly = RealNic.wait_briefly
     register = RealNic.register
     _pass_on = RealNic._pass_on
 
