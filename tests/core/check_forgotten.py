@@ -28,8 +28,26 @@ def test_what_failed_does_not_succeed_by_a_reset(guarded: World, when: str, driv
     if when.startswith("out"):
         w.hw[0].reset()
         w.qp.reset_journal()
-    got = w.poll()
-    assert SUCCESS not in [status for _, status in got], got
+    assert w.poll() == [] and w.qp.outstanding == (0, 0)
+
+
+@pytest.mark.parametrize("driven", [1, 2])
+def test_receives_that_were_flushed_are_forgotten_with_those_behind(guarded: World, driven: int) -> None:
+    w = guarded
+    w.recv(0)
+    w.hw[0].receive()
+    for i in range(1, 4):
+        w.recv(i)
+    assert w.poll() == [(0, SUCCESS)]
+    for _ in range(driven):
+        w.hw[0].fail_recv(FLUSH)
+    assert w.poll() == [] and w.qp.outstanding == (0, 3)
+    w.qp.app_touched(True)
+    w.hw[0].flush()
+    assert w.poll() == []
+    w.hw[0].reset()
+    w.qp.reset_journal()
+    assert w.poll() == [] and w.qp.outstanding == (0, 0)
 
 
 def test_a_refusal_ends_with_its_life(guarded: World) -> None:

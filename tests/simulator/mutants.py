@@ -484,6 +484,23 @@ mutant(
     lines(QP, "def forget_events", "forget_events(self.q.shared, self.q.owner)"),
 )
 
+mutant(
+    "forget_what_was_withheld_alone",
+    "RESET takes the flushes behind what was withheld, too",
+    lines(
+        QP,
+        "def app_touched",
+        """
+        if q.withheld_send_end > q.head:
+            q.head = q.wired = q.tail
+        """,
+        """
+        q.head = max(q.head, min(q.withheld_send_end, q.tail))
+        q.wired = max(q.wired, q.head)
+        """,
+    ),
+)
+
 # ---- a message that is sent again ---------------------------------------------------------------------------------
 
 mutant(

@@ -280,16 +280,18 @@ cdef class QPCore:
     def app_touched(self, bint forgets=False) -> None:
         """The application itself moves the QP to ERR, RESET or SQD: what comes now is its own.
 
-        forgets: it is RESET, which takes what nobody has polled: what was withheld is not given.
+        forgets: it is RESET, which takes what nobody has polled: what was withheld is not given, nor are the flushes
+        behind it.
         """
         cdef QPState *q = &self.q
         q.guarded = 0
         if forgets:
             # What the NIC still tells behind them is no proof that they were carried out.
-            q.head = max(q.head, min(q.withheld_send_end, q.tail))
-            q.wired, q.proven_end = max(q.wired, q.head), max(q.proven_end, q.head)
-            q.rhead = max(q.rhead, min(q.withheld_recv_end, q.rtail))
-            q.rwired = max(q.rwired, q.rhead)
+            if q.withheld_send_end > q.head:
+                q.head = q.wired = q.tail
+            q.proven_end = max(q.proven_end, q.head)
+            if q.withheld_recv_end > q.rhead:
+                q.rhead = q.rwired = q.rtail
             q.withheld_send_end = q.withheld_recv_end = 0
         give_withheld(q)
 
