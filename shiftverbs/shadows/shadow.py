@@ -34,9 +34,9 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
-# In a thread that failover waits for, no longer than until one thing that the NIC is at has taken this: half a fence's
-# bound. A NIC that goes on is waited for: the default one is, too, by `ibv_dereg_mr` itself.
-BRIEF_S = 0.5
+# In a thread that failover waits for, no longer than until one thing that the NIC is at has taken this, half a fence's
+# bound; or all together that, half of what a peer waits for an answer.
+BRIEF_S, BRIEF_IN_ALL_S = 0.5, 1.0
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -492,7 +492,7 @@ class ShadowMR(Shadow):
         for ending in tuple(self._endings):
             nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
-                is_over = while_it_moves(ended, hangs, BRIEF_S, DEREG_TIMEOUT_S)
+                is_over = while_it_moves(ended, hangs, BRIEF_S, BRIEF_IN_ALL_S)
             else:  # not again and again for what hangs already
                 is_over = in_slices(ended, 0.0 if hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
             if not is_over:

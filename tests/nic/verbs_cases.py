@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -155,6 +156,40 @@ def case_worker_brings_an_rc_pair_up() -> None:
     for qp, _ in ends:
         _nic.destroy_qp(qp)
     _nic.destroy_cq(cq)
+    _nic.dealloc_pd(pd)
+    _nic.close_device(ctx)
+
+
+def case_memory_goes_before_jobs_and_behind_commands() -> None:
+    """Whoever lets go of it does not wait for the set-up of anything else."""
+    ctx = _nic.open_device("soft0")
+    pd = _nic.alloc_pd(ctx)
+    memory = mmap.mmap(-1, 4096)
+    addr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    mrs = [_nic.reg_mr(pd, addr, 4096, addr, LOCAL_WRITE)[0] for _ in range(3)]
+    cq, _ = _nic.create_cq(ctx, 10, 0)
+    worker = _nic.NicWorker("soft0")
+    gate = threading.Event()
+    seen: list[list[int]] = []
+
+    def look() -> None:
+        seen.append([worker.pending(mr) for mr in mrs])
+
+    worker.call(gate.wait, 30)
+    worker.call(look)
+    worker.destroy("first", "MR", mrs[0])
+    worker.call(look)
+    worker.destroy("CQ", "CQ", cq)
+    worker.call(look)
+    worker.call(look)
+    worker.destroy("second", "MR", mrs[1])
+    worker.destroy("third", "MR", mrs[2])
+    worker.call(look)
+    gate.set()
+    assert worker.drain(timeout_s=30)
+    assert seen == [[0, 1, 1]] * 2 + [[0, 0, 0]] * 3, seen
+    assert [r[:2] for r in worker.results()] == [("first", 0), ("CQ", 0), ("second", 0), ("third", 0)]
+    assert worker.stop()
     _nic.dealloc_pd(pd)
     _nic.close_device(ctx)
 

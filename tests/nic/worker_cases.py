@@ -182,6 +182,37 @@ def case_pending_cancel_and_drain() -> None:
     assert worker.stop()
 
 
+def case_a_short_wait_keeps_the_gil() -> None:
+    """Who gives it up beside threads that compute may wait long to have it back."""
+    worker = _nic.NicWorker("short")
+    worker.call(int).result(30)  # the thread is up
+    turns = [0]
+
+    def compute() -> None:
+        while not worker.stopped:
+            turns[0] += 1
+            time.sleep(0)  # gives it up, and wants it back at once
+
+    threading.Thread(target=compute, daemon=True).start()
+    until(lambda: turns[0])
+    library.fake_hold(1)
+    worker.submit(None, 1, steps(ERR))
+    until(n_calls)
+    sys.setswitchinterval(3600.0)  # nobody can take it from this thread, only be given it
+    before = turns[0]
+    for _ in range(50):
+        assert not worker.drain(1, 0.0005)
+    assert turns[0] == before
+    # A job, and what is behind one, is carried out by whoever has it.
+    worker.call(int)
+    assert not worker.drain(timeout_s=0.5)
+    assert turns[0] > before
+    sys.setswitchinterval(0.005)
+    library.fake_hold(-1)
+    assert worker.drain(timeout_s=30)
+    assert worker.stop()
+
+
 def case_drain_does_not_hold_the_gil_and_hears_signals() -> None:
     worker = _nic.NicWorker("drain")
     library.fake_hold(1)

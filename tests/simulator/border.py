@@ -333,7 +333,12 @@ class Worker:
         self._put(("modify", tag, qp, steps))
 
     def destroy(self, tag: Any, kind: str, pointer: int) -> None:
+        jobs = 0
+        while kind == "MR" and jobs < len(self._queue) and self._queue[-1 - jobs][0] == "job":
+            jobs += 1
+        self._queue.rotate(jobs)
         self._put(("destroy", tag, pointer, kind))
+        self._queue.rotate(-jobs)
 
     def post(self, fn: Callable[..., object], *args: Any) -> bool:
         self._put(("job", (fn, args, None), 0, None))

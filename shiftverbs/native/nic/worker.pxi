@@ -23,6 +23,8 @@ cdef enum:
     # makes its QPs one after the other, and waking a thread that sleeps would be most of what a verb costs.
     LINGER_NS = 1000000
     LINGER_STEP_NS = 50000
+    # Longest wait with the GIL: where many threads compute in Python, it takes several times that to have it back.
+    WITH_GIL_NS = 1000000
 
 
 cdef struct Command:
@@ -70,6 +72,24 @@ cdef void append(Command **head, Command **tail, Command *command) noexcept nogi
     else:
         tail[0].next = command
     tail[0] = command
+
+
+cdef void put_before_jobs(WorkerState *worker, Command *command) noexcept nogil:
+    """Put a command behind all others, but before jobs at the end that have not begun, under the lock."""
+    cdef Command *last = NULL
+    cdef Command *other = worker.head
+    while other != NULL:
+        if not other.is_job:
+            last = other
+        other = other.next
+    if last == worker.tail:  # NULL, too: there is nothing
+        append(&worker.head, &worker.tail, command)
+    elif last == NULL:
+        command.next = worker.head
+        worker.head = command
+    else:
+        command.next = last.next
+        last.next = command
 
 
 cdef Command *pop(Command **head, Command **tail) noexcept nogil:
@@ -268,6 +288,20 @@ cdef int count_pending(WorkerState *worker, void *target) noexcept nogil:
     return n
 
 
+cdef bint needs_python(WorkerState *worker, void *target) noexcept nogil:
+    """Whether a Python job is under way, or comes before the last command of a QP or other object (NULL: of all), under
+    the lock."""
+    cdef Command *command = worker.head
+    cdef bint job = worker.in_python
+    cdef bint before = job
+    while command != NULL:
+        job = job or command.is_job
+        if target == NULL or command.target == target:
+            before = job
+        command = command.next
+    return before
+
+
 cdef class NicWorker:
     """One C thread per NIC that carries out commands in order, without the GIL between them.
 
@@ -405,7 +439,10 @@ cdef class NicWorker:
         pthread_mutex_lock(&worker.lock)
         accepted = not worker.stopping
         if accepted:
-            append(&worker.head, &worker.tail, command)
+            if command.kind == KIND_MR:
+                put_before_jobs(worker, command)
+            else:
+                append(&worker.head, &worker.tail, command)
             if urgent or not worker.lingering:
                 pthread_cond_signal(&worker.work)
         pthread_mutex_unlock(&worker.lock)
@@ -439,6 +476,8 @@ cdef class NicWorker:
 
     def destroy(self, tag, str kind not None, uintptr_t pointer):
         """Queue the end of an object, in the same order as everything else. Never blocks; needs no GIL to be done.
+
+        Memory does not wait for jobs, which are set-up: it goes behind all commands, and before those that come last.
 
         After stop() the result is ECANCELED at once, and the object stays.
 
@@ -560,19 +599,24 @@ cdef class NicWorker:
         return cancelled
 
     cdef int _wait(self, void *target, bint for_exit, int64_t deadline) except -1:
-        """Wait without the GIL until nothing of target is pending, or the thread has ended; 1 if so, 0 at the
-        deadline."""
+        """Wait until nothing of target is pending, or the thread has ended; 1 if so, 0 at the deadline. Without the
+        GIL, but for the first moment, in which most waits end."""
         cdef WorkerState *worker = self.worker
-        cdef int64_t until
+        cdef int64_t until = min(deadline, sv_now_ns() + WITH_GIL_NS)
         cdef int there = 0
         # Who gives up the GIL may wait long to have it back.
         pthread_mutex_lock(&worker.lock)
-        there = worker.exited if for_exit else count_pending(worker, target) == 0
-        if not there and worker.lingering:
+        if worker.lingering:
             pthread_cond_signal(&worker.work)
+        while True:
+            there = worker.exited if for_exit else count_pending(worker, target) == 0
+            if there or for_exit or needs_python(worker, target):
+                break
+            if sv_cond_wait_until(&worker.progress, &worker.lock, until) != 0:
+                break
         pthread_mutex_unlock(&worker.lock)
-        if there:
-            return 1
+        if there or sv_now_ns() >= deadline:
+            return there
         while True:
             with nogil:
                 until = min(deadline, sv_now_ns() + SIGNAL_CHECK_NS)

@@ -27,6 +27,7 @@ from mirror.shadowed.tools import (
     Logged,
     both_protected,
     cable,
+    held_up,
     nics_are_idle,
     pending,
     protected,
@@ -151,7 +152,7 @@ def test_dropped_in_a_verb_or_outside_goes_at_once(v: Verbs) -> None:
     assert len(noted) == 1
     go = threading.Event()
     for nic in ctx._domain.backups:
-        nic.worker.call(go.wait, 30)
+        held_up(nic, go)
     seen: list[int] = []
 
     def handler(*_: Any) -> None:

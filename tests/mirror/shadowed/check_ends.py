@@ -23,6 +23,7 @@ from mirror.shadowed.tools import (
     Logged,
     both_protected,
     cable,
+    held_up,
     nics_are_idle,
     pending,
     protected,
@@ -350,7 +351,7 @@ def test_an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
     assert settled(mr).state(1) == "ready"
     go = threading.Event()
     for nic in ctx._domain.backups:
-        nic.worker.call(go.wait, 30)
+        held_up(nic, go)
 
     shadow, in_slices = shiftverbs.shadows.shadow, shiftverbs.process.waiting.in_slices
 
@@ -380,7 +381,7 @@ def test_a_destroyed_cq_is_not_polled(v: Verbs) -> None:
     v.send(first, mr, 2)
     core, journal = cq._core, first._core
     go = threading.Event()
-    busy = [nic.worker.call(go.wait, 30) for nic in ctx._domain.backups]
+    busy = [held_up(nic, go) for nic in ctx._domain.backups]
     known: list[int] = []
     close_shadow = cq._shadow.close
 

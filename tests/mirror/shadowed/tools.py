@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,19 @@ def nics_are_idle() -> None:
     """Wait until everything that closing queued is done."""
     machinery = shiftverbs.failover.runtime.current()
     until(lambda: machinery is None or not pending(*machinery.nics.all()))
+
+
+def held_up(nic: Any, go: threading.Event) -> Any:
+    """A NIC's thread for commands is at something until go is set, or for 30 s. Returns the job."""
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait(30)
+
+    job = nic.worker.call(wait)
+    assert begun.wait(30)
+    return job
 
 
 def pending(*nics: Any) -> int:
