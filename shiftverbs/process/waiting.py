@@ -33,15 +33,14 @@ def in_slices(wait: Callable[[float], bool], timeout_s: float | None) -> bool:
 
 
 def while_it_moves(
-    wait: Callable[[float], bool], hangs: Callable[[float], bool], longest_s: float, timeout_s: float
+    wait: Callable[[float], bool], hangs: Callable[[float], bool], longest_s: float, until: float
 ) -> bool:
     """Whether wait(seconds) comes true, in a thread that others wait for, while each single thing that it waits for
-    takes no longer than longest_s, and all of them together no longer than timeout_s.
+    takes no longer than longest_s, and not behind `until` (time.monotonic()).
 
     hangs: whether what is under way has taken longer than so many seconds. What waits for its turn does not hang: a
     thread that gets little of a busy machine, say. No handler is run meanwhile.
     """
-    until = time.monotonic() + timeout_s
     while True:
         is_last = hangs(longest_s) or time.monotonic() >= until
         if wait(0.0 if is_last else longest_s / 10):

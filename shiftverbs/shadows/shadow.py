@@ -19,6 +19,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -489,10 +490,11 @@ class ShadowMR(Shadow):
         """
         if self._pid != os.getpid():
             return
+        until = time.monotonic() + BRIEF_IN_ALL_S
         for ending in tuple(self._endings):
             nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
-                is_over = while_it_moves(ended, hangs, BRIEF_S, BRIEF_IN_ALL_S)
+                is_over = while_it_moves(ended, hangs, BRIEF_S, until)
             else:  # not again and again for what hangs already
                 is_over = in_slices(ended, 0.0 if hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
             if not is_over:

@@ -28,7 +28,29 @@ def test_what_failed_does_not_succeed_by_a_reset(guarded: World, when: str, driv
     if when.startswith("out"):
         w.hw[0].reset()
         w.qp.reset_journal()
-    assert w.poll() == [] and w.qp.outstanding == (0, 0)
+    assert w.poll() == []
+
+
+@pytest.mark.parametrize("driven", [1, 3])
+def test_all_of_it_is_told_where_a_reset_is_refused(guarded: World, driven: int) -> None:
+    """Its NIC is gone: what had been taken is not, and comes in order, whatever of it was looked at since."""
+    w = guarded
+    for i in range(5):
+        w.send(i)
+    w.recv(0)
+    w.hw[0].fail_send(RETRY_EXC)
+    for _ in range(driven - 1):
+        w.hw[0].fail_send(FLUSH)
+    assert w.poll() == []
+    w.qp.app_touched(True)
+    w.hw[0].fail_send(FLUSH)
+    assert w.poll() == []
+    w.qp.begin_end()
+    w.hw[0].flush()
+    assert w.poll() == []
+    w.qp.abort()
+    assert w.poll_cq(w.scq) == [(0, RETRY_EXC), *((i, FLUSH) for i in range(1, 5))]
+    assert w.poll_cq(w.rcq) == [(0, FLUSH)] and w.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("driven", [1, 2])

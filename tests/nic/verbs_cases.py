@@ -160,37 +160,47 @@ def case_worker_brings_an_rc_pair_up() -> None:
     _nic.close_device(ctx)
 
 
-def case_memory_goes_before_jobs_and_behind_commands() -> None:
-    """Whoever lets go of it does not wait for the set-up of anything else."""
+def case_memory_and_qps_go_before_set_up() -> None:
+    """Whoever lets go of it does not wait for the set-up of anything else; what stands on it goes first."""
     ctx = _nic.open_device("soft0")
     pd = _nic.alloc_pd(ctx)
     memory = mmap.mmap(-1, 4096)
     addr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     mrs = [_nic.reg_mr(pd, addr, 4096, addr, LOCAL_WRITE)[0] for _ in range(3)]
     cq, _ = _nic.create_cq(ctx, 10, 0)
+    qp, _, _ = _nic.create_qp(pd, cq, cq, CAPS)
     worker = _nic.NicWorker("soft0")
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
     seen: list[list[int]] = []
 
     def look() -> None:
-        seen.append([worker.pending(mr) for mr in mrs])
+        seen.append([worker.pending(one) for one in (*mrs, qp, cq, pd)])
 
-    worker.call(gate.wait, 30)
+    def begin() -> None:
+        begun.set()
+        gate.wait(30)
+
+    worker.call(begin)
+    assert begun.wait(30)
     worker.call(look)
     worker.destroy("first", "MR", mrs[0])
-    worker.call(look)
     worker.destroy("CQ", "CQ", cq)
     worker.call(look)
-    worker.call(look)
     worker.destroy("second", "MR", mrs[1])
+    to_err = _nic.ModifySteps()
+    to_err.add(state=6)
+    worker.submit("ERR", qp, to_err)
+    worker.destroy("QP", "QP", qp)
     worker.destroy("third", "MR", mrs[2])
+    worker.destroy("PD", "PD", pd)
     worker.call(look)
     gate.set()
     assert worker.drain(timeout_s=30)
-    assert seen == [[0, 1, 1]] * 2 + [[0, 0, 0]] * 3, seen
-    assert [r[:2] for r in worker.results()] == [("first", 0), ("CQ", 0), ("second", 0), ("third", 0)]
+    assert seen == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1], [0] * 6], seen
+    assert [r[:2] for r in worker.results()] == [
+        ("first", 0), ("second", 0), ("ERR", 0), ("QP", 0), ("third", 0), ("CQ", 0), ("PD", 0),
+    ]  # fmt: skip
     assert worker.stop()
-    _nic.dealloc_pd(pd)
     _nic.close_device(ctx)
 
 
@@ -205,20 +215,22 @@ def case_worker_takes_everything_away_without_the_gil() -> None:
     qp, _, _ = _nic.create_qp(pd, cq, cq, CAPS)
     worker = _nic.NicWorker("soft0")
     worker.call(int).result(30)  # the thread is up
-    # In the order of the queue: what something else stands on is refused, as by the verb.
+    # What something else stands on is refused, as by the verb.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(3600.0)  # nobody can take the GIL from this thread, only be given it
+    deadline = time.monotonic() + 30
     worker.destroy("too early", "PD", pd)
+    while worker.completed < 1 and time.monotonic() < deadline:
+        pass
     for kind, pointer in (("QP", qp), ("CQ", cq), ("completion channel", channel), ("MR", mr), ("PD", pd)):
         worker.destroy(kind, kind, pointer)
-    deadline = time.monotonic() + 30
     while worker.completed < 6 and time.monotonic() < deadline:
         pass
     sys.setswitchinterval(interval)
     assert worker.drain(mr, 0) and worker.pending() == 0
-    assert [r[:2] for r in worker.results()] == [
-        ("too early", errno.EBUSY), ("QP", 0), ("CQ", 0), ("completion channel", 0), ("MR", 0), ("PD", 0),
-    ]  # fmt: skip
+    (first, *others) = [r[:2] for r in worker.results()]
+    assert first == ("too early", errno.EBUSY)
+    assert sorted(others) == [("CQ", 0), ("MR", 0), ("PD", 0), ("QP", 0), ("completion channel", 0)]
     for kind, pointer, error in (("SRQ", 16, KeyError), ("PD", 0, ValueError)):
         try:
             worker.destroy(1, kind, pointer)

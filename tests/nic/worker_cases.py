@@ -36,7 +36,7 @@ class Tag:
     """Something that can be watched dying."""
 
 
-def case_commands_and_jobs_run_in_the_order_of_submission() -> None:
+def case_commands_run_in_the_order_of_submission_and_jobs_behind() -> None:
     seed = 7
     print("seed", seed)
     rng = random.Random(seed)
@@ -47,7 +47,7 @@ def case_commands_and_jobs_run_in_the_order_of_submission() -> None:
     tags = []
     for number in range(300):
         if rng.random() < 0.3:
-            # A job sees exactly the commands queued before it.
+            # A job sees the commands queued before it, and perhaps later ones.
             before = len(expected)
             futures.append(worker.call(lambda before=before: jobs.append((before, n_calls()))))
         else:
@@ -58,7 +58,7 @@ def case_commands_and_jobs_run_in_the_order_of_submission() -> None:
             tags.append((number, len(states)))
     assert worker.drain(timeout_s=30)
     assert calls() == expected
-    assert len(jobs) == len(futures) and all(before == seen for before, seen in jobs)
+    assert len(jobs) == len(futures) and all(before <= seen for before, seen in jobs)
     assert [(tag, err, done) for tag, err, done, _ in worker.results()] == [(t, 0, n) for t, n in tags]
     assert worker.results() == []
     assert worker.completed == len(tags)
@@ -195,18 +195,27 @@ def case_a_short_wait_keeps_the_gil() -> None:
 
     threading.Thread(target=compute, daemon=True).start()
     until(lambda: turns[0])
+    turned = 0
+    for _ in range(20):
+        library.fake_hold(1)
+        sys.setswitchinterval(3600.0)  # nobody can take it from this thread, only be given it
+        before = turns[0]
+        worker.submit(None, 1, steps(ERR))
+        assert not worker.drain(1, 0.0005)
+        turned += turns[0] != before
+        sys.setswitchinterval(0.005)
+        library.fake_hold(-1)
+        assert worker.drain(timeout_s=30)
+    assert turned < 10, turned  # on a busy machine a wait may be no short one
+    # What has taken longer, and jobs, and what is behind one: nobody keeps it from them.
     library.fake_hold(1)
     worker.submit(None, 1, steps(ERR))
-    until(n_calls)
-    sys.setswitchinterval(3600.0)  # nobody can take it from this thread, only be given it
-    before = turns[0]
-    for _ in range(50):
-        assert not worker.drain(1, 0.0005)
-    assert turns[0] == before
-    # A job, and what is behind one, is carried out by whoever has it.
     worker.call(int)
-    assert not worker.drain(timeout_s=0.5)
-    assert turns[0] > before
+    sys.setswitchinterval(3600.0)
+    for target in (1, 0):
+        before = turns[0]
+        assert not worker.drain(target, 0.5)
+        assert turns[0] > before
     sys.setswitchinterval(0.005)
     library.fake_hold(-1)
     assert worker.drain(timeout_s=30)

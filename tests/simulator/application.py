@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections import deque
 from typing import Any
@@ -412,8 +411,12 @@ class Application:
             self.clock.later(1 * MS, self.reset)
             return
         self.left = self.was_reset = True
-        with contextlib.suppress(PyverbsRDMAError):
+        try:
             self.endpoint.modify(Attr(), RESET, 1)
+        except PyverbsRDMAError:  # nothing is gone: all of it is told of
+            self.failed, self.was_reset = True, False
+            self.look()
+            return
         base = self._recvs
         self.net.forbid(self.device.name, base, MOST_RECEIVES)
 

@@ -315,6 +315,10 @@ class Job(concurrent.futures.Future[Any]):
         return self.done() or bool(self.net.wait(self.done, timeout_s))
 
 
+def _is_urgent(what: str, kind: Any) -> bool:
+    return what == "modify" or (what == "destroy" and kind in ("MR", "QP"))
+
+
 class Worker:
     """`_nic.NicWorker`: carries out what it is given one after the other, each in its time."""
 
@@ -330,15 +334,10 @@ class Worker:
         self._waits = False
 
     def submit(self, tag: Any, qp: int, steps: Steps) -> None:
-        self._put(("modify", tag, qp, steps))
+        self._put(("modify", tag, qp, steps), urgent=True)
 
     def destroy(self, tag: Any, kind: str, pointer: int) -> None:
-        jobs = 0
-        while kind == "MR" and jobs < len(self._queue) and self._queue[-1 - jobs][0] == "job":
-            jobs += 1
-        self._queue.rotate(jobs)
-        self._put(("destroy", tag, pointer, kind))
-        self._queue.rotate(-jobs)
+        self._put(("destroy", tag, pointer, kind), urgent=kind in ("MR", "QP"))
 
     def post(self, fn: Callable[..., object], *args: Any) -> bool:
         self._put(("job", (fn, args, None), 0, None))
@@ -370,11 +369,13 @@ class Worker:
     def stop(self, timeout_s: float | None = None) -> bool:
         return True
 
-    def _put(self, entry: tuple[str, Any, int, Any]) -> None:
+    def _put(self, entry: tuple[str, Any, int, Any], urgent: bool = False) -> None:
+        """urgent: before jobs, and the ends of CQs, channels and PDs, that have not begun."""
         if self.host.booting and entry[0] == "job":
             self._carry_out(entry)
             return
-        self._queue.append(entry)
+        others = (n for n, (what, _, _, kind) in enumerate(self._queue) if not _is_urgent(what, kind))
+        self._queue.insert(next(others, len(self._queue)) if urgent else len(self._queue), entry)
         if self._busy is None:
             self._begin()
 

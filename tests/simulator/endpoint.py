@@ -157,7 +157,7 @@ class Endpoint:
             self._hardware_modify(attr, state)
             return
         was_guarded = held.core.guarded or held.core.ending
-        was_away = held.is_away()
+        was_out = held.is_away() or (was_guarded and held.core.first_error(0) is not None)
         if not held.leaving(state):
             raise PyverbsRDMAError("Failed to modify QP", errno.EBUSY)
         try:
@@ -165,7 +165,7 @@ class Endpoint:
         except PyverbsRDMAError as error:
             gone = was_guarded and error.error_code == errno.EIO
             if state != ERR or not gone:
-                if state == ERR or gone or was_away:
+                if state == ERR or (state == RESET and (gone or was_out)):
                     held.ended(gone)
                 raise
             held.ended_without_nic()

@@ -490,13 +490,27 @@ mutant(
     lines(
         QP,
         "def app_touched",
+        "q.forgets_sends = forgets and q.withheld_send_end > q.head",
         """
-        if q.withheld_send_end > q.head:
-            q.head = q.wired = q.tail
+        if forgets:
+            q.head = max(q.head, min(q.withheld_send_end, q.tail))
+            q.wired = max(q.wired, q.head)
+            q.withheld_send_end = 0
         """,
+    ),
+)
+
+mutant(
+    "forget_though_reset_is_refused",
+    "what RESET was to take is told of where that is refused",
+    lines(
+        QP,
+        "def app_touched",
+        "q.forgets_sends = forgets and q.withheld_send_end > q.head",
         """
-        q.head = max(q.head, min(q.withheld_send_end, q.tail))
-        q.wired = max(q.wired, q.head)
+        if forgets and q.withheld_send_end > q.head:
+            q.head = q.wired = q.tail
+            q.withheld_send_end = 0
         """,
     ),
 )

@@ -131,6 +131,8 @@ cdef inline void give_withheld(QPState *q) noexcept nogil:
     cdef Pair *pair = &q.pairs[0]
     if q.closed or q.ending or not is_plain(q) or not pair.first_status:
         return
+    if q.forgets_sends or q.forgets_recvs:
+        return
     if q.shown_error == 0 and (q.head < q.withheld_send_end or q.rhead < q.withheld_recv_end):
         q.shown_error = pair.first_status
     abort_sends(q, q.withheld_send_end, pair.first_status, pair.first_vendor_err)
@@ -155,6 +157,9 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
     if q.ending:
         if in_use(q, k, recv, seq) and not may_be_path_error(wc.status):
             keep(&q.kept_recv if recv else &q.kept_send, seq, wc)
+        fenced(q, k, recv)
+        return True
+    if q.forgets_recvs if recv else q.forgets_sends:
         fenced(q, k, recv)
         return True
     if not q.guarded and not pair.fencing:

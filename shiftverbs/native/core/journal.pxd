@@ -293,6 +293,8 @@ ctypedef struct QPState:
 
     uint64_t withheld_send_end
     uint64_t withheld_recv_end
+    int forgets_sends       # errors of them are withheld, and RESET is on the way: no more is told of any
+    int forgets_recvs       # ... of receives
     uint64_t op_err_seq
     int op_err_pair
     int fence_wanted

@@ -281,18 +281,12 @@ cdef class QPCore:
         """The application itself moves the QP to ERR, RESET or SQD: what comes now is its own.
 
         forgets: it is RESET, which takes what nobody has polled: what was withheld is not given, nor are the flushes
-        behind it.
+        behind it. Where that is refused, abort() tells of it all.
         """
         cdef QPState *q = &self.q
         q.guarded = 0
-        if forgets:
-            # What the NIC still tells behind them is no proof that they were carried out.
-            if q.withheld_send_end > q.head:
-                q.head = q.wired = q.tail
-            q.proven_end = max(q.proven_end, q.head)
-            if q.withheld_recv_end > q.rhead:
-                q.rhead = q.rwired = q.rtail
-            q.withheld_send_end = q.withheld_recv_end = 0
+        q.forgets_sends = forgets and q.withheld_send_end > q.head
+        q.forgets_recvs = forgets and q.withheld_recv_end > q.rhead
         give_withheld(q)
 
     @property
@@ -881,6 +875,7 @@ cdef class QPCore:
         if still_ending:
             return
         q.guarded = q.ending = q.ends_at_post = 0
+        q.forgets_sends = q.forgets_recvs = 0
         q.aborted = 1
         q.fence_active = q.fence_wanted = 0
         q.rx_target_set = 0
@@ -925,6 +920,7 @@ cdef class QPCore:
         receive_on(q, 0)
         q.send_open = q.recv_open = 1
         q.guarded = q.ending = q.ends_at_post = 0
+        q.forgets_sends = q.forgets_recvs = 0
         q.pairs[0].fence_again = 0
         self.pair_reset(0)
         q.pairs[0].sending = 1

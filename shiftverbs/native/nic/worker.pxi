@@ -74,22 +74,23 @@ cdef void append(Command **head, Command **tail, Command *command) noexcept nogi
     tail[0] = command
 
 
-cdef void put_before_jobs(WorkerState *worker, Command *command) noexcept nogil:
-    """Put a command behind all others, but before jobs at the end that have not begun, under the lock."""
-    cdef Command *last = NULL
-    cdef Command *other = worker.head
-    while other != NULL:
-        if not other.is_job:
-            last = other
-        other = other.next
-    if last == worker.tail:  # NULL, too: there is nothing
+cdef bint is_urgent(const Command *command) noexcept nogil:
+    """Whether it waits for no set-up: what it is about is there, and needs nothing else to go."""
+    return not command.is_job and command.kind in (0, KIND_MR, KIND_QP)
+
+
+cdef void put(WorkerState *worker, Command *command) noexcept nogil:
+    """Put a command in its place among those that have not begun, under the lock."""
+    cdef Command **place = &worker.head
+    if not is_urgent(command):
         append(&worker.head, &worker.tail, command)
-    elif last == NULL:
-        command.next = worker.head
-        worker.head = command
-    else:
-        command.next = last.next
-        last.next = command
+        return
+    while place[0] != NULL and is_urgent(place[0]):
+        place = &place[0].next
+    command.next = place[0]
+    place[0] = command
+    if command.next == NULL:
+        worker.tail = command
 
 
 cdef Command *pop(Command **head, Command **tail) noexcept nogil:
@@ -305,6 +306,9 @@ cdef bint needs_python(WorkerState *worker, void *target) noexcept nogil:
 cdef class NicWorker:
     """One C thread per NIC that carries out commands in order, without the GIL between them.
 
+    What is about a QP, and the end of an MR, goes before all else that has not begun: jobs are set-up, and of the ends
+    of CQs, channels, and PDs nobody waits for one. So a fence waits for one job at most.
+
     A dying NIC may block a command for a minute: nobody else waits for it. Results are announced by setting
     the attention flag and waking the control thread, from C.
 
@@ -439,10 +443,7 @@ cdef class NicWorker:
         pthread_mutex_lock(&worker.lock)
         accepted = not worker.stopping
         if accepted:
-            if command.kind == KIND_MR:
-                put_before_jobs(worker, command)
-            else:
-                append(&worker.head, &worker.tail, command)
+            put(worker, command)
             if urgent or not worker.lingering:
                 pthread_cond_signal(&worker.work)
         pthread_mutex_unlock(&worker.lock)
@@ -475,9 +476,9 @@ cdef class NicWorker:
             self._finish_cancelled(command)
 
     def destroy(self, tag, str kind not None, uintptr_t pointer):
-        """Queue the end of an object, in the same order as everything else. Never blocks; needs no GIL to be done.
+        """Queue the end of an object. Never blocks; needs no GIL to be done.
 
-        Memory does not wait for jobs, which are set-up: it goes behind all commands, and before those that come last.
+        A QP's and an MR's go before set-up, as transitions do; others behind all there is.
 
         After stop() the result is ECANCELED at once, and the object stays.
 
@@ -511,7 +512,7 @@ cdef class NicWorker:
         return 0
 
     def call(self, fn, *args, **kwargs):
-        """Queue a Python job, in the same order as the commands; for set-up, where waiting for the GIL is no
+        """Queue a Python job, behind all there is; for set-up, where waiting for the GIL is no
         matter.
 
         The job runs in the NIC's thread with the GIL, and should give it up in its verbs (those of this
@@ -604,13 +605,16 @@ cdef class NicWorker:
         cdef WorkerState *worker = self.worker
         cdef int64_t until = min(deadline, sv_now_ns() + WITH_GIL_NS)
         cdef int there = 0
+        cdef bint hangs
         # Who gives up the GIL may wait long to have it back.
         pthread_mutex_lock(&worker.lock)
         if worker.lingering:
             pthread_cond_signal(&worker.work)
         while True:
             there = worker.exited if for_exit else count_pending(worker, target) == 0
-            if there or for_exit or needs_python(worker, target):
+            # What has taken longer than that already will hardly end in the next moment.
+            hangs = worker.started_ns and until - worker.started_ns > 2 * WITH_GIL_NS
+            if there or for_exit or hangs or needs_python(worker, target):
                 break
             if sv_cond_wait_until(&worker.progress, &worker.lock, until) != 0:
                 break
