@@ -167,6 +167,8 @@ class QPCore:
     guarded: bool
     @property
     def aborted(self) -> bool: ...
+    @property
+    def forgets(self) -> bool: ...
     remote_keys: RemoteKeys | None
     def __new__(
         cls,

@@ -326,10 +326,22 @@ class ShadowQP(Shadow):
             self.core.app_touched()
         else:
             self.core.app_touched(state == RESET)
-            self._tell("qp_touched", state)
+            try:
+                self._tell("qp_touched", state)
+                self._wait_for_commands()
+            except (
+                BaseException
+            ):  # a handler's: the verb is not carried out, and the QP has left all the same
+                self.ended()
+                raise
+            return True
+        self._wait_for_commands()
+        return True
+
+    def _wait_for_commands(self) -> None:
+        """Until none is under way on the default QP."""
         if not self.domain.nic.on_worker():
             in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
-        return True
 
     def modified(self, attr: pyverbs_objects.Attr, mask: int) -> None:
         """After the application's modify succeeded."""

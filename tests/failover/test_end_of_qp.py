@@ -326,6 +326,23 @@ def test_an_interrupted_reset_loses_no_end(network: Network, faults: Any) -> Non
     assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
 
 
+def test_a_reset_that_is_interrupted_behind_its_backups_ends_what_was_there(
+    network: Network, faults: Any
+) -> None:
+    """Ctrl-C while RESET waits for a command on the default QP, whose backup has been let go of."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(3)]; nic = ep.qp._shadow.connection.nic(0); go = threading.Event()")
+    a("job = nic.worker.call(go.wait, 30)")
+    wait_until(lambda: a("nic.worker.busy_since_ns"), what="its thread is at something")
+    a("nic.worker.submit(None, ep.qp._shadow.default, nic.verbs.ModifySteps().add(state=6))")
+    a("signal.signal(signal.SIGINT, signal.default_int_handler); when_it_waits(lambda: ring(signal.SIGINT))")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a(RESET)
+    a("go.set()")
+    assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
+
+
 def test_an_arm_that_waits_for_its_nic_does_not_revive_an_ended_qp(network: Network, faults: Any) -> None:
     """The default NIC is being looked at, for an ARM, when the QP ends: the default QP stays in ERR."""
     a, b = network.protected()

@@ -165,7 +165,7 @@ class Endpoint:
         except PyverbsRDMAError as error:
             gone = was_guarded and error.error_code == errno.EIO
             if state != ERR or not gone:
-                if state == ERR or (state == RESET and (gone or was_out)):
+                if state == ERR or (state == RESET and (gone or was_out or held.core.forgets)):
                     held.ended(gone)
                 raise
             held.ended_without_nic()

@@ -290,6 +290,11 @@ cdef class QPCore:
         give_withheld(q)
 
     @property
+    def forgets(self) -> bool:
+        """Whether what RESET is to take is told nobody: there is some, and neither reset_journal() nor abort() came."""
+        return self.q.forgets_sends or self.q.forgets_recvs
+
+    @property
     def ending(self) -> bool:
         """Whether the QP has failed for good, and the rest of its WCs waits until every pair has stopped."""
         return self.q.ending != 0

@@ -82,7 +82,7 @@ cdef bint is_urgent(const Command *command) noexcept nogil:
 cdef void put(WorkerState *worker, Command *command) noexcept nogil:
     """Put a command in its place among those that have not begun, under the lock."""
     cdef Command **place = &worker.head
-    if not is_urgent(command):
+    if not is_urgent(command) or worker.tail == NULL or is_urgent(worker.tail):
         append(&worker.head, &worker.tail, command)
         return
     while place[0] != NULL and is_urgent(place[0]):
@@ -307,7 +307,8 @@ cdef class NicWorker:
     """One C thread per NIC that carries out commands in order, without the GIL between them.
 
     What is about a QP, and the end of an MR, goes before all else that has not begun: jobs are set-up, and of the ends
-    of CQs, channels, and PDs nobody waits for one. So a fence waits for one job at most.
+    of CQs, channels, and PDs nobody waits for one. So a fence waits for one job at most, and for
+    what is about other QPs and memory.
 
     A dying NIC may block a command for a minute: nobody else waits for it. Results are announced by setting
     the attention flag and waking the control thread, from C.
