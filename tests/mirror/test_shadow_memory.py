@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,24 @@ from shiftverbs import _core
 from shiftverbs.shadows import shadow
 from shiftverbs.shadows.key_plugs import Plugs
 from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowMR, ShadowPD
+
+
+@contextlib.contextmanager
+def pumped(step: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Meanwhile a thread takes a step of a NIC's again and again."""
+    done = threading.Event()
+
+    def pump() -> None:
+        while not done.wait(every_s):
+            step()
+
+    thread = threading.Thread(target=pump)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_closing_an_mr_from_a_nics_own_thread_does_not_wait_for_it() -> None:
@@ -79,23 +98,12 @@ def test_memory_goes_while_other_memory_is_being_registered() -> None:
     nic = domain.backups[0]
     nic.memory_hangs = lambda longer_than_s: True  # type: ignore[method-assign]
     an_mr(domain, pd, 13)  # its registration never ends
-    done = threading.Event()
-
-    def pump() -> None:
-        while not done.wait(0.05):
-            nic.worker.run()
-
-    thread = threading.Thread(target=pump)
-    thread.start()
-    try:
+    with pumped(nic.worker.run, 0.05):
         mr.close()
         assert list(nic.verbs.alive.values()) == ["pd", "mr"]
         after = changed(changing, pd)
         after.wait()
         assert list(nic.verbs.alive.values()) == ["pd"] and after.state(1) == PENDING
-    finally:
-        done.set()
-        thread.join()
     domain.run()
     assert after.state(1) == READY
 
@@ -176,22 +184,11 @@ def test_a_nics_thread_waits_for_another_one_that_goes_on(caplog: pytest.LogCapt
     held = [an_mr(domain, pd, 9 + n) for n in range(30)]
     domain.run()
     nic = domain.backups[0]
-    done = threading.Event()
-
-    def pump() -> None:
-        while not done.wait(2 * shadow.BRIEF_S / len(held)):
-            nic.worker.step()
-
-    thread = threading.Thread(target=pump)
-    thread.start()
-    try:
+    with pumped(nic.worker.step, 2 * shadow.BRIEF_S / len(held)):
         with _core.Unbroken(threading.RLock()):  # not the one that pump() needs
             for left, mr in reversed(list(enumerate(held))):
                 mr.close()
                 assert list(nic.verbs.alive.values()) == ["pd"] + left * ["mr"]
-    finally:
-        done.set()
-        thread.join()
     assert not caplog.text
 
 
@@ -205,20 +202,9 @@ def test_a_change_that_has_not_begun_does_not_keep_the_memory() -> None:
     nic = domain.backups[0]
     an_mr(domain, pd, 9)
     nic.registrar.jobs.rotate(1)
-    done = threading.Event()
-
-    def pump() -> None:
-        while not done.wait(0.01):
-            nic.worker.run()
-
-    thread = threading.Thread(target=pump)
-    thread.start()
-    try:
+    with pumped(nic.worker.run, 0.01):
         after.close()
         assert list(nic.verbs.alive.values()) == ["pd"]
-    finally:
-        done.set()
-        thread.join()
     domain.run()
     assert domain.leftovers() == ["pd", "mr"]
 
