@@ -170,6 +170,7 @@ class Driver:
         self.is_in = owned  # whether the calling thread has the lock
         self._unbroken = _core.Unbroken(self._lock, self._lock.release)
         self._held = _core.Unbroken(self._lock, self._leave_and_tell)
+        self._held_quietly = _core.Unbroken(self._lock, self._leave_and_tell, quietly=True)
         waiter.add(exchanger.fileno())
 
     # ---- running ----------------------------------------------------------------------------------------------------
@@ -248,13 +249,16 @@ class Driver:
         if self._attention.value:
             self.waiter.wake()
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
+    def locked(self, quietly: bool = False) -> contextlib.AbstractContextManager[None]:
         """The driver's lock, for set-up and teardown from application threads.
 
         Whoever wanted to run meanwhile found it taken and left; so the control thread is told if a run is due. The
         application's verb does not wait for that.
+
+        Signals' handlers run while it is waited for, and may raise. quietly: none does, where something has begun that
+        must not be left so.
         """
-        return self._held
+        return self._held_quietly if quietly else self._held
 
     def hurry(self, now_ns: int) -> None:
         """A SWITCH begins. What it does not need waits a moment, and no busy Python thread keeps us from the GIL."""

@@ -29,6 +29,7 @@ from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import async_events, pyverbs_objects
 from shiftverbs.shadows.nic import BackupError, Nic, Nics
+from shiftverbs.shadows.shadow import Patience
 
 logger = logging.getLogger("shiftverbs.runtime")
 
@@ -85,6 +86,7 @@ class Runtime:
         self.exchanger = exchanger
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all, machine)
         self._groups: dict[Nic, Any] = {}
+        self.patience = Patience()
         self._stopped = False
         self.started_ns = machine.now_ns()
         self.metrics_port: int | None = None
@@ -280,15 +282,19 @@ class Runtime:
         """The application is about to move a QP to RESET, ERR, SQD or SQE by itself; why: what it does otherwise.
 
         `qp_ended` is to follow where that is ERR. False: it is not to be brought to SQD, being elsewhere.
+        Where a handler raises it has happened in full, and the QP has ended, or not at all.
         """
         connection = self.connection_of(shadow)
         if connection is None:
+            shadow.touched(state)
             return True
         with self.driver.locked():
             p = connection.protocol
             switching = p is not None and not p.over and p.switching
             if state == QpState.SQD and (switching or shadow.is_away()):
                 return False  # looked at here: what began since the verb did would be left in the middle
+            if state != QpState.SQD:
+                shadow.touched(state)
             why = why or f"the application moved the QP to {_STATES.get(state, state)}"
             connection.ending.touched(why, for_good=state in (QpState.SQD, QpState.SQE))
             used = (
@@ -301,11 +307,12 @@ class Runtime:
             for k in used:
                 self._await_stop(connection.nic(k), shadow.handle(k))
         except BaseException:  # Ctrl-C: the verb is not carried out, and the QP has left all the same
-            with self.driver.locked():
-                connection.ending.by_application(False)
+            self.qp_ended(shadow, False)
             raise
-        with self.driver.locked():
+        with self.driver.locked(quietly=True):
             connection.ending.let_go(used)
+            if state == QpState.SQD:
+                shadow.touched(state)
         return True
 
     def _await_stop(self, nic: Nic, pointer: int, ours: bool = True) -> None:
@@ -330,7 +337,7 @@ class Runtime:
         """The application moved a QP to ERR, or its default NIC is gone: what no hardware will flush, we do."""
         connection = shadow.connection
         if connection is not None:
-            with self.driver.locked():
+            with self.driver.locked(quietly=True):
                 connection.ending.by_application(without_nic)
 
     def qp_closing(self, shadow: Any) -> None:

@@ -317,26 +317,27 @@ class ShadowQP(Shadow):
         why: what the application does that ends protection as SQD does.
         False: SQD, and its traffic has left the default NIC, or is about to. Then nothing has changed.
         """
+        if self._pid != os.getpid():
+            self.touched(state)
+        elif not self.domain.runtime.qp_touched(self, state, why):
+            return False
+        try:
+            self._wait_for_commands()
+        except BaseException:  # a handler's: the verb is not carried out, and the QP has left all the same
+            if state != SQD:
+                self.ended()
+            raise
+        return True
+
+    def touched(self, state: int) -> None:
+        """The application moves the QP to that state: nothing is withheld from now on.
+
+        Under the driver's lock, where it has a connection.
+        """
         if state in (RESET, ERR):
             self.ready_ns = None
             self.is_connected = False
-        if state == SQD and self._pid == os.getpid():
-            if not self.domain.runtime.qp_touched(self, state, why):
-                return False
-            self.core.app_touched()
-        else:
-            self.core.app_touched(state == RESET)
-            try:
-                self._tell("qp_touched", state)
-                self._wait_for_commands()
-            except (
-                BaseException
-            ):  # a handler's: the verb is not carried out, and the QP has left all the same
-                self.ended()
-                raise
-            return True
-        self._wait_for_commands()
-        return True
+        self.core.app_touched(state == RESET)
 
     def _wait_for_commands(self) -> None:
         """Until none is under way on the default QP."""
@@ -350,10 +351,15 @@ class ShadowQP(Shadow):
             self.app_state = int(attr.qp_state)
         state = self.app_state
         self._attributes.note(attr, mask, before, state)
-        if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
-            self.domain.runtime.qp_changed(self, {**self.attrs, **masked_fields(attr, mask)})
-        if state == before:
-            return
+        try:
+            if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
+                self.domain.runtime.qp_changed(self, {**self.attrs, **masked_fields(attr, mask)})
+        finally:  # a handler's: the default QP is there all the same
+            if state != before:
+                self._moved(before, state)
+
+    def _moved(self, before: int, state: int) -> None:
+        """The application has brought the QP from one state to another."""
         if state == RESET:
             self._ended_without_nic = False
             self.core.reset_journal()

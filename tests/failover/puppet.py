@@ -345,13 +345,15 @@ class Extended(Endpoint):
         return [[x["wr_id"], x["status"], x["byte_len"], x["qp_num"] == self.qp.qp_num] for x in found]
 
 
-def when_it_waits(then: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """then(), in another thread, as soon as the main thread waits for a NIC; or never, if it does not in time."""
+def when_it_waits(then: Callable[[], Any], timeout_s: float = 20.0, where: str = "in_slices") -> None:
+    """then(), in another thread, as soon as the main thread waits for a NIC, or is in the function `where`; or never,
+    if that is not so in time.
+    """
     main_thread = threading.main_thread().ident
 
     def waits() -> bool:
         frame = sys._current_frames().get(main_thread or 0)
-        while frame is not None and frame.f_code.co_name != "in_slices":
+        while frame is not None and frame.f_code.co_name != where:
             frame = frame.f_back
         return frame is not None
 

@@ -343,6 +343,112 @@ def test_a_reset_that_is_interrupted_behind_its_backups_ends_what_was_there(
     assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
 
 
+# Somebody else has the driver's lock, until `go`; Ctrl-C, once or again and again, which raises in the verb alone.
+HELD = """
+go, begun = threading.Event(), threading.Event()
+
+def hold():
+    with ep.qp._shadow.connection.driver.locked():
+        begun.set()
+        go.wait(20)
+
+def interrupt(times):
+    for _ in range(times):
+        ring(signal.SIGINT)
+        time.sleep(0.1)
+    go.set()
+
+def raises(number, frame):
+    while frame is not None:
+        if frame.f_code.co_name == "leaving":
+            raise KeyboardInterrupt
+        frame = frame.f_back
+
+signal.signal(signal.SIGINT, raises)
+holder = threading.Thread(target=hold)
+"""
+
+
+@pytest.mark.parametrize("state", ["ERR", "RESET"])
+@pytest.mark.parametrize("where", ["home", "away"])
+def test_a_modify_that_is_interrupted_before_it_has_begun_changes_nothing(
+    network: Network, faults: Any, where: str, state: str
+) -> None:
+    """Ctrl-C while it waits for the driver's lock: the QP is protected as before, for its peer, too."""
+    a, b = network.protected()
+    if where == "away":
+        away(faults, a, b)
+    for h in (a, b):
+        h("[ep.recv(i) for i in range(4)]")
+    a(HELD)
+    a("holder.start(); begun.wait(10); when_it_waits(lambda: interrupt(1), where='qp_touched')")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a(ERR.replace("ERR", state))
+    a("holder.join(20)")
+    assert a("ep.qp._shadow.core.guarded and ep.qp._shadow.is_connected")
+    assert a("ep.qp.qp_state == e.IBV_QPS_RTS")
+    if where == "home":
+        faults.switch_down("rail0")
+    for one, other in ((a, b), (b, a)):
+        one("[ep.post('SEND', wr_id=7 + i) for i in range(3)]")
+        assert statuses(one("ep.poll(3)")) == [[7 + i, "SUCCESS"] for i in range(3)]
+        assert statuses(other("ep.poll(3)")) == [[i, "SUCCESS"] for i in range(3)]
+    assert [h("ep.shift()['status']") for h in (a, b)] == ["PROTECTED"] * 2
+
+
+@pytest.mark.parametrize("state", ["ERR", "RESET"])
+def test_interrupted_again_and_again_it_ends_what_was_there(
+    network: Network, faults: Any, state: str
+) -> None:
+    """Ctrl-C while it waits for its backup (RESET) or for the default NIC, and others while it waits to end the QP."""
+    a, b = network.protected()
+    away(faults, a, b)
+    for h in (a, b):
+        h("[ep.recv(i) for i in range(3)]")
+    a(HELD)
+    a("nic = ep.qp._shadow.connection.nic(0); at_work = threading.Event()")
+    if state == "RESET":
+        faults.hang("a/soft1")
+    else:
+        a("nic.worker.call(lambda: (at_work.set(), go.wait(30))); None")
+        a(
+            "at_work.wait(10); nic.worker.submit(None, ep.qp._shadow.default, nic.verbs.ModifySteps().add(state=6))"
+        )
+    a("when_it_waits(lambda: (holder.start(), begun.wait(10), interrupt(5)))")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a(ERR.replace("ERR", state))
+    a("holder.join(20)")
+    if state == "RESET":
+        faults.unhang("a/soft1")
+    assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
+    b("ep.post('SEND', wr_id=9)")
+    assert sorted(statuses(b("ep.poll(4)"))) == [*([i, FLUSHED] for i in range(3)), [9, "RETRY_EXC_ERR"]]
+
+
+def test_an_interrupted_rtr_is_protected(network: Network, faults: Any) -> None:
+    """Ctrl-C while the attributes are carried to the backups: the default QP is in RTR all the same."""
+    a, b = network.protected()
+    for h in (a, b):
+        h(ERR.replace("ERR", "RESET"))
+    a(
+        """
+runtime = ep.qp._shadow.domain.runtime
+def interrupted(shadow, wanted):
+    if shadow.app_state == e.IBV_QPS_RTR:
+        raise KeyboardInterrupt
+runtime.qp_changed = interrupted
+"""
+    )
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a("ep.connect(ep.peer)")
+    a("del runtime.qp_changed; at = ep.attr(); at.qp_state = e.IBV_QPS_RTS")
+    masks = ("STATE", "TIMEOUT", "RETRY_CNT", "RNR_RETRY", "SQ_PSN", "MAX_QP_RD_ATOMIC")
+    a(f"ep.qp.modify(at, {' | '.join('e.IBV_QP_' + name for name in masks)})")
+    b("ep.connect(ep.peer)")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)")
+
+
 def test_an_arm_that_waits_for_its_nic_does_not_revive_an_ended_qp(network: Network, faults: Any) -> None:
     """The default NIC is being looked at, for an ARM, when the QP ends: the default QP stays in ERR."""
     a, b = network.protected()

@@ -139,7 +139,7 @@ def a_qp_that_has_failed_is_reset() -> Network:
 
 
 def a_qp_that_has_failed_is_reset_in_vain() -> Network:
-    """Its NIC is gone by then, and refuses: all of it is flushed, also what RESET would have taken."""
+    """Its NIC is gone by then, and refuses: the error that RESET would have taken is told, and the rest is flushed."""
     net, a, _ = failing()
     for _ in range(3):
         post(a, "WRITE")
@@ -147,7 +147,7 @@ def a_qp_that_has_failed_is_reset_in_vain() -> Network:
     net.kill("a", 0)
     a.reset()
     wait(net, 5000)
-    assert sends(a) == 5 * ["WR_FLUSH_ERR"], sends(a)
+    assert sends(a) == ["RETRY_EXC_ERR"] + 4 * ["WR_FLUSH_ERR"], sends(a)
     return net
 
 
@@ -173,7 +173,10 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_fails_and_is_not_protected_in_time: ("wait_for_protection_for_ever",),
     a_send_was_refused_and_the_qp_is_not_protected_in_time: ("wait_for_protection_for_ever",),
     a_new_life_fails_before_it_is_protected: ("remember_that_a_life_was_over",),
-    a_qp_that_has_failed_is_reset_in_vain: ("forget_though_reset_is_refused",),
+    a_qp_that_has_failed_is_reset_in_vain: (
+        "forget_though_reset_is_refused",
+        "flush_what_failed_before_a_reset_in_vain",
+    ),
     a_qp_that_has_failed_is_reset: ("forget_what_was_withheld_alone",),
     a_program_ends_its_qp_before_it_is_paired: ("pair_what_the_application_has_ended",),
 }

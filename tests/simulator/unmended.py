@@ -57,8 +57,14 @@ def flush_in_err_before_backups_stop() -> Iterator[None]:
     with rewritten(
         Ending,
         "by_application",
-        ("self.begin(FLUSHED)", "self.stop_backups(reset=False)\n        core.abort(*FLUSHED)"),
+        ("self.begin(muted or FLUSHED)", "self.stop_backups(reset=False)\n        core.abort(*FLUSHED)"),
     ):
+        yield
+
+
+@mutation("an error that RESET was to take, and that is refused, is told")
+def flush_what_failed_before_a_reset_in_vain() -> Iterator[None]:
+    with rewritten(Ending, "by_application", ("self.begin(muted or FLUSHED)", "self.begin(FLUSHED)")):
         yield
 
 
@@ -161,7 +167,7 @@ def post_to_a_backup_that_is_stopped() -> Iterator[None]:
     # And what is refused there is heard of in the next life, which hides that.
     with (
         rewritten(Ending, "stop_backups", ("c.core.close_send()", "pass")),
-        rewritten(ShadowQP, "modified", ("self.core.forget_events()", "pass")),
+        rewritten(ShadowQP, "_moved", ("self.core.forget_events()", "pass")),
         rewritten(Connection, "core_event", ("if b or self.core.refused:", "if True:")),
     ):
         yield

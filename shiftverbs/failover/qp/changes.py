@@ -174,7 +174,7 @@ def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> N
     wanted: fields of ibv_qp_attr by name.
     """
     told = _Told(connection)
-    with connection.driver.locked():
+    with connection.driver.locked(quietly=True):  # the default QP has them already
         if connection.closed:
             return
         rights = wanted.get("qp_access_flags", 0)
@@ -191,7 +191,7 @@ def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> N
     try:
         told.wait(timeout_s)
     finally:
-        with connection.driver.locked():
+        with connection.driver.locked(quietly=True):
             broken = told.failed() if not connection.closed else {}
             for k, why in broken.items():
                 _out_of_use(connection, k, why)

@@ -249,14 +249,16 @@ class Ending:
     def by_application(self, without_nic: bool) -> None:
         """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.
 
-        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush.
+        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush. Where
+        RESET was refused, or broken off, the error that it was to take comes first.
         """
         core = self._c.core
         if self._c.closed:
             return
         flushed_by_nic = core.is_plain and not without_nic and core.first_error(0) is None
         if self.behind or core.ending or not flushed_by_nic:
-            self.begin(FLUSHED)
+            muted = core.first_error(0) if core.forgets and core.failed_wr(0) is not None else None
+            self.begin(muted or FLUSHED)
 
     # ---- a mistake of ours ------------------------------------------------------------------------------------------
 

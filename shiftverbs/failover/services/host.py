@@ -170,8 +170,8 @@ class Host(Protocol):
     def run(self) -> None:
         """Handle what is there, without the lock; returns at once where another thread is at it."""
 
-    def locked(self) -> AbstractContextManager[None]:
-        """The driver's lock, for threads of the application."""
+    def locked(self, quietly: bool = False) -> AbstractContextManager[None]:
+        """The driver's lock, for threads of the application; quietly: no handler runs while it is waited for."""
 
     def post(self, call: Callable[[], None]) -> None:
         """Have `call` run under the lock, soon; from any thread."""

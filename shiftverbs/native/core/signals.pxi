@@ -303,15 +303,18 @@ cdef class Unbroken:
 
     lock: with acquire(blocking, timeout) and release(); give_back: what releases it, in place of its release().
     `with` waits for the lock as long as it takes; handlers run while it waits, and may raise: then it is not had.
+    quietly: none runs while it waits, for what is not to be left in the middle.
     What ends in a thread that has it is closed later, see finalizers.pxi.
     """
 
     cdef object _lock
     cdef object _give_back
+    cdef bint _quietly
 
-    def __init__(self, lock, give_back=None):
+    def __init__(self, lock, give_back=None, bint quietly=False):
         self._lock = lock
         self._give_back = give_back
+        self._quietly = quietly
 
     def __enter__(self):
         self.enter_within(-1)
@@ -324,6 +327,8 @@ cdef class Unbroken:
             left = LOOK_FOR_SIGNALS_S
             if timeout_s >= 0:
                 left = max(0.0, min(left, <double>(deadline - now_ns()) / 1e9))
+            elif self._quietly:
+                left = -1
             signals_off()
             sv_busier(1)
             try:
@@ -475,7 +480,8 @@ def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
     anew: it bears being called again while it waits. Another is not: pyverbs would destroy what is destroyed already.
     Called by a signal's handler meanwhile it does nothing (what waits goes on after it), or raises EBUSY where it is
     part of a parent's close; called by another thread it returns when that one has.
-    anywhere: it may be closed by a thread that has a lock of ours. Others are put aside there, see finalizers.pxi.
+    anywhere: it is closed by a thread that has a lock of ours, too, unless it `_has_own_bytes`. Others are put aside
+    there, see finalizers.pxi.
     """
     cdef dict under_way = {}  # the objects that are being closed, by id: the thread that does
     closes_under_way.append(under_way)
@@ -491,11 +497,11 @@ def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
                 pointer[0] = NULL
                 tell_of_leak(type(self))
                 return None
-            if not sv_is_busy():
-                before_close(self)
-            elif not anywhere:
+            if must_wait(self, anywhere):
                 put_aside(close_quietly, self)
                 return None
+            if not sv_is_busy():
+                before_close(self)
             address = id(self)
             me = PyThread_get_thread_ident()
             while not anew:
@@ -575,7 +581,7 @@ def whole_end(verb):
 
 
 def whole_end_anywhere(verb):
-    """As `whole_end`, of an object that ends at once wherever that is: memory."""
+    """As `whole_end`, of an object that ends at once wherever that is, unless it `_has_own_bytes`: memory."""
     return ending(verb, True)
 
 
@@ -584,7 +590,7 @@ cdef object ending(verb, bint anywhere):
         end_quietly(verb, self)
 
     def __del__(self):
-        if sv_is_busy() and not anywhere:
+        if must_wait(self, anywhere):
             put_aside(end, self)
         else:
             end(self)
@@ -615,7 +621,7 @@ def and_end(theirs, end):
                 end(self)
 
     def __del__(self):
-        if sv_is_busy() and not anywhere:
+        if must_wait(self, anywhere):
             put_aside(both, self)
         else:
             both(self)
