@@ -182,6 +182,31 @@ def case_pending_cancel_and_drain() -> None:
     assert worker.stop()
 
 
+def case_what_came_first_does_not_wait_for_ever() -> None:
+    """Behind 32 that came later it goes next; but nothing goes before what it came behind."""
+    worker = _nic.NicWorker("passed")
+    begun, gate = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def begin() -> None:
+        begun.set()
+        gate.wait(30)
+
+    worker.call(begin)
+    assert begun.wait(30)
+    for tag in range(50):
+        worker.submit(tag, 1, steps(RTS))
+    for _ in range(3):
+        worker.call(lambda: seen.append(n_calls()))
+    for tag in range(50, 150):
+        worker.submit(tag, 1, steps(RTS))
+    gate.set()
+    assert worker.drain(timeout_s=30)
+    assert seen == [82, 114, 146]
+    assert [tag for tag, *_ in worker.results()] == list(range(150))
+    assert worker.stop()
+
+
 def case_a_short_wait_keeps_the_gil() -> None:
     """Who gives it up beside threads that compute may wait long to have it back."""
     worker = _nic.NicWorker("short")

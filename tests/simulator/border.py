@@ -315,8 +315,14 @@ class Job(concurrent.futures.Future[Any]):
         return self.done() or bool(self.net.wait(self.done, timeout_s))
 
 
-def _is_urgent(what: str, kind: Any) -> bool:
-    return what == "modify" or (what == "destroy" and kind in ("MR", "QP"))
+MOST_PASSED = 32
+
+
+def _lane_of(what: str, kind: Any) -> int:
+    """Transitions go before the ends of memory and QPs, those before jobs and all other ends."""
+    if what == "modify":
+        return 0
+    return 1 if what == "destroy" and kind in ("MR", "QP") else 2
 
 
 class Worker:
@@ -328,16 +334,19 @@ class Worker:
         self.nic = host.nic(name)
         self.name = name
         self.busy_since_ns = 0
-        self._queue: deque[tuple[str, Any, int, Any]] = deque()  # what, tag or job, object, steps
+        # What, tag or job, object, steps; by lane, and within one in the order of its number.
+        self._lanes: tuple[deque[tuple[int, tuple[str, Any, int, Any]]], ...] = (deque(), deque(), deque())
+        self._came = 0
+        self._passed = 0  # since the earliest of those in the lanes was
         self._busy: tuple[str, Any, int, Any] | None = None
         self._results: list[tuple[Any, int, int, int]] = []
         self._waits = False
 
     def submit(self, tag: Any, qp: int, steps: Steps) -> None:
-        self._put(("modify", tag, qp, steps), urgent=True)
+        self._put(("modify", tag, qp, steps))
 
     def destroy(self, tag: Any, kind: str, pointer: int) -> None:
-        self._put(("destroy", tag, pointer, kind), urgent=kind in ("MR", "QP"))
+        self._put(("destroy", tag, pointer, kind))
 
     def post(self, fn: Callable[..., object], *args: Any) -> bool:
         self._put(("job", (fn, args, None), 0, None))
@@ -354,12 +363,14 @@ class Worker:
 
     def pending(self, qp: int = 0) -> int:
         busy = (self._busy,) if self._busy is not None else ()
-        return sum(1 for entry in (*busy, *self._queue) if not qp or entry[2] == qp)
+        waiting = (entry for lane in self._lanes for _, entry in lane)
+        return sum(1 for entry in (*busy, *waiting) if not qp or entry[2] == qp)
 
     def cancel(self, qp: int) -> int:
-        kept = deque(entry for entry in self._queue if entry[0] == "job" or entry[2] != qp)
-        cancelled = len(self._queue) - len(kept)
-        self._queue = kept
+        kept = [item for item in self._lanes[0] if item[1][2] != qp]
+        cancelled = len(self._lanes[0]) - len(kept)
+        self._lanes[0].clear()
+        self._lanes[0].extend(kept)
         return cancelled
 
     def drain(self, qp: int = 0, timeout_s: float | None = None) -> bool:
@@ -369,18 +380,26 @@ class Worker:
     def stop(self, timeout_s: float | None = None) -> bool:
         return True
 
-    def _put(self, entry: tuple[str, Any, int, Any], urgent: bool = False) -> None:
-        """urgent: before jobs, and the ends of CQs, channels and PDs, that have not begun."""
+    def _put(self, entry: tuple[str, Any, int, Any]) -> None:
         if self.host.booting and entry[0] == "job":
             self._carry_out(entry)
             return
-        others = (n for n, (what, _, _, kind) in enumerate(self._queue) if not _is_urgent(what, kind))
-        self._queue.insert(next(others, len(self._queue)) if urgent else len(self._queue), entry)
+        self._lanes[_lane_of(entry[0], entry[3])].append((self._came, entry))
+        self._came += 1
         if self._busy is None:
             self._begin()
 
+    def _next(self) -> tuple[str, Any, int, Any]:
+        """Of the first lane, or what came first, where 32 others have gone before that."""
+        first = next(lane for lane in self._lanes if lane)
+        oldest = min((lane for lane in self._lanes if lane), key=lambda lane: lane[0][0])
+        if self._passed >= MOST_PASSED:
+            first = oldest
+        self._passed = 0 if first is oldest else self._passed + 1
+        return first.popleft()[1]
+
     def _begin(self) -> None:
-        entry = self._busy = self._queue.popleft()
+        entry = self._busy = self._next()
         self.busy_since_ns = self.clock.now
         what, _, _, steps = entry
         takes_ns = self.nic.command_ns * len(steps) if what == "modify" else 2 * US
@@ -410,7 +429,7 @@ class Worker:
         self._carry_out(entry)
         self._busy = None
         self.busy_since_ns = 0
-        if self._queue:
+        if any(self._lanes):
             self._begin()
 
     def _go_on(self) -> None:

@@ -4,7 +4,7 @@
 # Ownership
 # - WorkerState is counted: one reference by the NicWorker, one by its thread. The last one frees it, on
 #   either side, without Python.
-# - A Command belongs to the list it is in: `head` (waiting), `current` (being carried out), `done_head`
+# - A Command belongs to the list it is in: `head` of its lane (waiting), `current` (being carried out), `done_head`
 #   (results). The thread frees a Command only after a Python job; everything else is freed by Python callers
 #   with the GIL.
 # - A Command's `tag` is a counted reference to a Python object: whatever the caller gave, or the job. It is
@@ -25,11 +25,16 @@ cdef enum:
     LINGER_STEP_NS = 50000
     # Longest wait with the GIL: where many threads compute in Python, it takes several times that to have it back.
     WITH_GIL_NS = 1000000
+    # What has not begun: transitions of QPs, the ends of QPs and MRs, all else.
+    LANES = 3
+    # So many commands at most go before one that came earlier.
+    MOST_PASSED = 32
 
 
 cdef struct Command:
     Command *next
     void *tag
+    uint64_t number            # in the order in which they came
     int is_job
     int kind                   # of what a destroy() takes away, else 0
     void *target               # ibv_qp of a submit(), whatever a destroy() takes away
@@ -46,8 +51,10 @@ cdef struct WorkerState:
     pthread_cond_t progress    # a command ended, or the thread did
     int refs                   # atomic
     int pid
-    Command *head              # FIFO of what has not begun
-    Command *tail
+    Command *head[LANES]       # FIFOs of what has not begun
+    Command *tail[LANES]
+    uint64_t came              # commands, all in all
+    int passed                 # since the earliest of those that have not begun was
     Command *current
     Command *done_head         # FIFO of results
     Command *done_tail
@@ -74,23 +81,21 @@ cdef void append(Command **head, Command **tail, Command *command) noexcept nogi
     tail[0] = command
 
 
-cdef bint is_urgent(const Command *command) noexcept nogil:
-    """Whether it waits for no set-up: what it is about is there, and needs nothing else to go."""
-    return not command.is_job and command.kind in (0, KIND_MR, KIND_QP)
+cdef int lane_of(const Command *command) noexcept nogil:
+    """Failover waits for transitions, applications for the ends of memory, nobody for set-up and the other ends."""
+    if command.is_job:
+        return 2
+    if not command.kind:
+        return 0
+    return 1 if command.kind in (KIND_MR, KIND_QP) else 2
 
 
 cdef void put(WorkerState *worker, Command *command) noexcept nogil:
-    """Put a command in its place among those that have not begun, under the lock."""
-    cdef Command **place = &worker.head
-    if not is_urgent(command) or worker.tail == NULL or is_urgent(worker.tail):
-        append(&worker.head, &worker.tail, command)
-        return
-    while place[0] != NULL and is_urgent(place[0]):
-        place = &place[0].next
-    command.next = place[0]
-    place[0] = command
-    if command.next == NULL:
-        worker.tail = command
+    """Put a command behind those of its lane, under the lock."""
+    cdef int lane = lane_of(command)
+    command.number = worker.came
+    worker.came += 1
+    append(&worker.head[lane], &worker.tail[lane], command)
 
 
 cdef Command *pop(Command **head, Command **tail) noexcept nogil:
@@ -102,6 +107,32 @@ cdef Command *pop(Command **head, Command **tail) noexcept nogil:
             tail[0] = NULL
         command.next = NULL
     return command
+
+
+cdef Command *take(WorkerState *worker) noexcept nogil:
+    """Take what is to be carried out next, under the lock: of the first lane, or what has waited longest, which may
+    stand on what came before it, but on nothing that came later. NULL if there is nothing."""
+    cdef int lane
+    cdef int first = -1
+    cdef int oldest = -1
+    for lane in range(LANES):
+        if worker.head[lane] == NULL:
+            continue
+        if first < 0:
+            first = oldest = lane
+        elif worker.head[lane].number < worker.head[oldest].number:
+            oldest = lane
+    if first < 0:
+        return NULL
+    if worker.passed >= MOST_PASSED:
+        first = oldest
+    worker.passed = 0 if first == oldest else worker.passed + 1
+    return pop(&worker.head[first], &worker.tail[first])
+
+
+cdef bint is_idle(const WorkerState *worker) noexcept nogil:
+    """Whether nothing waits to be begun, under the lock."""
+    return worker.head[0] == NULL and worker.head[1] == NULL and worker.head[2] == NULL
 
 
 cdef void command_free(Command *command) noexcept nogil:
@@ -199,7 +230,7 @@ cdef int destroy_object(int kind, void *target) noexcept nogil:
 cdef void wait_for_work(WorkerState *worker, int64_t idle_since) noexcept nogil:
     """Sleep, under the lock, until there is a command or the thread is to stop."""
     cdef int64_t now
-    while worker.head == NULL and not worker.stopping:
+    while is_idle(worker) and not worker.stopping:
         now = sv_now_ns()
         if now - idle_since < LINGER_NS:
             worker.lingering = 1
@@ -210,7 +241,7 @@ cdef void wait_for_work(WorkerState *worker, int64_t idle_since) noexcept nogil:
 
 
 cdef void *worker_main(void *argument) noexcept nogil:
-    """The thread: takes commands in order until it is told to stop. Touches Python only for jobs."""
+    """The thread: takes commands in their order until it is told to stop. Touches Python only for jobs."""
     cdef WorkerState *worker = <WorkerState *>argument
     cdef Command *command
     cdef int64_t start
@@ -228,7 +259,7 @@ cdef void *worker_main(void *argument) noexcept nogil:
         wait_for_work(worker, idle_since)
         if worker.stopping:
             break
-        command = pop(&worker.head, &worker.tail)
+        command = take(worker)
         worker.current = command
         start = sv_now_ns()
         worker.started_ns = start
@@ -279,11 +310,14 @@ cdef void *worker_main(void *argument) noexcept nogil:
 cdef int count_pending(WorkerState *worker, void *target) noexcept nogil:
     """Commands not finished, under the lock: of one QP or other object, or everything (jobs too) if NULL."""
     cdef int n = 0
-    cdef Command *command = worker.head
-    while command != NULL:
-        if target == NULL or command.target == target:
-            n += 1
-        command = command.next
+    cdef int lane
+    cdef Command *command
+    for lane in range(LANES):
+        command = worker.head[lane]
+        while command != NULL:
+            if target == NULL or command.target == target:
+                n += 1
+            command = command.next
     if worker.current != NULL and (target == NULL or worker.current.target == target):
         n += 1
     return n
@@ -292,23 +326,26 @@ cdef int count_pending(WorkerState *worker, void *target) noexcept nogil:
 cdef bint needs_python(WorkerState *worker, void *target) noexcept nogil:
     """Whether a Python job is under way, or comes before the last command of a QP or other object (NULL: of all), under
     the lock."""
-    cdef Command *command = worker.head
+    cdef Command *command
+    cdef int lane
     cdef bint job = worker.in_python
     cdef bint before = job
-    while command != NULL:
-        job = job or command.is_job
-        if target == NULL or command.target == target:
-            before = job
-        command = command.next
+    for lane in range(LANES):
+        command = worker.head[lane]
+        while command != NULL:
+            job = job or command.is_job
+            if target == NULL or command.target == target:
+                before = job
+            command = command.next
     return before
 
 
 cdef class NicWorker:
     """One C thread per NIC that carries out commands in order, without the GIL between them.
 
-    What is about a QP, and the end of an MR, goes before all else that has not begun: jobs are set-up, and of the ends
-    of CQs, channels, and PDs nobody waits for one. So a fence waits for one job at most, and for
-    what is about other QPs and memory.
+    Transitions of QPs go before all else that has not begun, the ends of QPs and MRs before the rest: jobs are set-up,
+    and of the ends of CQs, channels, and PDs nobody waits for one. So a fence waits for what is under way, and for
+    other transitions. Nothing waits for ever: what came first goes next when 32 others have gone before it.
 
     A dying NIC may block a command for a minute: nobody else waits for it. Results are announced by setting
     the attention flag and waking the control thread, from C.
@@ -386,14 +423,17 @@ cdef class NicWorker:
 
     cdef list _halt(self, WorkerState *worker):
         """Tell the thread to stop and cancel what has not begun. Returns the futures of cancelled jobs."""
-        cdef Command *waiting
+        cdef Command *waiting = NULL
+        cdef Command *last = NULL
         cdef Command *command
         cdef list futures = []
         cdef int cancelled = 0
+        cdef int lane
         pthread_mutex_lock(&worker.lock)
         worker.stopping = 1
-        waiting = worker.head
-        worker.head = worker.tail = NULL
+        for lane in range(LANES):
+            while worker.head[lane] != NULL:
+                append(&waiting, &last, pop(&worker.head[lane], &worker.tail[lane]))
         pthread_cond_broadcast(&worker.work)
         pthread_mutex_unlock(&worker.lock)
         while waiting != NULL:
@@ -453,6 +493,8 @@ cdef class NicWorker:
     def submit(self, tag, uintptr_t qp, ModifySteps steps not None):
         """Queue transitions of a QP; they are carried out in order until one fails. Never blocks.
 
+        They go before all that is no transition.
+
         After stop() the result is ECANCELED at once.
 
         :param tag: any object; comes back in the result
@@ -479,7 +521,7 @@ cdef class NicWorker:
     def destroy(self, tag, str kind not None, uintptr_t pointer):
         """Queue the end of an object. Never blocks; needs no GIL to be done.
 
-        A QP's and an MR's go before set-up, as transitions do; others behind all there is.
+        A QP's and an MR's go behind transitions and before set-up, others behind all there is.
 
         After stop() the result is ECANCELED at once, and the object stays.
 
@@ -583,16 +625,16 @@ cdef class NicWorker:
         self._check()
         need(qp, "qp")
         pthread_mutex_lock(&worker.lock)
-        command = worker.head
-        worker.head = worker.tail = NULL
+        command = worker.head[0]
+        worker.head[0] = worker.tail[0] = NULL
         while command != NULL:
             following = command.next
-            if command.target == <void *>qp and not command.kind:
+            if command.target == <void *>qp:
                 command.err = ECANCELED
                 append(&worker.done_head, &worker.done_tail, command)
                 cancelled += 1
             else:
-                append(&worker.head, &worker.tail, command)
+                append(&worker.head[0], &worker.tail[0], command)
             command = following
         pthread_cond_broadcast(&worker.progress)
         pthread_mutex_unlock(&worker.lock)
