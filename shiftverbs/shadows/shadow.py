@@ -17,6 +17,7 @@ import contextlib
 import errno
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -35,9 +36,9 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
-# In a thread that failover waits for, no longer than until one thing that the NIC is at has taken this, half a fence's
-# bound; or all together that, half of what a peer waits for an answer.
-BRIEF_S, BRIEF_IN_ALL_S = 0.5, 1.0
+# A thread that failover waits for waits so long at most, for all MRs that it ends within BRIEF_WITHIN_S: half of what a
+# peer with two pairs waits for an answer on each.
+BRIEF_S, BRIEF_WITHIN_S = 0.5, 2.0
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -265,6 +266,23 @@ class Shadow:
         """Called when NIC k holds nothing of it any more after close(); perhaps twice."""
 
 
+class Patience:
+    """How long threads that failover waits for have waited for NICs to let go of memory, of late: one for a process."""
+
+    def __init__(self) -> None:
+        self._began_s = -math.inf
+        self._spent_s = 0.0
+
+    def wait(self, ended: Callable[[float], bool], hangs: Callable[[float], bool]) -> bool:
+        """Whether what is taken away (an `Ending`) is gone while there is patience; without any, whether it is now."""
+        now = time.monotonic()
+        if now - self._began_s > BRIEF_WITHIN_S:
+            self._began_s, self._spent_s = now, 0.0
+        is_over = while_it_moves(ended, hangs, BRIEF_S, now + BRIEF_S - self._spent_s)
+        self._spent_s += time.monotonic() - now
+        return is_over
+
+
 def _is_destroyed(nic: Any, handle: int, timeout_s: float) -> bool:
     """Wait until a NIC's thread for commands has destroyed something. In that thread: whether it has."""
     if nic.own_thread() is nic.worker:
@@ -490,11 +508,10 @@ class ShadowMR(Shadow):
         """
         if self._pid != os.getpid():
             return
-        until = time.monotonic() + BRIEF_IN_ALL_S
         for ending in tuple(self._endings):
             nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
-                is_over = while_it_moves(ended, hangs, BRIEF_S, until)
+                is_over = self.domain.runtime.patience.wait(ended, hangs)
             else:  # not again and again for what hangs already
                 is_over = in_slices(ended, 0.0 if hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
             if not is_over:

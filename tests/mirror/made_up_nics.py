@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shiftverbs import _core, _nic
+from shiftverbs.shadows import shadow
 from shiftverbs.shadows.nic import Nic as RealNic
 from shiftverbs.shadows.shadow import ShadowMR, ShadowPD
 
@@ -205,6 +206,7 @@ class Runtime:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
         self.woken = 0
+        self.patience = shadow.Patience()
 
     def mr_made(self, held: Any) -> None:
         pass
