@@ -21,7 +21,6 @@ class MR(lifetime.Ended, _base.MR):
     _shadow: shadow.ShadowMR | None = None
     _pd: Any = None
     _unshadowable = ""
-    _has_own_bytes = False  # which it has allocated, and frees when it is closed
 
     @whole
     def __init__(
@@ -40,7 +39,6 @@ class MR(lifetime.Ended, _base.MR):
         The backups' registrations are made by their NICs' threads, later.
         """
         super().__init__(creator, length, access, address, implicit, **kwargs)
-        self._has_own_bytes = not (address or implicit) and kwargs.get("handle") is None
         why = ""
         if kwargs.get("handle") is not None:
             why = "an imported MR"
@@ -104,7 +102,6 @@ class MR(lifetime.Ended, _base.MR):
             changed = flags
             if flags & e.IBV_REREG_MR_CHANGE_TRANSLATION:  # type: ignore[attr-defined]
                 address, size, iova = addr, length, addr
-                self._has_own_bytes = False
             if flags & e.IBV_REREG_MR_CHANGE_PD:  # type: ignore[attr-defined]
                 self._pd = pd
                 if self._node is not None:
@@ -199,8 +196,6 @@ class DmaBufMR(MR, _base.DmaBufMR):
 
 class MW(lifetime.Tracked, _base.MW):
     """A memory window, as with pyverbs: not shadowed."""
-
-    _has_own_bytes = False
 
     @whole
     def __init__(self, pd: Any, mw_type: int) -> None:

@@ -321,6 +321,8 @@ class QP(lifetime.Ended, _base.QP):
                 raise PyverbsRDMAError(
                     "Failed to Bind MW: the QP is protected and has WRs outstanding", errno.EBUSY
                 )
+            if not lifetime.is_open(self):  # a signal's handler closed it while that waited
+                raise PyverbsRDMAError("Failed to Bind MW", errno.EINVAL)
             self._end_protection(why)
         super().bind_mw(mw, mw_bind)
 

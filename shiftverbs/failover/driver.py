@@ -255,8 +255,8 @@ class Driver:
         Whoever wanted to run meanwhile found it taken and left; so the control thread is told if a run is due. The
         application's verb does not wait for that.
 
-        Signals' handlers run while it is waited for, and may raise. quietly: none does, where something has begun that
-        must not be left so.
+        Signals' handlers run while it is waited for, and may raise. quietly: what they raise is raised later, as
+        something has begun that must not be left so.
         """
         return self._held_quietly if quietly else self._held
 

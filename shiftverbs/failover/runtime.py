@@ -343,7 +343,7 @@ class Runtime:
     def qp_closing(self, shadow: Any) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.
 
-        `wake`, or a command to a NIC, is to follow.
+        `wake`, or a command to a NIC, is to follow. Where a handler raises before it is `closed`, nothing has happened.
         """
         if self.is_inherited:
             return
@@ -353,6 +353,7 @@ class Runtime:
                 return
         else:
             with self.driver.locked():
+                shadow.closed = True
                 connection = shadow.connection
                 if connection is None:  # then no command of ours ever was
                     return

@@ -266,8 +266,8 @@ def plan_qp(creator: Any, init_attr: Any) -> tuple[QpPlan | None, str]:
 
 def closing(shadow: ShadowQP) -> None:
     """A protected QP is about to be destroyed: driver, NIC commands and data path let go of it."""
-    _by_pointer.pop(shadow.default, None)
     shadow.closing()
+    _by_pointer.pop(shadow.default, None)
 
 
 def count_other(init_attr: Any) -> list[tuple[ShadowCQ, int]]:

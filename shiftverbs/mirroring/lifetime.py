@@ -11,8 +11,8 @@ Hence the rules that every subclass here follows:
 - `__del__` runs `finalize()`, which closes while the object is whole. A parent with live children is kept until
   the last of them is closed; an object that cannot be destroyed is leaked, as pyverbs does. When the interpreter
   ends, nothing is closed any more;
-- a thread that has a lock of ours closes nothing but memory of the program's: `__del__`, or close(), puts the object
-  aside there, and the thread "shiftverbs-closing" or the next control verb closes it (`native/core/finalizers.pxi`);
+- a thread that has a lock of ours closes nothing but memory: `__del__`, or close(), puts the object aside there, and
+  the thread "shiftverbs-closing" or the next control verb closes it (`native/core/finalizers.pxi`);
 - it is `Ended`: a program's subclass with a `__del__` of its own, which has no reason to call ours, has both run.
 """
 

@@ -185,8 +185,8 @@ class ShadowQP(Shadow):
 
         The journal stays until every QP of it is gone: what a CQ still holds of them must be recognised as ours.
         """
-        self.closed = True
         self._tell("qp_closing")
+        self.closed = True
         self.core.detach(0)
 
     def close(self) -> None:

@@ -65,8 +65,6 @@ def node(*parents: Any) -> Any:
 
 
 class Memory(Thing):
-    _has_own_bytes = False
-
     @_core.whole_close(0, anywhere=True)
     def close(self) -> None:
         if self.is_open:
@@ -136,27 +134,12 @@ def test_a_verb_closes_what_it_dropped() -> None:
     assert ended == [("a", False)]
 
 
-class OwnMemory(Memory):
-    _has_own_bytes = True
-
-
-def test_memory_of_the_programs_ends_at_once() -> None:
+def test_memory_ends_at_once() -> None:
     ended: list[tuple[str, bool]] = []
     with LOCK:
         Memory("dropped", ended)
         Memory("closed", ended).close()
     assert ended == [("dropped", True), ("closed", True)]
-
-
-def test_memory_that_frees_its_own_bytes_is_put_aside() -> None:
-    """Nobody else can have them, as long as it is there."""
-    ended: list[tuple[str, bool]] = []
-    with LOCK:
-        OwnMemory("dropped", ended)
-        OwnMemory("closed", ended).close()
-        assert not ended
-    _core.close_dropped()
-    assert ended == [("dropped", False), ("closed", False)]
 
 
 def test_whoever_puts_aside_rings() -> None:

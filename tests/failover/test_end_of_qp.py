@@ -345,12 +345,24 @@ def test_a_reset_that_is_interrupted_behind_its_backups_ends_what_was_there(
 
 # Somebody else has the driver's lock, until `go`; Ctrl-C, once or again and again, which raises in the verb alone.
 HELD = """
+import contextlib
 go, begun = threading.Event(), threading.Event()
 
 def hold():
     with ep.qp._shadow.connection.driver.locked():
         begun.set()
         go.wait(20)
+
+came = []
+
+def modify(state):
+    # What is raised comes out one after the other: in the verb, and where the former one is handled.
+    at = qp.QPAttr()
+    at.qp_state = state
+    no = [contextlib.suppress(KeyboardInterrupt) for _ in range(8)]
+    with no[0], no[1], no[2], no[3], no[4], no[5], no[6], no[7]:
+        ep.qp.modify(at, e.IBV_QP_STATE)
+    return len(came)
 
 def interrupt(times):
     for _ in range(times):
@@ -361,11 +373,21 @@ def interrupt(times):
 def raises(number, frame):
     while frame is not None:
         if frame.f_code.co_name == "leaving":
+            came.append(number)
             raise KeyboardInterrupt
         frame = frame.f_back
 
 signal.signal(signal.SIGINT, raises)
 holder = threading.Thread(target=hold)
+"""
+
+
+# A command on the default QP is under way, until `go`.
+DEFAULT_IS_BUSY = """
+nic, at_work = ep.qp._shadow.connection.nic(0), threading.Event()
+nic.worker.call(lambda: (at_work.set(), go.wait(30)))
+at_work.wait(10)
+nic.worker.submit(None, ep.qp._shadow.default, nic.verbs.ModifySteps().add(state=e.IBV_QPS_ERR))
 """
 
 
@@ -406,23 +428,63 @@ def test_interrupted_again_and_again_it_ends_what_was_there(
     for h in (a, b):
         h("[ep.recv(i) for i in range(3)]")
     a(HELD)
-    a("nic = ep.qp._shadow.connection.nic(0); at_work = threading.Event()")
     if state == "RESET":
         faults.hang("a/soft1")
     else:
-        a("nic.worker.call(lambda: (at_work.set(), go.wait(30))); None")
-        a(
-            "at_work.wait(10); nic.worker.submit(None, ep.qp._shadow.default, nic.verbs.ModifySteps().add(state=6))"
-        )
+        a(DEFAULT_IS_BUSY)
     a("when_it_waits(lambda: (holder.start(), begun.wait(10), interrupt(5)))")
-    with pytest.raises(HostError, match="KeyboardInterrupt"):
-        a(ERR.replace("ERR", state))
+    assert a(f"modify(e.IBV_QPS_{state})") > 1
     a("holder.join(20)")
     if state == "RESET":
         faults.unhang("a/soft1")
     assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
     b("ep.post('SEND', wr_id=9)")
     assert sorted(statuses(b("ep.poll(4)"))) == [*([i, FLUSHED] for i in range(3)), [9, "RETRY_EXC_ERR"]]
+
+
+def test_who_holds_up_an_end_may_wait_for_a_handler(network: Network, faults: Any) -> None:
+    """The driver's lock is another thread's, which goes on when a signal's handler has run in the main thread."""
+    a, b = network.protected()
+    away(faults, a, b)
+    a("[ep.recv(i) for i in range(3)]")
+    a(HELD)
+    a(DEFAULT_IS_BUSY)
+    a(
+        """
+def handler(number, frame):
+    came.append(number)
+    if len(came) == 1:
+        raise KeyboardInterrupt
+    go.set()
+
+signal.signal(signal.SIGINT, handler)
+when_it_waits(lambda: (holder.start(), begun.wait(10), ring(signal.SIGINT), time.sleep(0.2), ring(signal.SIGINT)))
+"""
+    )
+    assert a("modify(e.IBV_QPS_ERR)", 10) == 2
+    assert statuses(a("ep.poll(3)")) == [[i, FLUSHED] for i in range(3)]
+
+
+def test_a_close_that_is_interrupted_before_it_has_begun_changes_nothing(
+    network: Network, faults: Any
+) -> None:
+    """Ctrl-C while it waits for the driver's lock: the QP can be used on, and connected anew."""
+    a, b = network.protected()
+    a(HELD.replace('"leaving"', '"closing"'))
+    a("holder.start(); begun.wait(10); when_it_waits(lambda: interrupt(1), where='qp_closing')")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a("ep.qp.close()")
+    a("holder.join(20)")
+    for h in (a, b):
+        h(RESET)
+        h("ep.connect(ep.peer)")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)")
+    b("ep.recv(0)")
+    faults.switch_down("rail0")
+    a("ep.post('SEND', wr_id=7)")
+    assert statuses(a("ep.poll(1)")) == [[7, "SUCCESS"]] and statuses(b("ep.poll(1)")) == [[0, "SUCCESS"]]
+    a("ep.qp.close()")
 
 
 def test_an_interrupted_rtr_is_protected(network: Network, faults: Any) -> None:

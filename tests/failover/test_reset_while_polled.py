@@ -9,18 +9,14 @@ from harness import wait_until
 from hosts import Network
 from test_early_errors import FAILED, POST, TAKE, held
 
-# The control thread is in a run as the verb begins, and for a while.
+# The verb has begun, and waits for a command that is under way on its QP.
 BUSY = """
 import threading
-
-def busy():
-    with c.driver.locked():
-        begun.set()
-        go.wait(20)
-
 begun, go = threading.Event(), threading.Event()
-threading.Thread(target=busy, daemon=True).start()
+nic = c.nic(0)
+nic.worker.call(lambda: (begun.set(), go.wait(20)))
 begun.wait(10)
+nic.worker.submit(None, ep.qp._shadow.default, nic.verbs.ModifySteps().add(state=e.IBV_QPS_ERR))
 at = qp.QPAttr(); at.qp_state = e.IBV_QPS_RESET
 leaving = threading.Thread(target=lambda: ep.qp.modify(at, e.IBV_QP_STATE), daemon=True)
 leaving.start()
@@ -39,4 +35,5 @@ def test_what_has_failed_does_not_succeed(network: Network, faults: Any) -> None
     a("ep.post('SEND', slot=9, length=2, wr_id=9)")
     got = a(TAKE.format(n=4, s=2))
     a("go.set(); leaving.join(20)")
+    assert a("ep.qp.qp_state == e.IBV_QPS_RESET") and a("ep.none()") == []
     assert "SUCCESS" not in [status for _, status in got], got

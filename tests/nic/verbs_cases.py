@@ -161,8 +161,8 @@ def case_worker_brings_an_rc_pair_up() -> None:
 
 
 def case_memory_and_qps_go_before_set_up() -> None:
-    """Whoever lets go of it does not wait for the set-up of anything else; what stands on it goes first. Before all
-    that goes what failover waits for."""
+    """Whoever lets go of it does not wait for the set-up of anything else, nor for QPs' ends; what stands on it goes
+    first."""
     ctx = _nic.open_device("soft0")
     pd = _nic.alloc_pd(ctx)
     memory = mmap.mmap(-1, 4096)
@@ -199,7 +199,7 @@ def case_memory_and_qps_go_before_set_up() -> None:
     assert worker.drain(timeout_s=30)
     assert seen == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1], [0] * 6], seen
     assert [r[:2] for r in worker.results()] == [
-        ("ERR", 0), ("first", 0), ("second", 0), ("QP", 0), ("third", 0), ("CQ", 0), ("PD", 0),
+        ("first", 0), ("second", 0), ("ERR", 0), ("third", 0), ("QP", 0), ("CQ", 0), ("PD", 0),
     ]  # fmt: skip
     assert worker.stop()
     _nic.close_device(ctx)

@@ -319,10 +319,10 @@ MOST_PASSED = 32
 
 
 def _lane_of(what: str, kind: Any) -> int:
-    """Transitions go before the ends of memory and QPs, those before jobs and all other ends."""
-    if what == "modify":
+    """Transitions and the ends of memory go before the ends of QPs, those before jobs and all other ends."""
+    if what == "modify" or (what == "destroy" and kind == "MR"):
         return 0
-    return 1 if what == "destroy" and kind in ("MR", "QP") else 2
+    return 1 if what == "destroy" and kind == "QP" else 2
 
 
 class Worker:
@@ -367,7 +367,7 @@ class Worker:
         return sum(1 for entry in (*busy, *waiting) if not qp or entry[2] == qp)
 
     def cancel(self, qp: int) -> int:
-        kept = [item for item in self._lanes[0] if item[1][2] != qp]
+        kept = [item for item in self._lanes[0] if item[1][0] != "modify" or item[1][2] != qp]
         cancelled = len(self._lanes[0]) - len(kept)
         self._lanes[0].clear()
         self._lanes[0].extend(kept)

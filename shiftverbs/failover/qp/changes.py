@@ -109,9 +109,10 @@ class _Told:
         self.answers[k] = err
         self.connection.timeline.tell()
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float, quietly: bool = False) -> None:
         """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
 
+        quietly: no signal's handler runs while a NIC is waited for.
         That is one whose command under way has been waited for in vain before, or takes longer than timeout_s. One that
         is merely slow has all its time: a change that is given up puts a pair out of use.
         """
@@ -123,9 +124,9 @@ class _Told:
             if nic.on_worker() or nic.hangs(timeout_s) or nic.is_known_to_wait():
                 continue
             waited.append(k)
-            if not in_slices(
-                functools.partial(nic.worker.drain, c.shadow.handle(k)), max(0.0, deadline - time.monotonic())
-            ):
+            drain = functools.partial(nic.worker.drain, c.shadow.handle(k))
+            left = max(0.0, deadline - time.monotonic())
+            if not (drain(left) if quietly else in_slices(drain, left)):
                 nic.waited_in_vain()
         c.driver.run()
         c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
@@ -156,8 +157,10 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: 
             return 0
         changes = on_pair(connection, k, changes)
         told.tell(k, given, told.steps(k).add(**changes))
-    told.wait(timeout_s)
-    with connection.driver.locked():
+    told.wait(
+        timeout_s, quietly=True
+    )  # or the carrier would have what neither we nor the application know of
+    with connection.driver.locked(quietly=True):
         if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
             return 0
         err = told.answers[k] or 0

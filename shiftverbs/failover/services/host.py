@@ -171,7 +171,7 @@ class Host(Protocol):
         """Handle what is there, without the lock; returns at once where another thread is at it."""
 
     def locked(self, quietly: bool = False) -> AbstractContextManager[None]:
-        """The driver's lock, for threads of the application; quietly: no handler runs while it is waited for."""
+        """The driver's lock, for threads of the application; quietly: what handlers raise meanwhile is raised later."""
 
     def post(self, call: Callable[[], None]) -> None:
         """Have `call` run under the lock, soon; from any thread."""

@@ -8,9 +8,8 @@
 # nothing else, or by the next control verb, whichever comes first. Everywhere else `__del__` closes, as with pyverbs.
 # The same holds for a close() that a program's own finalizer calls there.
 #
-# Memory of the program's (an MR, and MWs) is the exception: it goes wherever that happens, because the bytes behind it
-# may be somebody else's next. To end it takes no lock but that of the keys. Bytes that the MR itself has allocated stay
-# as long as it does: it is put aside as others are.
+# Memory (MR, MW) is the exception: it goes wherever that happens, because the bytes behind it may be somebody else's
+# next. To end it takes no lock but that of the keys.
 
 cdef extern from * nogil:
     """
@@ -57,11 +56,6 @@ def when_dropped(call) -> None:
     """call(None) is called whenever an object is put aside, in the middle of anything; None: nobody is."""
     global bell
     bell = call
-
-
-cdef bint must_wait(obj, bint anywhere):
-    """Whether an object is to be put aside in the calling thread. anywhere: only if nobody else's bytes stand on it."""
-    return sv_is_busy() and (not anywhere or obj._has_own_bytes)
 
 
 cdef int put_aside(end, obj) except -1:

@@ -292,7 +292,7 @@ cdef class QPCore:
     @property
     def forgets(self) -> bool:
         """Whether what RESET is to take is told nobody: there is some, and neither reset_journal() nor abort() came."""
-        return self.q.forgets_sends or self.q.forgets_recvs
+        return self.q.forgets_sends != 0 or self.q.forgets_recvs != 0
 
     @property
     def ending(self) -> bool:

@@ -303,7 +303,7 @@ cdef class Unbroken:
 
     lock: with acquire(blocking, timeout) and release(); give_back: what releases it, in place of its release().
     `with` waits for the lock as long as it takes; handlers run while it waits, and may raise: then it is not had.
-    quietly: none runs while it waits, for what is not to be left in the middle.
+    quietly: what they raise is raised later, where what is not to be left in the middle has ended.
     What ends in a thread that has it is closed later, see finalizers.pxi.
     """
 
@@ -323,16 +323,16 @@ cdef class Unbroken:
         """Enter as soon as the lock is free, within this time; negative: for ever. `leave` follows where True."""
         cdef int64_t deadline = now_ns() + <int64_t>(timeout_s * 1e9)
         cdef double left
+        cdef list raised = []
         while True:
             left = LOOK_FOR_SIGNALS_S
             if timeout_s >= 0:
                 left = max(0.0, min(left, <double>(deadline - now_ns()) / 1e9))
-            elif self._quietly:
-                left = -1
             signals_off()
             sv_busier(1)
             try:
                 if self._lock.acquire(True, left):
+                    raise_later(raised)
                     return True
             except BaseException:
                 sv_busier(-1)
@@ -340,8 +340,13 @@ cdef class Unbroken:
                 raise
             sv_busier(-1)
             signals_on()
-            signals_off_again(signals_open())
-            PyErr_CheckSignals()
+            try:
+                signals_off_again(signals_open())
+                PyErr_CheckSignals()
+            except BaseException as error:
+                if not self._quietly:
+                    raise
+                raised.append(error)
             if timeout_s >= 0 and now_ns() >= deadline:
                 return False
 
@@ -480,8 +485,7 @@ def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
     anew: it bears being called again while it waits. Another is not: pyverbs would destroy what is destroyed already.
     Called by a signal's handler meanwhile it does nothing (what waits goes on after it), or raises EBUSY where it is
     part of a parent's close; called by another thread it returns when that one has.
-    anywhere: it is closed by a thread that has a lock of ours, too, unless it `_has_own_bytes`. Others are put aside
-    there, see finalizers.pxi.
+    anywhere: it may be closed by a thread that has a lock of ours. Others are put aside there, see finalizers.pxi.
     """
     cdef dict under_way = {}  # the objects that are being closed, by id: the thread that does
     closes_under_way.append(under_way)
@@ -497,11 +501,11 @@ def whole_close(Py_ssize_t offset, bint anew=False, bint anywhere=False):
                 pointer[0] = NULL
                 tell_of_leak(type(self))
                 return None
-            if must_wait(self, anywhere):
-                put_aside(close_quietly, self)
-                return None
             if not sv_is_busy():
                 before_close(self)
+            elif not anywhere:
+                put_aside(close_quietly, self)
+                return None
             address = id(self)
             me = PyThread_get_thread_ident()
             while not anew:
@@ -581,7 +585,7 @@ def whole_end(verb):
 
 
 def whole_end_anywhere(verb):
-    """As `whole_end`, of an object that ends at once wherever that is, unless it `_has_own_bytes`: memory."""
+    """As `whole_end`, of an object that ends at once wherever that is: memory."""
     return ending(verb, True)
 
 
@@ -590,7 +594,7 @@ cdef object ending(verb, bint anywhere):
         end_quietly(verb, self)
 
     def __del__(self):
-        if must_wait(self, anywhere):
+        if sv_is_busy() and not anywhere:
             put_aside(end, self)
         else:
             end(self)
@@ -621,7 +625,7 @@ def and_end(theirs, end):
                 end(self)
 
     def __del__(self):
-        if must_wait(self, anywhere):
+        if sv_is_busy() and not anywhere:
             put_aside(both, self)
         else:
             both(self)

@@ -25,7 +25,7 @@ cdef enum:
     LINGER_STEP_NS = 50000
     # Longest wait with the GIL: where many threads compute in Python, it takes several times that to have it back.
     WITH_GIL_NS = 1000000
-    # What has not begun: transitions of QPs, the ends of QPs and MRs, all else.
+    # What has not begun: transitions of QPs and the ends of MRs, the ends of QPs, all else.
     LANES = 3
     # So many commands at most go before one that came earlier.
     MOST_PASSED = 32
@@ -82,12 +82,12 @@ cdef void append(Command **head, Command **tail, Command *command) noexcept nogi
 
 
 cdef int lane_of(const Command *command) noexcept nogil:
-    """Failover waits for transitions, applications for the ends of memory, nobody for set-up and the other ends."""
+    """Failover waits for transitions, applications for the ends of memory behind them; nobody for the rest."""
     if command.is_job:
         return 2
-    if not command.kind:
+    if command.kind in (0, KIND_MR):
         return 0
-    return 1 if command.kind in (KIND_MR, KIND_QP) else 2
+    return 1 if command.kind == KIND_QP else 2
 
 
 cdef void put(WorkerState *worker, Command *command) noexcept nogil:
@@ -343,9 +343,9 @@ cdef bint needs_python(WorkerState *worker, void *target) noexcept nogil:
 cdef class NicWorker:
     """One C thread per NIC that carries out commands in order, without the GIL between them.
 
-    Transitions of QPs go before all else that has not begun, the ends of QPs and MRs before the rest: jobs are set-up,
-    and of the ends of CQs, channels, and PDs nobody waits for one. So a fence waits for what is under way, and for
-    other transitions. Nothing waits for ever: what came first goes next when 32 others have gone before it.
+    Transitions of QPs and the ends of MRs go before all else that has not begun, the ends of QPs before the rest: jobs
+    are set-up, and of the ends of CQs, channels, and PDs nobody waits for one. So a fence waits for what is under way,
+    for other transitions and memory. Nothing waits for ever: what came first goes next when 32 others have gone before.
 
     A dying NIC may block a command for a minute: nobody else waits for it. Results are announced by setting
     the attention flag and waking the control thread, from C.
@@ -493,7 +493,7 @@ cdef class NicWorker:
     def submit(self, tag, uintptr_t qp, ModifySteps steps not None):
         """Queue transitions of a QP; they are carried out in order until one fails. Never blocks.
 
-        They go before all that is no transition.
+        They go before the ends of QPs, set-up, and the ends of what was set up.
 
         After stop() the result is ECANCELED at once.
 
@@ -521,7 +521,7 @@ cdef class NicWorker:
     def destroy(self, tag, str kind not None, uintptr_t pointer):
         """Queue the end of an object. Never blocks; needs no GIL to be done.
 
-        A QP's and an MR's go behind transitions and before set-up, others behind all there is.
+        An MR's goes as transitions do, a QP's behind those and before set-up, others behind all there is.
 
         After stop() the result is ECANCELED at once, and the object stays.
 
@@ -629,7 +629,7 @@ cdef class NicWorker:
         worker.head[0] = worker.tail[0] = NULL
         while command != NULL:
             following = command.next
-            if command.target == <void *>qp:
+            if command.target == <void *>qp and not command.kind:
                 command.err = ECANCELED
                 append(&worker.done_head, &worker.done_tail, command)
                 cancelled += 1

@@ -28,7 +28,6 @@ from mirror.shadowed.tools import (
     both_protected,
     cable,
     held_up,
-    mapped,
     nics_are_idle,
     pending,
     protected,
@@ -260,13 +259,13 @@ def test_a_programs_own_end_is_run_outside(v: Verbs) -> None:
     end(pd, ctx)
 
 
-def test_memory_of_the_programs_goes_at_once(v: Verbs) -> None:
+def test_memory_goes_at_once(v: Verbs) -> None:
     """Wherever it is dropped, before the next instruction: on all NICs."""
     ctx, pd, cq, mr, first, second = protected(v)
     whole = shiftverbs.shadows.shadow.ShadowMR.close
     others = {"in the driver": driver().locked, "outside": contextlib.nullcontext}
     for where, held in others.items():
-        one = mapped(v, pd)
+        one = v.mr.MR(pd, 4096, 7)
         shadow = settled(one)
         assert [shadow.state(k) for k in (1,)] == ["ready"]
         with held():
@@ -285,43 +284,13 @@ def test_memory_of_the_programs_goes_at_once(v: Verbs) -> None:
     with driver().locked():
         del window
         assert closed == ["begins", "closed"], closed
-    made = [mapped(v, pd) for _ in range(2)]
+    made = [v.mr.MR(pd, 4096, 7) for _ in range(2)]
     held_ones = [settled(one) for one in made]
     nic = ctx._domain.backups[0]
     for thread in (nic.worker, nic.registrar):
         assert thread.call(made.__delitem__, 0).result(10) is None
     assert all(shadow.closed and not shadow.handle(1) for shadow in held_ones)
     assert shiftverbs.shadows.shadow.ShadowMR.close is whole
-    end(first, second, cq, mr, pd, ctx)
-
-
-def test_memory_of_its_own_waits_for_no_nic(v: Verbs) -> None:
-    """Its bytes go with it: where failover would wait for it, it is ended later, and nobody's memory is touched."""
-    ctx, pd, cq, mr, first, second = protected(v)
-    nic = ctx._domain.backups[0]
-    others = {
-        "in the driver": driver().locked,
-        "changed": driver().locked,
-        "outside": contextlib.nullcontext,
-    }
-    for where, held in others.items():
-        one = v.mr.MR(pd, 4096, 7)
-        shadow = settled(one)
-        if where == "changed":
-            memory = mmap.mmap(-1, 4096)
-            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-            one.rereg(v.e.IBV_REREG_MR_CHANGE_TRANSLATION, addr=address, length=4096)
-            shadow = settled(one)
-        with held():
-            del one
-            assert shadow.closed == (where != "in the driver"), where
-        gc.collect()
-        until(lambda shadow=shadow: shadow.closed and not shadow.handle(1))
-    ours = [v.mr.MR(pd, 4096, 7) for _ in range(2)]
-    held_ones = [settled(one) for one in ours]
-    for thread in (nic.worker, nic.registrar):
-        assert thread.call(lambda: (ours.pop(), None)[1]).result(10) is None
-    until(lambda: all(shadow.closed and not shadow.handle(1) for shadow in held_ones))
     end(first, second, cq, mr, pd, ctx)
 
 
@@ -355,7 +324,7 @@ def test_closed_while_the_driver_collects(v: Verbs) -> None:
     ctx, pd, cq, mr, *pair = protected(v)
     gc.disable()
     other = v.pd.PD(ctx)
-    things = [mapped(v, other, 4096, 1)]  # first: the collector goes by age
+    things = [v.mr.MR(other, 4096, 1)]  # first: the collector goes by age
     things.append(v.qp.QP(other, v.rc(cq)))
     assert settled(things[0]) and settled(things[1])
     seen = cycle(*things)

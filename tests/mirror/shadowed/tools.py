@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import mmap
 import subprocess
 import sys
 import threading
@@ -16,8 +14,6 @@ from typing import Any
 from one_process import Connected, Verbs
 
 import shiftverbs  # opens the software RNIC before pyverbs
-
-_maps: list[mmap.mmap] = []
 
 
 class Logged(logging.Handler):
@@ -54,13 +50,6 @@ def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
 def cable(what: str, device: str = "a/soft0") -> None:
     command = [sys.executable, "-m", "shiftverbs.softrnic", what, device]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
-def mapped(v: Verbs, pd: Any, length: int = 4096, access: int = 7) -> Any:
-    """An MR of memory that is not its own, and stays."""
-    memory = mmap.mmap(-1, length)
-    _maps.append(memory)
-    return v.mr.MR(pd, length, access, ctypes.addressof(ctypes.c_char.from_buffer(memory)))
 
 
 def settled(thing: Any, k: int = 1) -> Any:
