@@ -354,24 +354,21 @@ class ShadowQP(Shadow):
         try:
             if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
                 self.domain.runtime.qp_changed(self, {**self.attrs, **masked_fields(attr, mask)})
-        finally:  # a handler's: the default QP is there all the same
-            if state != before:
-                self._moved(before, state)
-
-    def _moved(self, before: int, state: int) -> None:
-        """The application has brought the QP from one state to another."""
-        if state == RESET:
-            self._ended_without_nic = False
-            self.core.reset_journal()
-            self.core.forget_events()
-            if self.connection is not None:
-                self.connection.given.pop(0, None)
-        elif state == RTR:
-            self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
-            self.is_connected = True
-            self._tell("qp_connected")
-        elif state == RTS and before == RTR:
-            self._tell("qp_ready")
+        finally:  # where a handler raises the default QP is there all the same
+            if state == before:
+                pass
+            elif state == RESET:
+                self._ended_without_nic = False
+                self.core.reset_journal()
+                self.core.forget_events()
+                if self.connection is not None:
+                    self.connection.given.pop(0, None)
+            elif state == RTR:
+                self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
+                self.is_connected = True
+                self._tell("qp_connected")
+            elif state == RTS and before == RTR:
+                self._tell("qp_ready")
 
     def show(
         self, attr: pyverbs_objects.Attr, init: pyverbs_objects.InitAttr | pyverbs_objects.InitAttrEx

@@ -167,7 +167,7 @@ def post_to_a_backup_that_is_stopped() -> Iterator[None]:
     # And what is refused there is heard of in the next life, which hides that.
     with (
         rewritten(Ending, "stop_backups", ("c.core.close_send()", "pass")),
-        rewritten(ShadowQP, "_moved", ("self.core.forget_events()", "pass")),
+        rewritten(ShadowQP, "modified", ("self.core.forget_events()", "pass")),
         rewritten(Connection, "core_event", ("if b or self.core.refused:", "if True:")),
     ):
         yield
