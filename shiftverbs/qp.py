@@ -330,7 +330,11 @@ class QP(lifetime.Ended, _base.QP):
         """Go on as a plain pyverbs QP. Nothing may be outstanding."""
         held, self._shadow = self._shadow, None
         assert held is not None
-        eligibility.closing(held)
+        try:
+            eligibility.closing(held)
+        except BaseException:  # as in close()
+            self._shadow = held
+            raise
         held.core.close()  # the default QP lives on and its WCs are the application's again
         self._unprotected()
         held.close()

@@ -325,7 +325,7 @@ class ShadowQP(Shadow):
             self._wait_for_commands()
         except BaseException:  # a handler's: the verb is not carried out, and the QP has left all the same
             if state != SQD:
-                self.ended()
+                self.ended(without_nic=True)  # no verb has moved it, nor will
             raise
         return True
 
