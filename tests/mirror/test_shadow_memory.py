@@ -171,13 +171,13 @@ def test_a_nics_thread_waits_for_another_one_that_hangs_no_longer_for_more_memor
     with IN_A_NICS_THREAD:
         for mr in held:
             mr.close()
-    assert shadow.BRIEF_S <= time.monotonic() - began < 2 * shadow.BRIEF_S
+    assert shadow.BRIEF_S <= time.monotonic() - began < 5 * shadow.BRIEF_S
     assert caplog.text.count("still holds the memory") == 120
     domain.run()
     assert domain.leftovers() == ["pd", "pd"]
 
 
-@pytest.mark.parametrize("needs", [0.2, 2.0], ids=["all of them", "some of them"])
+@pytest.mark.parametrize("needs", [0.2, 4.0], ids=["all of them", "some of them"])
 def test_a_nics_thread_waits_for_another_one_that_goes_on(
     caplog: pytest.LogCaptureFixture, needs: float
 ) -> None:

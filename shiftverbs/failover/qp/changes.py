@@ -112,9 +112,9 @@ class _Told:
     def wait(self, timeout_s: float, quietly: bool = False) -> None:
         """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
 
-        quietly: no signal's handler runs while a NIC is waited for.
         That is one whose command under way has been waited for in vain before, or takes longer than timeout_s. One that
         is merely slow has all its time: a change that is given up puts a pair out of use.
+        quietly: no signal's handler runs while a NIC is waited for.
         """
         c = self.connection
         deadline = time.monotonic() + timeout_s
@@ -157,9 +157,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: 
             return 0
         changes = on_pair(connection, k, changes)
         told.tell(k, given, told.steps(k).add(**changes))
-    told.wait(
-        timeout_s, quietly=True
-    )  # or the carrier would have what neither we nor the application know of
+    told.wait(timeout_s, quietly=True)  # or the carrier has what nobody knows of
     with connection.driver.locked(quietly=True):
         if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
             return 0

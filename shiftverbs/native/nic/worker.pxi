@@ -345,7 +345,7 @@ cdef class NicWorker:
 
     Transitions of QPs and the ends of MRs go before all else that has not begun, the ends of QPs before the rest: jobs
     are set-up, and of the ends of CQs, channels, and PDs nobody waits for one. So a fence waits for what is under way,
-    for other transitions and memory. Nothing waits for ever: what came first goes next when 32 others have gone before.
+    for other transitions and memory. But what came first goes next when 32 others have gone before it, set-up too.
 
     A dying NIC may block a command for a minute: nobody else waits for it. Results are announced by setting
     the attention flag and waking the control thread, from C.
