@@ -131,6 +131,10 @@ class Stragglers:
         if attribution is not suspicion.attribution:
             suspicion.attribution = attribution
             actions.append(Observe(evidence))
+        cut_short = attribution is Attribution.UNKNOWN and any(rail.was_cut_short for rail in rails)
+        if cut_short and suspicion.found_times >= AGREED_AGAIN and not peer.decision.left_home:
+            self._learn_anew(peer, watch, suspicion, actions)
+            return
         if attribution is not Attribution.PATH or self.settings.mode is not Mode.MIGRATE:
             return
         decision, now_ns = peer.decision, suspicion.latest_ns
@@ -150,6 +154,16 @@ class Stragglers:
             target = min(targets, key=lambda other: other.path.rail)
             decision.order_move(whole.ratio, now_ns)
             actions.append(Move(watch.path, target.path.rail, evidence))
+
+    @staticmethod
+    def _learn_anew(peer: _Peer, watch: PathWatch, suspicion: Suspicion, actions: list[Action]) -> None:
+        """What a path takes has changed for good before it was known what the others take, which is learned no more.
+
+        So nothing is known that is of use: what they take from now on is the custom. Machines that get busy just after
+        a program has begun are like that.
+        """
+        actions.append(Recovered(watch.path, suspicion.since_ns))
+        peer.paths.clear()
 
     def _would_help(self, watch: PathWatch, other: PathWatch) -> bool:
         """Whether another path takes less for what this one carried of late, as far as that path was ever used."""

@@ -330,6 +330,12 @@ class PathWatch:
         if learn and not self.left:
             self.healthy_ping.learn(ping.heard_ns - ping.sent_ns)
 
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether it answers, and too little was learned of it before another path to its peer was suspected."""
+        pings = len(self._pings) >= LEAST_PINGS and self.healthy_ping.takes_ns is None
+        return pings or (bool(self.probes) and self.healthy.predict(self.probes[-1]) is None)
+
     def _was_overdue(self, begin_ns: float, end_ns: float) -> None:
         while self._overdue and self._overdue[-1][1] >= begin_ns:
             before = self._overdue.pop()

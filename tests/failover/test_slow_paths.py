@@ -43,7 +43,15 @@ def measures():
 def learned():
     """Whether it is known what this takes on rail 0, and a round trip on both."""
     (peer,) = measures()._by_name.values()
-    rails = [measures()._detector.watch(Path(peer.name, rail)) for rail in range(2)]
+    detector = measures()._detector
+    rails = [detector.watch(Path(peer.name, rail)) for rail in range(2)]
+    if any(rail.suspicion and rail.suspicion.attribution for rail in rails):
+        # The machine got slower meanwhile, perhaps for good: what it took before is no measure.
+        with runtime.current().driver.locked():
+            detector.forget_peer(peer.name)
+            detector.add_peer(peer.name, 0)
+            peer.pongs = peer.trains = 0
+        return False
     known = rails[0].healthy.predict(Sample(rails[0].path, 4096, 1, 0, 1)) is not None
     if measures().mode.value == "migrate":
         train = Sample(rails[1].path, TRAIN_BYTES, TRAIN_MESSAGES, 0, 1, probe=True)

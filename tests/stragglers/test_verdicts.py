@@ -18,6 +18,8 @@ from shiftverbs.stragglers.records import (
     Observe,
     Path,
     Ping,
+    Probe,
+    Recovered,
     Return,
     Sample,
     Settings,
@@ -232,6 +234,31 @@ def test_nothing_is_moved_to_where_nothing_is_known() -> None:
         actions += stragglers.handle_sample(Sample(Path("peer", 0), MIB, 1, now, now + took))
     assert [a.evidence.attribution for a in actions if isinstance(a, Observe)] == [Attribution.UNKNOWN]
     assert not [a for a in actions if isinstance(a, Move)]
+
+
+def test_a_machine_that_gets_busy_before_all_is_known_is_learned_anew() -> None:
+    """What one rail takes was known, and not yet what the other does: that is not to be so for good."""
+    stragglers = Stragglers(Settings(mode=Mode.MIGRATE))
+    stragglers.add_peer("peer", 0)
+    actions: list[object] = []
+    for i in range(100):
+        now = i * 50 * MS
+        if i >= 92:
+            stragglers.handle_ping(Ping(Path("peer", 1), now, now + 20_000))
+        stragglers.handle_sample(Sample(Path("peer", 0), MIB, 1, now, now + 300_000, busy_ns=50 * MS))
+    assert stragglers.watch(Path("peer", 1)).healthy_ping.takes_ns is None
+    for i in range(400):
+        now = 5 * SECOND + i * 50 * MS
+        stragglers.handle_ping(Ping(Path("peer", 1), now, now + 30_000))
+        work = Sample(Path("peer", 0), MIB, 1, now, now + 450_000, busy_ns=50 * MS)
+        actions += stragglers.handle_sample(work)
+    (told,) = [action.evidence.attribution for action in actions if isinstance(action, Observe)]
+    assert told is Attribution.UNKNOWN
+    assert [type(action) for action in actions if not isinstance(action, Probe)] == [Observe, Recovered]
+    assert stragglers.watch(Path("peer", 1)).healthy_ping.takes_ns is not None
+    assert steady(stragglers, 30 * SECOND, 200, 450_000) == []
+    found = steady(stragglers, 45 * SECOND, 100, 1_400_000)
+    assert [action.target for action in found if isinstance(action, Move)] == [1]
 
 
 def test_peers_are_added_once_and_known() -> None:
