@@ -289,6 +289,8 @@ class Runtime:
             shadow.touched(state)
             return True
         with self.driver.locked():
+            if connection.closed:  # by a handler, in the wait for the lock
+                return True
             p = connection.protocol
             switching = p is not None and not p.over and p.switching
             if state == QpState.SQD and (switching or shadow.is_away()):
@@ -315,21 +317,27 @@ class Runtime:
                 shadow.touched(state)
         return True
 
-    def _await_stop(self, nic: Nic, pointer: int, ours: bool = True) -> None:
+    def _await_stop(
+        self, nic: Nic, pointer: int, ours: bool = True, raised: list[BaseException] | None = None
+    ) -> None:
         """Wait until a NIC has carried out what was commanded on one QP: it may write into memory until then.
 
         A NIC that let one of these waits expire is not waited for again before it has carried out something: all QPs
         of one that hangs cost one wait. ours: a QP on a backup. The application's own one is destroyed next, which no
         command may be under way on, and only one at a time can: that is waited for in any case.
+        raised: takes what signals' handlers raise meanwhile; then a QP of ours is not waited for any longer.
 
         Not in the driver, nor on the NIC's own thread, where a finalizer of the program's may move a QP to RESET:
         nobody else could fail over meanwhile.
         """
         if not pointer or nic.on_worker() or self.driver.is_in():
             return
-        if ours and nic.is_given_up():
+        if ours and (nic.is_given_up() or raised):
             return
-        if not in_slices(functools.partial(nic.worker.drain, pointer), STOP_DMA_S) and nic.give_up():
+        drained = functools.partial(nic.worker.drain, pointer)
+        if in_slices(drained, STOP_DMA_S, raised, to_the_end=not ours):
+            return
+        if not (ours and raised) and nic.give_up():
             said = "%s hangs: a QP on it could not be stopped; it is not waited for again while it carries out nothing"
             logger.error(said, nic.name)
 
@@ -344,6 +352,8 @@ class Runtime:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.
 
         `wake`, or a command to a NIC, is to follow. Where a handler raises before it is `closed`, nothing has happened.
+        What one raises later comes out where the verb ends, which waits for no backup from then on: nobody else would
+        end what is outstanding.
         """
         if self.is_inherited:
             return
@@ -360,6 +370,7 @@ class Runtime:
                 used = connection.close()
                 self.driver.forget(connection)
             self.driver.post(connection.clear_away, wake=False)
+        raised: list[BaseException] = []
         for k, nic in enumerate((shadow.domain.nic, *shadow.domain.backups)):
             pointer = shadow.handle(k)
             if not pointer:
@@ -371,7 +382,9 @@ class Runtime:
                 # Its destruction comes in the NIC's own time, and messages must not until then.
                 nic.worker.submit(_nobody_waits, pointer, nic.verbs.ModifySteps().add(state=QpState.ERR))
             if pending or k in used:
-                self._await_stop(nic, pointer, ours=k > 0)
+                self._await_stop(nic, pointer, k > 0, raised)
+        if raised:
+            _core.raise_where_it_ends(raised)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,16 @@ def look_for_signals() -> None:
     _core.interruptibly(int)
 
 
-def in_slices(wait: Callable[[float], bool], timeout_s: float | None) -> bool:
-    """Whether wait(seconds) comes true within timeout_s (None: whenever it does). Handlers may raise meanwhile."""
+def in_slices(
+    wait: Callable[[float], bool],
+    timeout_s: float | None,
+    raised: list[BaseException] | None = None,
+    to_the_end: bool = True,
+) -> bool:
+    """Whether wait(seconds) comes true within timeout_s (None: whenever it does). Handlers may raise meanwhile.
+
+    raised: takes what they raise, for `_core.raise_where_it_ends`; to_the_end: that does not end the wait.
+    """
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left = until - time.monotonic()
@@ -29,7 +37,14 @@ def in_slices(wait: Callable[[float], bool], timeout_s: float | None) -> bool:
             return True
         if left <= SLICE_S:
             return False
-        look_for_signals()
+        try:
+            look_for_signals()
+        except BaseException as error:
+            if raised is None:
+                raise
+            raised.append(error)
+            if not to_the_end:
+                return False
 
 
 def while_it_moves(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shiftverbs import _core
 from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.native.ibv import AccessFlag, AtomicCap
 from shiftverbs.process.waiting import in_slices
@@ -109,12 +110,12 @@ class _Told:
         self.answers[k] = err
         self.connection.timeline.tell()
 
-    def wait(self, timeout_s: float, quietly: bool = False) -> None:
+    def wait(self, timeout_s: float, raised: list[BaseException] | None = None) -> None:
         """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
 
         That is one whose command under way has been waited for in vain before, or takes longer than timeout_s. One that
         is merely slow has all its time: a change that is given up puts a pair out of use.
-        quietly: no signal's handler runs while a NIC is waited for.
+        raised: takes what signals' handlers raise meanwhile, and the wait goes on.
         """
         c = self.connection
         deadline = time.monotonic() + timeout_s
@@ -125,11 +126,17 @@ class _Told:
                 continue
             waited.append(k)
             drain = functools.partial(nic.worker.drain, c.shadow.handle(k))
-            left = max(0.0, deadline - time.monotonic())
-            if not (drain(left) if quietly else in_slices(drain, left)):
+            if not in_slices(drain, max(0.0, deadline - time.monotonic()), raised):
                 nic.waited_in_vain()
         c.driver.run()
-        c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
+        while True:
+            try:
+                c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
+                return
+            except BaseException as error:
+                if raised is None:
+                    raise
+                raised.append(error)
 
     def failed(self) -> dict[int, str]:
         """Under the driver's lock: the pairs that did not follow, though nothing else became of them: why."""
@@ -157,7 +164,10 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: 
             return 0
         changes = on_pair(connection, k, changes)
         told.tell(k, given, told.steps(k).add(**changes))
-    told.wait(timeout_s, quietly=True)  # or the carrier has what nobody knows of
+    raised: list[BaseException] = []
+    told.wait(timeout_s, raised)  # to its end, or the carrier has what nobody knows of
+    if raised:
+        _core.raise_where_it_ends(raised)
     with connection.driver.locked(quietly=True):
         if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
             return 0

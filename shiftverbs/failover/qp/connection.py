@@ -873,7 +873,7 @@ class Connection:
             self._count_away()  # now: nobody finds it among the connections any more
             self.closed = True
             self.status, self.why = Status.UNPROTECTED, "it is closed"
-        return sorted(self.ending.behind)
+        return sorted(self.ending.behind | self.ending.unstopped)
 
     def _count_away(self) -> None:
         """Its absence from home ends by what it is, not by a homecoming."""

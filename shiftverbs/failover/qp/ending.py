@@ -69,14 +69,16 @@ class Ending:
     """How one connection's QP ends; what of it is still at work on backups that a pairing left.
 
     behind: backups that a pairing which is over left with work, until they are reset: their QPs may still be at it.
+    unstopped: backups that hung when they were let go of: what is to stop their QPs may lie there still.
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
-    __slots__ = ("_c", "_default_works", "_first", "behind", "original")
+    __slots__ = ("_c", "_default_works", "_first", "behind", "original", "unstopped")
 
     def __init__(self, connection: EndingQp) -> None:
         self._c = connection
         self.behind: set[int] = set()
+        self.unstopped: set[int] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -243,6 +245,8 @@ class Ending:
             return
         for k in stopped:
             c.drain(k)
+            if c.nic(k).worker.pending(c.shadow.handle(k)):
+                self.unstopped.add(k)
         self.behind.difference_update(stopped)
         c.driver.looks.settle(c)
 

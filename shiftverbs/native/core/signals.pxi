@@ -328,15 +328,20 @@ cdef class Unbroken:
             left = LOOK_FOR_SIGNALS_S
             if timeout_s >= 0:
                 left = max(0.0, min(left, <double>(deadline - now_ns()) / 1e9))
-            signals_off()
+            if self._quietly:
+                signals_off_quietly(raised)
+            else:
+                signals_off()
             sv_busier(1)
             try:
                 if self._lock.acquire(True, left):
-                    raise_later(raised)
+                    if raised:
+                        raise_later(raised)
                     return True
             except BaseException:
                 sv_busier(-1)
                 signals_on()
+                raise_later(raised)
                 raise
             sv_busier(-1)
             signals_on()
@@ -348,6 +353,7 @@ cdef class Unbroken:
                     raise
                 raised.append(error)
             if timeout_s >= 0 and now_ns() >= deadline:
+                raise_later(raised)
                 return False
 
     def __exit__(self, *error):
@@ -421,6 +427,11 @@ cdef int raise_later(list raised) except -1:
     if due and not ends:
         Py_AddPendingCall(raise_due, NULL)
     return 0
+
+
+def raise_where_it_ends(list raised not None):
+    """What handlers raised in a verb that had to go on comes out where that ends."""
+    raise_later(raised)
 
 
 def interruptibly(wait, *args):
