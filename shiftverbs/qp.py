@@ -204,11 +204,17 @@ class QP(lifetime.Ended, _base.QP):
             held.look_for_failure()  # what has broken unseen takes no SQD, and protection would be gone for nothing
         was_guarded = held.core.guarded or held.core.ending
         was_out = held.is_away() or (was_guarded and held.core.first_error(0) is not None)
-        if not held.leaving(state):
-            text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
-            raise PyverbsRDMAError(text, errno.EBUSY)
-        if not lifetime.is_open(self):  # a signal's handler closed it while that waited for a NIC
-            return
+        while True:
+            if not held.leaving(state):
+                text = "Failed to modify QP: its traffic is on a backup NIC, where it cannot be drained"
+                raise PyverbsRDMAError(text, errno.EBUSY)
+            if not lifetime.is_open(self):  # a signal's handler closed it while that waited for a NIC
+                return
+            if self._shadow is not held:  # one has bound a window through it
+                super().modify(qp_attr, comp_mask)
+                return
+            if not held.is_connected or held.connection is None or held.is_inherited:
+                break  # nor has one connected it anew
         try:
             super().modify(qp_attr, comp_mask)
         except PyverbsRDMAError as error:
@@ -323,18 +329,20 @@ class QP(lifetime.Ended, _base.QP):
                 )
             if not lifetime.is_open(self):  # a signal's handler closed it while that waited
                 raise PyverbsRDMAError("Failed to Bind MW", errno.EINVAL)
-            self._end_protection(why)
+            if self._shadow is held:  # else such a handler has bound another one
+                self._end_protection(held, why)
+            if not (lifetime.is_open(self) and lifetime.is_open_mw(mw)):
+                raise PyverbsRDMAError("Failed to Bind MW", errno.EINVAL)
         super().bind_mw(mw, mw_bind)
 
-    def _end_protection(self, why: str) -> None:
+    def _end_protection(self, held: ShadowQP, why: str) -> None:
         """Go on as a plain pyverbs QP. Nothing may be outstanding."""
-        held, self._shadow = self._shadow, None
-        assert held is not None
-        try:
-            eligibility.closing(held)
-        except BaseException:  # as in close()
-            self._shadow = held
-            raise
+        eligibility.closing(held)
+        if not lifetime.is_open(
+            self
+        ):  # a handler closed it while that waited, and all that is left to do was done
+            return
+        self._shadow = None
         held.core.close()  # the default QP lives on and its WCs are the application's again
         self._unprotected()
         held.close()

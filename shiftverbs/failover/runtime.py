@@ -9,6 +9,7 @@ plain pyverbs.
 from __future__ import annotations
 
 import atexit
+import collections
 import functools
 import logging
 import os
@@ -86,7 +87,7 @@ class Runtime:
         self.exchanger = exchanger
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all, machine)
         self._groups: dict[Nic, Any] = {}
-        self.patience = Patience()
+        self.patience: dict[Nic, Patience] = collections.defaultdict(Patience)
         self._stopped = False
         self.started_ns = machine.now_ns()
         self.metrics_port: int | None = None

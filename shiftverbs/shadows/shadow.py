@@ -36,8 +36,8 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
-# A thread that failover waits for waits so long at most, for all MRs that it ends within BRIEF_WITHIN_S: half of what a
-# peer with two pairs waits for an answer on each.
+# A thread that failover waits for waits so long at most for one backup, for however many MRs, and so long again when
+# BRIEF_WITHIN_S are over: half of what a peer with two pairs waits for an answer on each.
 BRIEF_S, BRIEF_WITHIN_S = 0.5, 2.0
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
@@ -267,19 +267,22 @@ class Shadow:
 
 
 class Patience:
-    """How long threads that failover waits for have waited for NICs to let go of memory, of late: one for a process."""
+    """How long threads that failover waits for have waited for a NIC to let go of memory, of late. It grows back.
+
+    One for each NIC of a process: what hangs uses up none of what another one needs.
+    """
 
     def __init__(self) -> None:
-        self._began_s = -math.inf
+        self._counted_s = -math.inf
         self._spent_s = 0.0
 
     def wait(self, ended: Callable[[float], bool], hangs: Callable[[float], bool]) -> bool:
         """Whether what is taken away (an `Ending`) is gone while there is patience; without any, whether it is now."""
         now = time.monotonic()
-        if now - self._began_s > BRIEF_WITHIN_S:
-            self._began_s, self._spent_s = now, 0.0
+        self._spent_s = max(0.0, self._spent_s - (now - self._counted_s) * BRIEF_S / BRIEF_WITHIN_S)
         is_over = while_it_moves(ended, hangs, BRIEF_S, now + BRIEF_S - self._spent_s)
-        self._spent_s += time.monotonic() - now
+        self._counted_s = time.monotonic()
+        self._spent_s += self._counted_s - now
         return is_over
 
 
@@ -511,7 +514,7 @@ class ShadowMR(Shadow):
         for ending in tuple(self._endings):
             nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
-                is_over = self.domain.runtime.patience.wait(ended, hangs)
+                is_over = self.domain.runtime.patience[nic].wait(ended, hangs)
             else:  # not again and again for what hangs already
                 is_over = in_slices(ended, 0.0 if hangs(DEREG_TIMEOUT_S) else DEREG_TIMEOUT_S)
             if not is_over:
@@ -606,7 +609,8 @@ class ShadowCQ(Shadow):
         self._vector = vector
         self._protected = 0
         self._others = 0
-        self._lock = Unbroken(threading.RLock())
+        # Across resize_cq. A handler that ran in the wait for it could close the CQ that waits.
+        self._lock = Unbroken(threading.RLock(), shut=True)
         self.start()
 
     @property

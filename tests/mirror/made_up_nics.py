@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import itertools
 import threading
@@ -206,7 +207,7 @@ class Runtime:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
         self.woken = 0
-        self.patience = shadow.Patience()
+        self.patience: dict[Any, shadow.Patience] = collections.defaultdict(shadow.Patience)
 
     def mr_made(self, held: Any) -> None:
         pass

@@ -202,6 +202,22 @@ def test_a_nics_thread_waits_for_another_one_that_goes_on(
         assert given_back and shadow.BRIEF_S <= took_s < needs * shadow.BRIEF_S
 
 
+def test_a_nic_that_hangs_uses_up_no_patience_with_another_one() -> None:
+    domain = Domain()
+    pd = ShadowPD(domain, 1)
+    held = [an_mr(domain, pd, 9 + n) for n in range(5)]
+    domain.run()
+    hung, healthy = domain.backups
+    began = time.monotonic()
+    hung.hangs = lambda longer_than_s: time.monotonic() - began > longer_than_s  # type: ignore[method-assign]
+    with pumped(healthy.worker.step, 0.002):
+        with _core.Unbroken(threading.RLock()):
+            for left, mr in reversed(list(enumerate(held))):
+                mr.close()
+                assert list(healthy.verbs.alive.values()) == ["pd"] + left * ["mr"]
+    assert list(hung.verbs.alive.values()) == ["pd"] + 5 * ["mr"]
+
+
 def test_a_nics_thread_has_patience_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = shadow.Patience()
     waits = 0
@@ -218,8 +234,14 @@ def test_a_nics_thread_has_patience_again_later(monkeypatch: pytest.MonkeyPatch)
     assert waits and now_s == pytest.approx(5.0 + shadow.BRIEF_S, abs=shadow.BRIEF_S / 5)
     waits = 0
     assert not patience.wait(wait, lambda longer_than_s: False) and not waits
-    now_s += shadow.BRIEF_WITHIN_S
+    before = now_s = now_s + shadow.BRIEF_WITHIN_S / 2
     assert not patience.wait(wait, lambda longer_than_s: False) and waits
+    assert now_s == pytest.approx(before + shadow.BRIEF_S / 2, abs=shadow.BRIEF_S / 5), (
+        "half of it has grown back"
+    )
+    before = now_s = now_s + 10 * shadow.BRIEF_WITHIN_S
+    assert not patience.wait(wait, lambda longer_than_s: False)
+    assert now_s == pytest.approx(before + shadow.BRIEF_S, abs=shadow.BRIEF_S / 5), "and never more than all"
 
 
 def test_a_change_that_has_not_begun_does_not_keep_the_memory() -> None:

@@ -99,7 +99,9 @@ def let_go_of_what_is_away() -> Iterator[None]:
 
 @mutation("a QP is closed when no backup's QP can write into its memory any more")
 def close_while_backups_are_at_work() -> Iterator[None]:
-    with rewritten(Connection, "close", ("return sorted(self.ending.behind | self.ending.unstopped)", "return []")):
+    with rewritten(
+        Connection, "close", ("return sorted(self.ending.behind | self.ending.unstopped)", "return []")
+    ):
         yield
 
 

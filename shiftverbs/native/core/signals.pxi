@@ -304,17 +304,20 @@ cdef class Unbroken:
     lock: with acquire(blocking, timeout) and release(); give_back: what releases it, in place of its release().
     `with` waits for the lock as long as it takes; handlers run while it waits, and may raise: then it is not had.
     quietly: what they raise is raised later, where what is not to be left in the middle has ended.
+    shut: none runs; for what nobody has for long, and a handler must not take away from who waits in a verb.
     What ends in a thread that has it is closed later, see finalizers.pxi.
     """
 
     cdef object _lock
     cdef object _give_back
     cdef bint _quietly
+    cdef bint _shut
 
-    def __init__(self, lock, give_back=None, bint quietly=False):
+    def __init__(self, lock, give_back=None, bint quietly=False, bint shut=False):
         self._lock = lock
         self._give_back = give_back
         self._quietly = quietly
+        self._shut = shut
 
     def __enter__(self):
         self.enter_within(-1)
@@ -346,8 +349,9 @@ cdef class Unbroken:
             sv_busier(-1)
             signals_on()
             try:
-                signals_off_again(signals_open())
-                PyErr_CheckSignals()
+                if not (self._shut and put_off):
+                    signals_off_again(signals_open())
+                    PyErr_CheckSignals()
             except BaseException as error:
                 if not self._quietly:
                     raise
