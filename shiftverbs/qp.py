@@ -330,17 +330,17 @@ class QP(lifetime.Ended, _base.QP):
             if not lifetime.is_open(self):  # a signal's handler closed it while that waited
                 raise PyverbsRDMAError("Failed to Bind MW", errno.EINVAL)
             if self._shadow is held:  # else such a handler has bound another one
-                self._end_protection(held, why)
+                self._end_protection(why)
             if not (lifetime.is_open(self) and lifetime.is_open_mw(mw)):
                 raise PyverbsRDMAError("Failed to Bind MW", errno.EINVAL)
         super().bind_mw(mw, mw_bind)
 
-    def _end_protection(self, held: ShadowQP, why: str) -> None:
+    def _end_protection(self, why: str) -> None:
         """Go on as a plain pyverbs QP. Nothing may be outstanding."""
+        held = self._shadow
+        assert held is not None
         eligibility.closing(held)
-        if not lifetime.is_open(
-            self
-        ):  # a handler closed it while that waited, and all that is left to do was done
+        if not lifetime.is_open(self):  # a handler closed it while that waited, and did all the rest
             return
         self._shadow = None
         held.core.close()  # the default QP lives on and its WCs are the application's again

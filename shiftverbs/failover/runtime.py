@@ -364,6 +364,8 @@ class Runtime:
                 return
         else:
             with self.driver.locked():
+                if shadow.is_disposed:  # a handler closed the QP: another one may be where it was
+                    return
                 shadow.closed = True
                 connection = shadow.connection
                 if connection is None:  # then no command of ours ever was

@@ -36,9 +36,9 @@ PENDING, READY, FAILED = "pending", "ready", "failed"
 
 # Closing an MR waits this long for a backup NIC to let go of the memory. A NIC that hangs longer keeps it pinned.
 DEREG_TIMEOUT_S = 5.0
-# A thread that failover waits for waits so long at most for one backup, for however many MRs, and so long again when
-# BRIEF_WITHIN_S are over: half of what a peer with two pairs waits for an answer on each.
-BRIEF_S, BRIEF_WITHIN_S = 0.5, 2.0
+# A thread that failover waits for waits so long at a stretch for one backup, for however many MRs: half of what a peer
+# with two pairs waits for an answer on each. It grows back within BRIEF_WITHIN_S.
+BRIEF_S, BRIEF_WITHIN_S = 0.5, 1.0
 
 PEERS_ACCESS = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 # How often a NIC is asked again that gave out a forbidden key, though it could have given others.
@@ -127,6 +127,11 @@ class Shadow:
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy: the machinery behind it is the parent's."""
         return self._pid != os.getpid()
+
+    @property
+    def is_disposed(self) -> bool:
+        """Whether it was closed, so that its pointers are somebody else's by now."""
+        return self._disposed
 
     @property
     def pending(self) -> bool:

@@ -641,6 +641,23 @@ def test_a_verdict_is_shown_counted_and_told_seldom(around: Around, caplog: pyte
     assert [r.getMessage() for r in caplog.records][3:] == ["soft0 to fe80::1 is as it was before"]
 
 
+def test_who_is_moved_is_told_why_however_lately_something_else_was(
+    around: Around, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shiftverbs.stragglers")
+    around.join()
+    around.says(Observe(slow("ab 1", fault=Attribution.BOTH_RAILS)))
+    around.says(Observe(slow("ab 1")), Move(Path("ab 1", 0), 1, slow("ab 1")))
+    around.look(SAID_NS)
+    assert around.driver.outside.flush(10)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition("; ")[2] for text in said[:2]] == [
+        Attribution.BOTH_RAILS.value,
+        Attribution.PATH.value,
+    ]
+    assert said[2].startswith("moving 2 QPs") and not [text for text in said[3:] if " is slow: " in text]
+
+
 def test_a_move_is_asked_for_followed_and_measured(around: Around) -> None:
     sample = around.join()
     around.says(Observe(slow("ab 1")), Move(Path("ab 1", 0), 1, slow("ab 1")))

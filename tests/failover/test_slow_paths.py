@@ -19,6 +19,7 @@ STREAM = '''
 import time
 from shiftverbs import observe
 from shiftverbs.failover import runtime
+from shiftverbs.failover.services.stragglers import SAID_NS
 from shiftverbs.stragglers.records import Path, Sample
 from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
@@ -36,6 +37,10 @@ def stream(done, timeout_s):
         time.sleep(0.001)  # it computes; and other processes have a turn on a small machine
         if wc[1] != "SUCCESS":
             raise RuntimeError(str((wc, ep.shift())))
+
+def untold():
+    """Whether what is found next is told at once."""
+    return not events or time.monotonic_ns() - events[-1].t_ns > SAID_NS
 
 def measures():
     return runtime.current().driver.measures
@@ -85,6 +90,7 @@ def streaming(network: Network, mode: str) -> tuple[Host, Host]:
         assert host("ep.qp.shift.wait_protected(20)"), host("ep.shift()")
     a(f"exec({STREAM!r}, globals())")
     a("stream(learned, 240)", 270)
+    a("stream(untold, 30)", 60)
     assert a("ep.qp.shift.path") == "soft0"
     assert not a("[repr(e) for e in events if e.kind == 'Straggler' and e.fault == 'path']")
     return a, b

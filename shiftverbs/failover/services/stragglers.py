@@ -614,6 +614,11 @@ class SlowPaths:
             self._detector.handle_refused(peer.name, now_ns)
             logger.info("%s to %s is kept: %s", peer.devices[peer.rail], peer.address, obstacle)
             return
+        if (
+            peer.unsaid is not None
+        ):  # nobody is moved without being told why, however lately something else was told
+            evidence, peer.unsaid = peer.unsaid, None
+            self._say(peer, evidence, now_ns)
         logger.warning(
             "moving %d QPs to %s from %s to %s: %s",
             len(members),
