@@ -340,8 +340,8 @@ class QP(lifetime.Ended, _base.QP):
         held = self._shadow
         assert held is not None
         eligibility.closing(held)
-        if not lifetime.is_open(self):  # a handler closed it while that waited, and did all the rest
-            return
+        if self._shadow is not held or not lifetime.is_open(self):
+            return  # a handler bound another one, or closed it, while that waited, and did all the rest
         self._shadow = None
         held.core.close()  # the default QP lives on and its WCs are the application's again
         self._unprotected()

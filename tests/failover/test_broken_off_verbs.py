@@ -169,6 +169,24 @@ def test_a_bind_whose_objects_a_handler_closes_is_refused(network: Network, faul
     assert "was not destroyed" not in a.child.output, a.child.output
 
 
+def test_windows_that_are_bound_one_within_the_other_end_protection_once(
+    network: Network, faults: Any
+) -> None:
+    a, b = network.protected()
+    a(BIND.replace("{act}", "ep.qp.bind_mw(mw, bind)"))
+    a("mw2 = mr.MW(ep.pd, e.IBV_MW_TYPE_1)")
+    a(
+        "bind2 = MWBind(MWBindInfo(bound, bound.buf, SLOT, e.IBV_ACCESS_REMOTE_WRITE), e.IBV_SEND_SIGNALED, wr_id=6)"
+    )
+    a("ep.qp.bind_mw(mw2, bind2)")
+    assert a("len(came)") == 1 and a("ep.qp.shift.why") == "a memory window was bound through it"
+    assert sorted(wc[:2] for wc in a("ep.poll(2)")) == [[5, "SUCCESS"], [6, "SUCCESS"]]
+    assert b("ep.wait(\"s.status == 'UNPROTECTED'\", 20)"), b("ep.shift()")
+    a("ep.qp.close(); mw.close(); mw2.close(); bound.close(); ep.mr.close(); ep.cq.close(); ep.pd.close()")
+    a("ep.context.close()")
+    assert "was not destroyed" not in a.child.output, a.child.output
+
+
 def test_a_bind_that_a_handler_breaks_off_has_changed_nothing(network: Network, faults: Any) -> None:
     a, b = network.protected()
     a(BIND.replace("{act}", "raise KeyboardInterrupt"))
