@@ -84,6 +84,38 @@ def test_rights_that_are_interrupted_have_changed(network: Network, faults: Any)
     assert a("ep.shift()['status']") == "PROTECTED"
 
 
+def test_what_handlers_raise_again_and_again_comes_out_once(network: Network, faults: Any) -> None:
+    """Ctrl-C eight times while a NIC is asked: what the program does about it is not interrupted seven times more."""
+    a, _ = away(network, faults)
+    a(
+        """
+def raises(number, frame):
+    if len(came) < 8:
+        came.append(number)
+        if len(came) == 8:
+            go.set()
+        raise KeyboardInterrupt
+
+def change():
+    at, caught = qp.QPAttr(), []
+    at.qp_access_flags = e.IBV_ACCESS_REMOTE_READ
+    signal.signal(signal.SIGALRM, raises)
+    signal.setitimer(signal.ITIMER_REAL, 0.06, 0.06)
+    try:
+        ep.qp.modify(at, e.IBV_QP_ACCESS_FLAGS)
+    except KeyboardInterrupt:
+        caught.append(len(came))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for _ in range(1000):
+        len(caught)
+    return caught
+"""
+    )
+    assert a("change()") == [8]
+    assert a("ep.qp._shadow.attrs['qp_access_flags'] == c.given[1].attrs['qp_access_flags']")
+    assert a("ep.shift()['status']") == "PROTECTED"
+
+
 @pytest.mark.parametrize("state", ["RESET", "ERR", "SQD"])
 def test_a_modify_whose_qp_a_handler_closes_touches_nothing(
     network: Network, faults: Any, state: str
@@ -288,3 +320,30 @@ when_it_waits(lambda: ring(signal.SIGUSR1))
     b(RESET)
     b("ep.connect(ep.peer)")
     assert not a("ep.qp.shift.wait_protected(1)"), a("ep.shift()")
+
+
+def test_a_backup_whose_stop_was_given_up_stands_in_again_when_it_has_recovered(
+    network: Network, faults: Any
+) -> None:
+    """The QP is connected anew, and away there once more: what stopped it in its former life is over."""
+    a, b = away(network, faults)
+    a("from shiftverbs.failover import runtime; runtime.STOP_DMA_S = 1.0")
+    a(RESET)
+    assert a("nic.worker.pending(pointer)") == 1
+    b(RESET)
+    faults.up("a/soft0")
+    a("go.set()")
+    for h in (a, b):
+        h("ep.connect(ep.peer)")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(20)"), h("ep.shift()")
+    faults.down("a/soft0")
+    for h in (a, b):
+        assert h(f"ep.wait({AWAY!r}, 20)"), h("ep.shift()")
+    b("ep.recv(0)")
+    a("ep.recv(1); ep.post('SEND', wr_id=7)")
+    assert [wc[:2] for wc in a("ep.poll(1)")] == [[7, "SUCCESS"]]
+    assert [wc[:2] for wc in b("ep.poll(1)")] == [[0, "SUCCESS"]]
+    a("ep.qp.close()")
+    assert a("nic.worker.drain(pointer, 20)")
+    assert b("ep.wait(\"s.status == 'UNPROTECTED'\", 20)"), b("ep.shift()")

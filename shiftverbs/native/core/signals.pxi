@@ -161,6 +161,17 @@ cdef int ends = 0
 cdef list due = []  # what handlers raised where it would have been swallowed: in a `__del__`, or one beside another
 
 
+cdef int falls_due(list raised) except -1:
+    """These are to be raised, but one of each type is enough, as signals that are pending are one.
+
+    Who presses Ctrl-C again while a verb hangs is not to be interrupted again in what he does about the first.
+    """
+    for error in raised:
+        if not any([type(error) is type(other) for other in due]):
+            due.append(error)
+    return 0
+
+
 cdef int put_off_all() except -1:
     """Returns how many signals were not noted yet."""
     cdef int taken = 0
@@ -235,7 +246,7 @@ cdef int signals_shut(int depth, list raised) except -1:
         put_off_all()
     put_off = in_verbs = depth
     if raised:
-        due.extend(raised[1:])
+        falls_due([error for error in raised[1:] if type(error) is not type(raised[0])])
         raise raised[0]
     return 0
 
@@ -427,7 +438,7 @@ cdef int raise_due(void *nothing) noexcept:
 
 cdef int raise_later(list raised) except -1:
     """What handlers raised where it would be swallowed is raised after that."""
-    due.extend(raised)
+    falls_due(raised)
     if due and not ends:
         Py_AddPendingCall(raise_due, NULL)
     return 0
