@@ -364,7 +364,7 @@ class Runtime:
                 return
         else:
             with self.driver.locked():
-                if shadow.is_disposed:  # a handler closed the QP: another one may be where it was
+                if shadow.disposed:  # a handler closed the QP: another one may be where it was
                     return
                 shadow.closed = True
                 connection = shadow.connection

@@ -191,7 +191,7 @@ class ShadowQP(Shadow):
 
     def close(self) -> None:
         """As for the others; the CQs get their room back, and the journal goes with the last shadow."""
-        if not self._disposed:
+        if not self.disposed:
             for cq, entries in self.entries.items():
                 cq.release(entries)
         super().close()

@@ -96,7 +96,7 @@ class Shadow:
         self.slots = [Slot() for _ in domain.backups]
         # Being closed: jobs not begun yet make nothing.
         self.closed = False
-        self._disposed = False
+        self.disposed = False  # by close(): its pointers may be somebody else's since
         self._pid = os.getpid()
         # Taken by the first that calls settled(): popping is atomic.
         self._to_settle = [True]
@@ -129,11 +129,6 @@ class Shadow:
         return self._pid != os.getpid()
 
     @property
-    def is_disposed(self) -> bool:
-        """Whether it was closed, so that its pointers are somebody else's by now."""
-        return self._disposed
-
-    @property
     def pending(self) -> bool:
         """Whether some backup NIC has not answered yet."""
         return any(slot.state == PENDING for slot in self.slots)
@@ -153,7 +148,7 @@ class Shadow:
             if not nic.is_open:
                 raise NotReady(nic.error or "it is not open")
             job(k, nic, slot)
-            if self._disposed:
+            if self.disposed:
                 self._dispose(k, nic)  # close() may have been unable to queue it
         except (OSError, NotReady) as error:
             self._fail(k, slot, f"{self.kind} on {nic.name}: {error}")
@@ -205,9 +200,9 @@ class Shadow:
 
     def close(self) -> None:
         """Take the resources away in the background. Any thread, any number of times; nothing in a forked child."""
-        if self._disposed:
+        if self.disposed:
             return
-        self._disposed = self.closed = True
+        self.disposed = self.closed = True
         if self._pid != os.getpid() or _exiting:
             for k in range(1, len(self.slots) + 1):
                 self.gone(k)
@@ -482,7 +477,7 @@ class ShadowMR(Shadow):
         """
         if self.closed or self._pid != os.getpid():
             return []
-        self._disposed = self.closed = True  # before all else: what is made from now on enters no key
+        self.disposed = self.closed = True  # before all else: what is made from now on enters no key
         self.pd.behind_memory = True  # what takes its place is made of it there
         self.domain.runtime.mr_changing(self)
         self.domain.keymap.del_local(self.lkey)
@@ -535,7 +530,7 @@ class ShadowMR(Shadow):
         if self._pid != os.getpid():
             super().close()
             return
-        self._disposed = self.closed = True  # before all else: what is made from now on enters no key
+        self.disposed = self.closed = True  # before all else: what is made from now on enters no key
         self.domain.keymap.del_local(self.lkey)
         self.domain.runtime.mr_gone(self)
         commands = 0
@@ -554,7 +549,7 @@ class ShadowMR(Shadow):
         slot = self.slots[k - 1]
         handle = self._take(k)
         if not handle:
-            # Its job takes back what it makes, as it sees `_disposed`.
+            # Its job takes back what it makes, as it sees `disposed`.
             under_way = slot.begun and slot.state == PENDING
             self.pd.behind_memory |= under_way
             # Nobody knows its keys yet: it is only about pages that are held.

@@ -224,7 +224,7 @@ def peer_of(life: int) -> Any:
 
 def shadow_qp(nic: Any, **attributes: Any) -> Any:
     """A ShadowQP of a QP on nic, which has no backups."""
-    attributes.setdefault("is_disposed", False)
+    attributes.setdefault("disposed", False)
     return double(ShadowQP, qp_num=1, domain=double(Domain, nic=nic, backups=[]), **attributes)
 
 

@@ -101,7 +101,7 @@ def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver:
     def qp(number: int) -> Any:
         return double(
             ShadowQP, core=double(_core.QPCore, send_cq=None, recv_cq=None), connection=None, closed=False,
-            is_disposed=False, is_connected=False, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
+            disposed=False, is_connected=False, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
             handle=lambda k: 4096, state=lambda k: "pending",
         )  # fmt: skip
 
