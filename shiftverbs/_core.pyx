@@ -43,11 +43,10 @@ from shiftverbs.native.core cimport journal, replay
 from shiftverbs.native.core.journal cimport (
     EVENT_SLOTS, HEED_CLOSED, HEED_FAILED, HEED_SAMPLE, KIND_ARM, KIND_MARKER, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, SAMPLE_ENDED, WATCH_FIRST, ChannelState, CQState, Event, Pair, PathSample, QPState, RecvRec, SendRec,
-    Siblings, abort_recvs, abort_sends,
-    after_retire, atomic_opcodes, completion_due, cq_pop, cq_push, cq_reserve, cq_signal, discount_answered, emit,
-    forget_events, has_payload, has_room, is_answered_elsewhere, join_siblings, key_none, leave_siblings, make_id,
-    now_ns, opcode_in, payload_out_opcodes, pump_recv, post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec,
-    send_end, send_rec, start_fence,
+    Siblings, abort_recvs, abort_sends, after_retire, atomic_opcodes, completion_due, cq_clean, cq_pop, cq_push,
+    cq_reserve, cq_signal, discount_answered, emit, forget_events, has_payload, has_room, is_answered_elsewhere,
+    join_siblings, key_none, leave_siblings, make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv,
+    post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec, start_fence,
 )
 from shiftverbs.native.core.map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.native.core.replay cimport Seen, replay_seen

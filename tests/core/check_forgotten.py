@@ -117,3 +117,83 @@ def test_what_waited_for_room_ends_too(make: Callable[..., World], failed: int) 
         w.hw[0].flush()
         got += w.poll_cq(w.scq)
     assert got == [(0, RETRY_EXC), *((i, FLUSH) for i in range(1, 6))]
+
+
+def taken(w: World) -> list[tuple[int, int]]:
+    """What the application finds in its CQs."""
+    return [*w.poll_cq(w.scq), *w.poll_cq(w.rcq)]
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_a_backup_has_completed_is_forgotten_too(guarded: World, drained: bool) -> None:
+    """Its CQ is no NIC's business that the application knows: nothing of it comes in the next life."""
+    w = guarded
+    away(w)
+    for i in range(3):
+        w.send(i)
+        w.recv(10 + i)
+    w.hw[1].complete()
+    w.hw[1].receive()
+    if drained:
+        w.scq.drain(1)
+        w.rcq.drain(1)
+        assert w.scq.buffered + w.rcq.buffered == 2
+    w.qp.app_touched(True)
+    w.hw[1].reset()
+    w.hw[0].reset()
+    w.qp.reset_journal()
+    assert taken(w) == [] and w.qp.outstanding == (0, 0)
+
+
+def test_the_errors_of_an_end_are_forgotten(guarded: World) -> None:
+    """They were made by us, and a NIC's own RESET takes its flushes."""
+    w = guarded
+    away(w)
+    for i in range(3):
+        w.send(i)
+        w.recv(10 + i)
+    w.qp.begin_end()
+    w.qp.abort(RETRY_EXC)
+    assert w.scq.buffered + w.rcq.buffered == 6
+    w.hw[0].reset()
+    w.qp.reset_journal()
+    assert taken(w) == []
+    w.send(4)
+    w.hw[0].complete()
+    assert taken(w) == [(4, SUCCESS)]
+
+
+@pytest.mark.parametrize("other_first", [False, True])
+def test_what_other_qps_have_completed_stays_in_order(make: Callable[..., World], other_first: bool) -> None:
+    """Several QPs on one CQ, and a buffer whose WCs do not begin at its beginning."""
+    w = make()
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    for i in range(40):  # the buffer has room for 64
+        other.send(i)
+        other.hw[0].complete()
+    w.scq.drain(0)
+    assert len(w.poll_cq(w.scq)) == 40
+    for i in range(40):
+        first, second = (other, w) if other_first else (w, other)
+        for each in (first, second):
+            each.send(100 + i if each is other else i)
+            each.hw[0].complete()
+        w.scq.drain(0)
+    assert w.scq.buffered == 80
+    w.qp.app_touched(True)
+    w.hw[0].reset()
+    w.qp.reset_journal()
+    assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == list(range(100, 140))
+
+
+def test_what_a_nic_keeps_comes_as_with_plain_verbs(guarded: World) -> None:
+    """Soft-RoCE's RESET leaves its CQs as they are."""
+    w = guarded
+    w.send(0)
+    w.hw[0].complete()
+    w.qp.app_touched(True)
+    w.hw[0].reset()
+    w.qp.reset_journal()
+    assert taken(w) == [(0, SUCCESS)]

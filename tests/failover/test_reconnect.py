@@ -87,3 +87,20 @@ def test_memory_that_no_backup_reaches_fails_its_wr(network: Network, faults: An
     seen = a("ep.poll(1)")
     assert seen and seen[0][0] == 4 and seen[0][1] != "SUCCESS", a("ep.shift()")
     assert "counterpart" in a("ep.shift()['why']")
+
+
+def test_what_an_own_error_left_in_the_cq_goes_with_a_reset(network: Network, faults: Any) -> None:
+    """A program that polls to its first error alone, and begins anew: it finds nothing of before, as with one NIC."""
+    a, b = away(network, faults)
+    a("[ep.recv(i, 100 + i) for i in range(4)]")
+    a("ep.post('RDMA_WRITE', wr_id=1, rkey=0x7777); ep.post('SEND', wr_id=2)")
+    assert a("ep.poll(1)")[0][:2] == [1, "REM_ACCESS_ERR"]
+    a("ep.wait('ep.cq._core.buffered == 5')")  # the flushes
+    for h in (a, b):
+        h(STATE.format("RESET"))
+    assert a("ep.none(0.1)") == []
+    for h in (a, b):
+        h("ep.connect(ep.peer)")
+    for h in (a, b):
+        assert h("ep.qp.shift.wait_protected(10)"), h("ep.shift()")
+    work(a, b)

@@ -485,6 +485,13 @@ mutant(
 )
 
 mutant(
+    "keep_what_nobody_has_polled",
+    "RESET takes what was told and nobody has polled",
+    lines(QP, "def reset_journal", "cq_clean(q.scq, q.qp_num)"),
+    lines(QP, "def reset_journal", "cq_clean(q.rcq, q.qp_num)"),
+)
+
+mutant(
     "forget_what_was_withheld_alone",
     "RESET takes the flushes behind what was withheld, too",
     lines(

@@ -217,9 +217,30 @@ def memory_is_registered_while_the_peer_is_waited_for() -> Network:
     return end(net)
 
 
+def what_an_end_has_told_nobody_is_reset() -> Network:
+    """a's program makes an error of its own, away from home, and polls none of its WCs before it begins anew."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    a.poll_ns = 3000 * MS
+    a.own_error = "it named memory that is not there"
+    a.posts_on = True
+    plan(a, "WRITE", 1, signaled=True).bad = True
+    plan(a, "SEND", signaled=True)
+    a.due()
+    until(net, lambda: a.endpoint.cq.buffered > 2 and not a.endpoint.core.ending, ms=500)
+    connect_anew(net)
+    a.own_error = None
+    wr = post(a, "SEND")
+    until(net, lambda: a.wcs != [], ms=5000)
+    assert a.wcs == [("send", wr, 0)], a.wcs
+    return end(net)
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     memory_is_registered_while_the_peer_is_waited_for: ("look_once_for_memory",),
     a_qp_is_connected_while_memory_is_registered: ("protect_before_memory_is_there",),
+    what_an_end_has_told_nobody_is_reset: ("keep_what_nobody_has_polled",),
     what_waits_for_room_is_reset: ("post_to_a_qp_in_reset",),
     what_waits_for_room_on_a_backup_is_reset: ("post_to_a_backup_that_is_stopped",),
     a_path_is_made_again: ("forget_the_seals_of_a_path",),

@@ -478,6 +478,17 @@ cdef inline void cq_push(CQState *c, const ibv_wc *wc) noexcept nogil:
         cq_signal(c)
 
 
+cdef inline void cq_clean(CQState *c, uint32_t qp_num) noexcept nogil:
+    """Take a QP's WCs out of the buffer, as providers take them out of a CQ; the others stay in their order."""
+    cdef uint32_t i
+    cdef uint32_t kept = 0
+    for i in range(c.count):
+        if c.buffer[(c.first + i) & (c.slots - 1)].qp_num != qp_num:
+            c.buffer[(c.first + kept) & (c.slots - 1)] = c.buffer[(c.first + i) & (c.slots - 1)]
+            kept += 1
+    c.count = kept
+
+
 cdef inline ibv_wc_opcode send_wc_opcode(int opcode) noexcept nogil:
     if opcode == IBV_WR_RDMA_WRITE or opcode == IBV_WR_RDMA_WRITE_WITH_IMM:
         return IBV_WC_RDMA_WRITE

@@ -897,13 +897,19 @@ cdef class QPCore:
         q.pairs[0].recv_upto = q.rtail
 
     def reset_journal(self) -> None:
-        """The application moved its QP to RESET: what the hardware completed is kept, the rest is forgotten."""
+        """The application moved its QP to RESET: what is outstanding is forgotten, and so is what nobody has polled.
+
+        But not what lies in the default NIC's CQ: whether RESET takes that is the NIC's affair, as with plain verbs.
+        """
         cdef QPState *q = &self.q
         cdef int k
         self.pair(0)
         sample_break(q.sample)
         q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
-        for k in range(MAX_PAIRS):
+        for k in range(MAX_PAIRS - 1, -1, -1):
+            if k == 0:
+                cq_clean(q.scq, q.qp_num)
+                cq_clean(q.rcq, q.qp_num)
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)
                 if q.rcq != q.scq:
