@@ -541,13 +541,21 @@ cdef class CQCore:
         return 0
 
     cdef int run_driver_with(self, list taken) except -1:
-        """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken."""
+        """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken.
+
+        But those of a QP that was reset meanwhile: nobody has polled them.
+        """
+        cdef uint64_t before = shared.resets
+        cdef MapSlot *slot
         cdef WC wc
         try:
             return run_driver_inline()
         except BaseException:
             if cq_reserve(&self.c, len(taken)):
                 for wc in reversed(taken):
+                    slot = map_find(&self.c.qps, wc.wc.qp_num)
+                    if slot != NULL and (<QPState *><size_t>slot.value).reset_at > before:
+                        continue
                     self.c.first = (self.c.first - 1) & (self.c.slots - 1)
                     self.c.buffer[self.c.first] = wc.wc
                     self.c.count += 1

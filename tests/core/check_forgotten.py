@@ -10,6 +10,8 @@ import pytest
 from check_answered import away
 from fake import FLUSH, RETRY_EXC, SUCCESS, World
 
+from shiftverbs import _core
+
 
 @pytest.mark.parametrize("when", ["before its NIC is in RESET", "out of a CQ that a NIC keeps over RESET"])
 @pytest.mark.parametrize("driven", [1, 3])
@@ -188,12 +190,53 @@ def test_what_other_qps_have_completed_stays_in_order(make: Callable[..., World]
     assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == list(range(100, 140))
 
 
-def test_what_a_nic_keeps_comes_as_with_plain_verbs(guarded: World) -> None:
-    """Soft-RoCE's RESET leaves its CQs as they are."""
+@pytest.mark.parametrize("drained", [0, 1, 2])
+def test_what_a_nic_keeps_is_forgotten_too(guarded: World, drained: int) -> None:
+    """Soft-RoCE's RESET leaves its CQs as they are, and some of that may be in the buffer: it is all or nothing."""
     w = guarded
-    w.send(0)
-    w.hw[0].complete()
+    for i in range(2):
+        if i == drained:
+            w.scq.drain(0)
+            w.rcq.drain(0)
+        w.send(i)
+        w.recv(10 + i)
+        w.hw[0].complete()
+        w.hw[0].receive()
     w.qp.app_touched(True)
     w.hw[0].reset()
     w.qp.reset_journal()
-    assert taken(w) == [(0, SUCCESS)]
+    assert taken(w) == []
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_what_a_poll_that_was_broken_off_had_taken_is_forgotten_too(
+    make: Callable[..., World], is_reset: bool
+) -> None:
+    """A handler, amid a poll, resets one of its QPs and raises: what was taken of the others is not lost."""
+    w = make()
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    for i in range(3):
+        w.send(i)
+        other.send(100 + i)
+        w.hw[0].complete()
+        other.hw[0].complete()
+
+    def driver() -> None:
+        _core.clear_attention()
+        if is_reset:
+            w.qp.app_touched(True)
+            w.hw[0].reset()
+            w.qp.reset_journal()
+        raise KeyboardInterrupt
+
+    w.send(3)
+    w.hw[0].fail_send(RETRY_EXC)  # the driver hears of it amid the poll
+    _core.set_driver(driver)
+    _core.clear_attention()
+    with pytest.raises(KeyboardInterrupt):
+        w.scq.poll(64)
+    _core.set_driver(None)
+    others = [100, 101, 102]
+    assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == (others if is_reset else [0, 100, 1, 101, 2, 102])

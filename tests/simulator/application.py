@@ -97,6 +97,7 @@ class Application:
         self.failed = False
         self.left = False  # it closed its QP, or moved it to ERR or RESET
         self.was_reset = False
+        self.told = 0  # how many WCs it had when it was reset
         self.closed = False
         self.posts_on = False  # whatever has failed
         self.retry_due = False
@@ -417,6 +418,7 @@ class Application:
             self.failed, self.was_reset = True, False
             self.look()
             return
+        self.told = len(self.wcs)
         base = self._recvs
         self.net.forbid(self.device.name, base, MOST_RECEIVES)
 

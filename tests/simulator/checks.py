@@ -248,6 +248,8 @@ def completions_once_and_in_order(app: Application) -> None:
     receives = [number for queue, number, _ in app.wcs if queue == "recv"]
     if len(set(receives)) != len(receives):
         raise Violation("one completion each", f"{app.name}: receives {receives}")
+    if app.was_reset and not app.host.plain and len(app.wcs) > app.told:
+        raise Violation("RESET takes all", f"{app.name}: {app.wcs[app.told :]} came behind it")
 
 
 def what_failed_is_told(net: Network, app: Application) -> None:

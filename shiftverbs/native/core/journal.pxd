@@ -108,6 +108,7 @@ ctypedef struct Shared:
     uint32_t first
     uint32_t count
     uint64_t dropped
+    uint64_t resets        # of QPs by the application, so far
     PathSample *ended      # samples that wait to be taken, oldest first
     PathSample *ended_last
     int64_t (*clock)() noexcept nogil   # of samples; NULL: CLOCK_MONOTONIC
@@ -314,6 +315,7 @@ ctypedef struct QPState:
     int aborted            # every WR got its error, and the application has not begun anew
     int shown_error        # status of the first error WC that was shown to the application; 0: none
     bint sends_failed      # one of a send was: each send behind it has a flush, whatever was executed
+    uint64_t reset_at      # which of `resets` was its last one
 
 
 # --- small things ---------------------------------------------------------------------------------------------

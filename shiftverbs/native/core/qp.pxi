@@ -899,21 +899,23 @@ cdef class QPCore:
     def reset_journal(self) -> None:
         """The application moved its QP to RESET: what is outstanding is forgotten, and so is what nobody has polled.
 
-        But not what lies in the default NIC's CQ: whether RESET takes that is the NIC's affair, as with plain verbs.
+        As providers clean a CQ then. A NIC that does not (soft-RoCE) keeps only the last of the WCs, where the others
+        are in the buffer already: they would be successes with none before them.
         """
         cdef QPState *q = &self.q
         cdef int k
         self.pair(0)
         sample_break(q.sample)
         q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
-        for k in range(MAX_PAIRS - 1, -1, -1):
-            if k == 0:
-                cq_clean(q.scq, q.qp_num)
-                cq_clean(q.rcq, q.qp_num)
+        for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)
                 if q.rcq != q.scq:
                     cq_drain(q.rcq, k)
+        cq_clean(q.scq, q.qp_num)
+        cq_clean(q.rcq, q.qp_num)
+        shared.resets += 1
+        q.reset_at = shared.resets
         q.head = q.wired = q.proven_end = q.shown_end = q.tail
         q.rhead = q.rwired = q.rtail
         q.posted_ts = q.wired_ts = q.acked_ts = q.rx = 0
