@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 from simulator.application import Application
 from simulator.clock import MS
@@ -127,14 +128,25 @@ def a_new_life_fails_before_it_is_protected() -> Network:
 
 
 def a_qp_that_has_failed_is_reset() -> Network:
-    """Errors that nobody has seen go with RESET: those of before the last look, and the flushes behind them."""
+    """Errors that nobody has seen go with RESET: those of before the last look, and the flushes behind them.
+
+    Another thread of the program polls when the verb has begun, and its NIC has not been told yet.
+    """
     net, a, _ = failing()
     for _ in range(3):
         post(a, "WRITE")
     net.deliver()  # they are flushed, and nobody has looked
+    modify = a.endpoint._hardware_modify
+    polled: list[Any] = []
+
+    def when_another_thread_has_polled(attr: Any, state: int | None) -> None:
+        polled.append(a.endpoint.cq.poll(16))
+        modify(attr, state)
+
+    a.endpoint._hardware_modify = when_another_thread_has_polled  # type: ignore[method-assign]
     a.reset()
     wait(net, 5000)
-    assert not sends(a), sends(a)
+    assert polled == [(0, [])] and not sends(a), (polled, sends(a))
     return net
 
 
