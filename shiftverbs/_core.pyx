@@ -410,6 +410,7 @@ cdef class CQCore:
     def __dealloc__(self):
         self.unlink()
         map_free(&self.c.qps)
+        map_free(&self.c.cleaned)
         free(self.c.buffer)
 
     cdef void unlink(self) noexcept:
@@ -543,23 +544,38 @@ cdef class CQCore:
     cdef int run_driver_with(self, list taken) except -1:
         """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken.
 
-        But those of a QP that was reset meanwhile: nobody has polled them.
+        But those of a QP that was reset or closed meanwhile: nobody has polled them.
         """
-        cdef uint64_t before = shared.resets
+        cdef uint64_t before = self.c.cleanings
         cdef MapSlot *slot
         cdef WC wc
+        self.c.in_hand += 1
         try:
             return run_driver_inline()
         except BaseException:
             if cq_reserve(&self.c, len(taken)):
                 for wc in reversed(taken):
-                    slot = map_find(&self.c.qps, wc.wc.qp_num)
-                    if slot != NULL and (<QPState *><size_t>slot.value).reset_at > before:
+                    slot = map_find(&self.c.cleaned, wc.wc.qp_num)
+                    if slot != NULL and slot.value > before:
                         continue
                     self.c.first = (self.c.first - 1) & (self.c.slots - 1)
                     self.c.buffer[self.c.first] = wc.wc
                     self.c.count += 1
             raise
+        finally:
+            self.c.in_hand -= 1
+            if not self.c.in_hand:
+                map_free(&self.c.cleaned)
+
+    def forget_qp(self, uint32_t qp_num) -> None:
+        """A QP without a journal was reset or destroyed: what was taken out of the default NIC's CQ of it goes.
+
+        What lies there still does too, for a NIC that does not clean it would keep the last of the WCs alone. Nothing
+        was taken: the rest is the NIC's affair, as with plain verbs.
+        """
+        if not inherited and (self.c.count or self.c.in_hand):
+            cq_drain(&self.c, 0)
+            cq_clean(&self.c, qp_num)
 
     def drain(self, int k) -> int:
         """Poll hardware CQ k to empty into the WC buffer and the event ring; the number of WCs taken.

@@ -55,6 +55,8 @@ class QP(lifetime.Ended, _base.QP):
     _core: Any = None
     _why = ""
     _counted: list[Any] = []
+    _cqs: list[Any] = []
+    _number = 0
 
     @whole
     def __init__(self, creator: Any, init_attr: Any, qp_attr: Any = None) -> None:
@@ -76,6 +78,8 @@ class QP(lifetime.Ended, _base.QP):
             self._create_protected(plan, creator, init_attr)
         parents = [getattr(init_attr, name, None) for name in _PARENTS]
         self._node = lifetime.Node(self, creator, *parents)
+        self._number = self.qp_num
+        self._cqs = parents[:2]
         if self._shadow is None:
             self._counted = eligibility.count_other(init_attr)
         if qp_attr is not None:
@@ -191,6 +195,8 @@ class QP(lifetime.Ended, _base.QP):
                 self._insist()
         if held is None or not isinstance(qp_attr, _base.QPAttr):
             super().modify(qp_attr, comp_mask)
+            if state == e.IBV_QPS_RESET:
+                self._forget_unpolled()
             return
         if state not in _LEAVING:
             self._change(held, qp_attr, comp_mask, super().modify, qp_attr, comp_mask)
@@ -212,6 +218,8 @@ class QP(lifetime.Ended, _base.QP):
                 return
             if self._shadow is not held:  # one has bound a window through it
                 super().modify(qp_attr, comp_mask)
+                if state == e.IBV_QPS_RESET:
+                    self._forget_unpolled()
                 return
             if not held.is_connected or held.connection is None or held.is_inherited:
                 break  # nor has one connected it anew
@@ -231,6 +239,13 @@ class QP(lifetime.Ended, _base.QP):
         if state == e.IBV_QPS_ERR:
             held.ended()
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
+
+    def _forget_unpolled(self) -> None:
+        """RESET or closed without a journal: what nobody has polled goes out of CQs that are kept for others, too."""
+        for cq in self._cqs:
+            core = getattr(cq, "_core", None)
+            if core is not None:
+                core.forget_qp(self._number)
 
     def _change(
         self, held: ShadowQP, qp_attr: Any, comp_mask: int, verb: Callable[..., None], *args: Any
@@ -371,6 +386,8 @@ class QP(lifetime.Ended, _base.QP):
             self._why = "it is closed"
         try:
             super().close()
+            if held is None:
+                self._forget_unpolled()
         except PyverbsRDMAError:
             # Still there, with a window bound to it: it goes on as with pyverbs.
             if held is not None:

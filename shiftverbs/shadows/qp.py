@@ -192,6 +192,7 @@ class ShadowQP(Shadow):
     def close(self) -> None:
         """As for the others; the CQs get their room back, and the journal goes with the last shadow."""
         if not self.disposed:
+            self.core.destroyed()
             for cq, entries in self.entries.items():
                 cq.release(entries)
         super().close()

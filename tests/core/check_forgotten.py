@@ -240,3 +240,96 @@ def test_what_a_poll_that_was_broken_off_had_taken_is_forgotten_too(
     _core.set_driver(None)
     others = [100, 101, 102]
     assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == (others if is_reset else [0, 100, 1, 101, 2, 102])
+
+
+@pytest.mark.parametrize("drained", [0, 1, 2])
+def test_what_a_destroyed_qp_has_completed_goes_with_it(make: Callable[..., World], drained: int) -> None:
+    """As providers clean a CQ then; what is another QP's stays, and nothing comes of a backup that stops later."""
+    w = make()
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    away(w)
+    for i in range(4):
+        if i == 2 * drained:
+            for cq in (w.scq, w.rcq):
+                cq.drain(0)
+                cq.drain(1)
+        w.send(i)
+        other.send(100 + i)
+        if i != 3:
+            w.hw[1].complete()
+        other.hw[0].complete()
+    w.recv(10)
+    w.qp.detach(0)
+    w.qp.destroyed()
+    w.hw[1].complete()
+    w.hw[1].receive()
+    w.scq.drain(1)
+    w.rcq.drain(1)
+    assert [wr_id for wr_id, _ in taken(w)] == [100, 101, 102, 103]
+    w.qp.close()
+    w.qp.destroyed()
+    assert taken(w) == []
+
+
+@pytest.mark.parametrize("how", ["stays", "closed", "not ours"])
+def test_what_a_poll_had_taken_of_a_qp_that_is_gone_does_not_come_back(
+    make: Callable[..., World], how: str
+) -> None:
+    """A handler, amid a poll, closes one of its QPs, or resets one that has no journal, and raises."""
+    w = make()
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    for i in range(3):
+        w.send(i)
+        other.send(100 + i)
+        w.hw[0].complete()
+        other.hw[0].complete()
+
+    def driver() -> None:
+        _core.clear_attention()
+        if how == "closed":
+            w.qp.destroyed()
+            w.qp.close()
+        elif how == "not ours":
+            w.scq.forget_qp(0x200)
+        raise KeyboardInterrupt
+
+    w.send(3)
+    w.hw[0].fail_send(RETRY_EXC)  # the driver hears of it amid the poll
+    _core.set_driver(driver)
+    _core.clear_attention()
+    with pytest.raises(KeyboardInterrupt):
+        w.scq.poll(64)
+    _core.set_driver(None)
+    left = {"stays": [0, 100, 1, 101, 2, 102], "closed": [100, 101, 102], "not ours": [0, 1, 2]}
+    assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == left[how]
+
+
+@pytest.mark.parametrize("drained", [1, 2, 4, None])
+def test_a_qp_without_a_journal_takes_along_what_was_taken_for_others(
+    make: Callable[..., World], drained: int | None
+) -> None:
+    """All of it goes, or nothing: where nothing was taken out of the NIC's CQ, that is the NIC's affair."""
+    w = make()
+    w.protect()
+    cq = w.scqs[0]
+    for i in range(4):
+        if i == drained:
+            w.scq.drain(0)
+        cq.push(100 + i, qp_num=0x200)
+        w.send(i)
+        w.hw[0].complete()
+    if drained == 4:
+        w.scq.drain(0)
+    w.scq.forget_qp(0x300)
+    untouched = [i + 100 * k for i in range(4) for k in (1, 0)]
+    if drained is None:
+        assert cq.pending == 8
+        w.scq.forget_qp(0x200)
+        assert cq.pending == 8 and [wr_id for wr_id, _ in w.poll_cq(w.scq)] == untouched
+        return
+    w.scq.forget_qp(0x200)
+    assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [0, 1, 2, 3]

@@ -98,6 +98,7 @@ class Application:
         self.left = False  # it closed its QP, or moved it to ERR or RESET
         self.was_reset = False
         self.told = 0  # how many WCs it had when it was reset
+        self.late: list[tuple[int, int]] = []  # of WCs that came after it was closed: wr_id and status
         self.closed = False
         self.posts_on = False  # whatever has failed
         self.retry_due = False
@@ -342,6 +343,7 @@ class Application:
 
     def _take(self, wr_id: int, status: int, imm: int) -> None:
         if self.closed:
+            self.late.append((wr_id, status))
             return
         if status != OK and self.ends is None:
             self.ends = self.clock.now

@@ -250,6 +250,8 @@ def completions_once_and_in_order(app: Application) -> None:
         raise Violation("one completion each", f"{app.name}: receives {receives}")
     if app.was_reset and not app.host.plain and len(app.wcs) > app.told:
         raise Violation("RESET takes all", f"{app.name}: {app.wcs[app.told :]} came behind it")
+    if app.late and not app.host.plain:
+        raise Violation("close takes all", f"{app.name}: {app.late} came behind it")
 
 
 def what_failed_is_told(net: Network, app: Application) -> None:

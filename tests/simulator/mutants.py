@@ -487,8 +487,20 @@ mutant(
 mutant(
     "keep_what_nobody_has_polled",
     "RESET takes what was told and nobody has polled",
-    lines(QP, "def reset_journal", "cq_clean(q.scq, q.qp_num)"),
-    lines(QP, "def reset_journal", "cq_clean(q.rcq, q.qp_num)"),
+    lines(QP, "cdef void take_unpolled", "cq_clean(q.scq, q.qp_num)"),
+    lines(QP, "cdef void take_unpolled", "cq_clean(q.rcq, q.qp_num)"),
+)
+
+mutant(
+    "keep_what_a_destroyed_qp_has_completed",
+    "a QP that is closed takes along what nobody has polled",
+    lines(QP, "def destroyed", "self.take_unpolled()"),
+)
+
+mutant(
+    "tell_what_comes_of_a_destroyed_qp",
+    "what the backups of a closed QP complete is told nobody",
+    lines(QP, "def destroyed", "self.q.pairs[k].forgotten = 1", "pass"),
 )
 
 mutant(

@@ -19,6 +19,7 @@ from simulator.story import (
     end,
     ends,
     no_hole,
+    on,
     path_failed,
     plan,
     post,
@@ -237,6 +238,47 @@ def what_an_end_has_told_nobody_is_reset() -> Network:
     return end(net)
 
 
+def _nobody_polls() -> Network:
+    """Two QPs a side share a CQ, and are away; nobody polls for 100 s."""
+    net = armed(qps=2, one_cq=True)
+    for app in net.apps:
+        app.endpoint.prefer(1)
+    until(net, lambda: all(on(app, 1) and not app.endpoint.protocol.busy for app in net.apps), ms=200)
+    for app in net.apps:
+        app.poll_ns = 100_000 * MS
+        app.look()
+    return net
+
+
+def what_a_backup_has_completed_is_closed() -> Network:
+    """a closes the first of its QPs, whose completions nobody has polled; the other's are there."""
+    net = _nobody_polls()
+    first, other = (app for app in net.apps if app.device.name == "a")
+    post(first, "SEND")
+    wr = post(other, "SEND")
+    for app in (first, other):
+        app.endpoint.prefer(0)
+        until(net, lambda app=app: on(app, 0) and not app.endpoint.protocol.busy, ms=200)
+    assert first.endpoint.cq.buffered == 2
+    first.close()
+    wait(net, 200_000)
+    assert other.wcs[:1] == [("send", wr, 0)], other.wcs
+    return net
+
+
+def a_qp_is_closed_on_a_nic_that_writes_no_cqes() -> Network:
+    """a's close has waited for the NIC as long as it does; what that completes behind it is told nobody."""
+    net = _nobody_polls()
+    first, _ = (app for app in net.apps if app.device.name == "a")
+    net.hold_cqes("a", 1, True)
+    post(first.peer, "SEND")
+    wait(net, 1)
+    first.close()
+    net.hold_cqes("a", 1, False)
+    wait(net, 200_000)
+    return net
+
+
 SURVIVED: dict[Story, tuple[str, ...]] = {
     memory_is_registered_while_the_peer_is_waited_for: ("look_once_for_memory",),
     a_qp_is_connected_while_memory_is_registered: ("protect_before_memory_is_there",),
@@ -246,4 +288,9 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_path_is_made_again: ("forget_the_seals_of_a_path",),
     a_qp_is_armed_before_it_may_send: ("keep_pairs_that_were_connected_too_early",),
     a_peer_is_told_anew: ("take_who_is_told_anew_for_who_knew",),
+}
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    what_a_backup_has_completed_is_closed: ("keep_what_a_destroyed_qp_has_completed",),
+    a_qp_is_closed_on_a_nic_that_writes_no_cqes: ("tell_what_comes_of_a_destroyed_qp",),
 }

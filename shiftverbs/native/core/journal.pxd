@@ -108,7 +108,6 @@ ctypedef struct Shared:
     uint32_t first
     uint32_t count
     uint64_t dropped
-    uint64_t resets        # of QPs by the application, so far
     PathSample *ended      # samples that wait to be taken, oldest first
     PathSample *ended_last
     int64_t (*clock)() noexcept nogil   # of samples; NULL: CLOCK_MONOTONIC
@@ -151,6 +150,9 @@ ctypedef struct CQState:
     int heed               # HEED_*: what a poll has to do beside polling
     uint32_t sampled       # how many samples wait for a completion here
     int64_t looked_ns      # when a poll last ended, while there were any
+    int in_hand            # polls that run the driver, with WCs taken out already
+    uint64_t cleanings     # cq_clean calls so far
+    Map cleaned            # while a poll is in hand: qp_num -> which of the cleanings was its last
     uint64_t polled
     uint64_t swallowed
 
@@ -315,7 +317,6 @@ ctypedef struct QPState:
     int aborted            # every WR got its error, and the application has not begun anew
     int shown_error        # status of the first error WC that was shown to the application; 0: none
     bint sends_failed      # one of a send was: each send behind it has a flush, whatever was executed
-    uint64_t reset_at      # which of `resets` was its last one
 
 
 # --- small things ---------------------------------------------------------------------------------------------
@@ -484,6 +485,9 @@ cdef inline void cq_clean(CQState *c, uint32_t qp_num) noexcept nogil:
     """Take a QP's WCs out of the buffer, as providers take them out of a CQ; the others stay in their order."""
     cdef uint32_t i
     cdef uint32_t kept = 0
+    c.cleanings += 1
+    if c.in_hand:
+        map_set(&c.cleaned, qp_num, c.cleanings)
     for i in range(c.count):
         if c.buffer[(c.first + i) & (c.slots - 1)].qp_num != qp_num:
             c.buffer[(c.first + kept) & (c.slots - 1)] = c.buffer[(c.first + i) & (c.slots - 1)]

@@ -896,17 +896,14 @@ cdef class QPCore:
         q.pairs[0].recv_stale = 0
         q.pairs[0].recv_upto = q.rtail
 
-    def reset_journal(self) -> None:
-        """The application moved its QP to RESET: what is outstanding is forgotten, and so is what nobody has polled.
+    cdef void take_unpolled(self) noexcept:
+        """What nobody has polled goes, as providers clean a CQ at RESET and when a QP is destroyed.
 
-        As providers clean a CQ then. A NIC that does not (soft-RoCE) keeps only the last of the WCs, where the others
-        are in the buffer already: they would be successes with none before them.
+        A NIC that does not (soft-RoCE) keeps only the last of the WCs, where the others are in the buffer already:
+        they would be successes with none before them.
         """
         cdef QPState *q = &self.q
         cdef int k
-        self.pair(0)
-        sample_break(q.sample)
-        q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
         for k in range(MAX_PAIRS):
             if q.pairs[k].known and not q.pairs[k].forgotten:
                 cq_drain(q.scq, k)
@@ -914,8 +911,27 @@ cdef class QPCore:
                     cq_drain(q.rcq, k)
         cq_clean(q.scq, q.qp_num)
         cq_clean(q.rcq, q.qp_num)
-        shared.resets += 1
-        q.reset_at = shared.resets
+
+    def destroyed(self) -> None:
+        """The default QP is no more, the backups' are stopped or about to be: nothing is told of the QP from now on.
+
+        A new one may have its number already when the last backup is gone, so what comes until then counts for nothing.
+        """
+        cdef int k
+        if self.q.closed or self.made_in != forks:
+            return
+        self.take_unpolled()
+        for k in range(MAX_PAIRS):
+            self.q.pairs[k].forgotten = 1
+
+    def reset_journal(self) -> None:
+        """The application moved its QP to RESET: what is outstanding is forgotten, and so is what nobody has polled."""
+        cdef QPState *q = &self.q
+        cdef int k
+        self.pair(0)
+        sample_break(q.sample)
+        q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
+        self.take_unpolled()
         q.head = q.wired = q.proven_end = q.shown_end = q.tail
         q.rhead = q.rwired = q.rtail
         q.posted_ts = q.wired_ts = q.acked_ts = q.rx = 0
