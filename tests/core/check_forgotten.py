@@ -333,3 +333,30 @@ def test_a_qp_without_a_journal_takes_along_what_was_taken_for_others(
         return
     w.scq.forget_qp(0x200)
     assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_new_qp_may_have_the_number_of_a_destroyed_one(make: Callable[..., World], is_ours: bool) -> None:
+    """Its journal is there until its backups are gone: the default NIC's number is not its own any more."""
+    w = make()
+    w.protect()
+    away(w)
+    w.send(0)
+    w.qp.detach(0)
+    w.qp.destroyed()
+    if is_ours:
+        new = make(join=w)
+        new.send(7)
+        new.hw[0].complete()
+    else:
+        w.scqs[0].push(7, qp_num=w.qp_num)
+    w.hw[1].complete()
+    w.scq.drain(1)
+    assert w.poll_cq(w.scq) == [(7, SUCCESS)]
+    w.qp.close()
+    if is_ours:
+        new.send(8)
+        new.hw[0].complete()
+    else:
+        w.scqs[0].push(8, qp_num=w.qp_num)
+    assert w.poll_cq(w.scq) == [(8, SUCCESS)]

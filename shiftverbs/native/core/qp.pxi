@@ -915,12 +915,14 @@ cdef class QPCore:
     def destroyed(self) -> None:
         """The default QP is no more, the backups' are stopped or about to be: nothing is told of the QP from now on.
 
-        A new one may have its number already when the last backup is gone, so what comes until then counts for nothing.
+        A new one may have its number before the last backup is gone. Until then what comes from a backup counts for
+        nothing, and what comes from the default NIC is not this QP's.
         """
         cdef int k
         if self.q.closed or self.made_in != forks:
             return
         self.take_unpolled()
+        self.unregister(0)
         for k in range(MAX_PAIRS):
             self.q.pairs[k].forgotten = 1
 
