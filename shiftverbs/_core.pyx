@@ -484,24 +484,31 @@ cdef class CQCore:
         cdef int at = 0
         cdef int batch, n, kept, i, k
         cdef list result = []
+        cdef uint64_t before
         try:
             want = num_entries if type(num_entries) is int else poll_count(num_entries)
         except OverflowError:
             want = (<unsigned long>-1) >> 1 if num_entries > 0 else 0
         if shared.attention and run_driver_inline() == INHERITED:
             c.count = 0  # what waited was the parent's
+        before = c.cleanings
+        c.in_hand += 1
         while got < want:
             if c.count:
                 cq_pop(c, &wcs[0])
                 result.append(make_wc(&wcs[0]))
                 got += 1
+                if c.cleanings != before:
+                    before, got = c.cleanings, self.forget_taken(result, before)
                 continue
             if at >= c.n_active:  # a driver run may have taken one away
                 if not shared.attention:
                     break
                 # What was just polled gave the driver something to do, and that may have made WCs.
-                if not self.run_driver_with(result) or not c.count:
+                if not self.run_driver_with(result, before) or not c.count:
                     break
+                if c.cleanings != before:
+                    before, got = c.cleanings, self.forget_taken(result, before)
                 continue
             k = c.order[at]
             batch = POLL_BATCH if want - got > POLL_BATCH else <int>(want - got)
@@ -510,6 +517,7 @@ cdef class CQCore:
                 at += 1
                 if n <= 0:
                     if n < 0 and got == 0 and not self.guards():
+                        c.in_hand -= 1
                         raise PyverbsRDMAError('Failed to poll CQ', -n)
                     continue
             # First all decisions, in C; then the objects, whose making can run any code.
@@ -528,8 +536,13 @@ cdef class CQCore:
             for i in range(kept):
                 result.append(make_wc(&wcs[i]))
             got += kept
+            if c.cleanings != before:
+                before, got = c.cleanings, self.forget_taken(result, before)
         if shared.attention:
-            self.run_driver_with(result)
+            self.run_driver_with(result, before)
+        if c.cleanings != before:
+            got = self.forget_taken(result, before)
+        c.in_hand -= 1
         if c.heed:
             self.heed_poll(got)
         return got, result
@@ -541,31 +554,38 @@ cdef class CQCore:
             raise PyverbsRDMAError('Failed to poll CQ', failed)
         return 0
 
-    cdef int run_driver_with(self, list taken) except -1:
-        """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken.
+    cdef long forget_taken(self, list taken, uint64_t before) except -1:
+        """Amid a poll a QP was reset or closed: nobody has polled what was taken of it. How many are left.
 
-        But those of a QP that was reset or closed meanwhile: nobody has polled them.
+        taken: nothing of it is newer than that; before: how many cleanings have been heeded already.
         """
-        cdef uint64_t before = self.c.cleanings
         cdef MapSlot *slot
         cdef WC wc
-        self.c.in_hand += 1
+        cdef list kept = []
+        for wc in taken:
+            slot = map_find(&self.c.cleaned, wc.wc.qp_num)
+            if slot == NULL or slot.value <= before:
+                kept.append(wc)
+        taken[:] = kept
+        return len(taken)
+
+    cdef int run_driver_with(self, list taken, uint64_t before) except -1:
+        """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken.
+
+        before: as for forget_taken.
+        """
+        cdef WC wc
         try:
             return run_driver_inline()
         except BaseException:
+            self.forget_taken(taken, before)
+            self.c.in_hand -= 1
             if cq_reserve(&self.c, len(taken)):
                 for wc in reversed(taken):
-                    slot = map_find(&self.c.cleaned, wc.wc.qp_num)
-                    if slot != NULL and slot.value > before:
-                        continue
                     self.c.first = (self.c.first - 1) & (self.c.slots - 1)
                     self.c.buffer[self.c.first] = wc.wc
                     self.c.count += 1
             raise
-        finally:
-            self.c.in_hand -= 1
-            if not self.c.in_hand:
-                map_free(&self.c.cleaned)
 
     def forget_qp(self, uint32_t qp_num) -> None:
         """A QP without a journal was reset or destroyed: what was taken out of the default NIC's CQ of it goes.

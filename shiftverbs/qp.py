@@ -12,7 +12,7 @@ import pyverbs.qp as _base
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import enums as _e
-from shiftverbs._core import whole, whole_close, whole_end
+from shiftverbs._core import destroy_qp, forget_unpolled, whole, whole_close, whole_end
 from shiftverbs.failover import runtime
 from shiftverbs.mirroring import eligibility, lifetime, reexport
 from shiftverbs.mirroring.extended_qp import SendOperations
@@ -196,7 +196,7 @@ class QP(lifetime.Ended, _base.QP):
         if held is None or not isinstance(qp_attr, _base.QPAttr):
             super().modify(qp_attr, comp_mask)
             if state == e.IBV_QPS_RESET:
-                self._forget_unpolled()
+                forget_unpolled(self._cqs, self._number)
             return
         if state not in _LEAVING:
             self._change(held, qp_attr, comp_mask, super().modify, qp_attr, comp_mask)
@@ -219,7 +219,7 @@ class QP(lifetime.Ended, _base.QP):
             if self._shadow is not held:  # one has bound a window through it
                 super().modify(qp_attr, comp_mask)
                 if state == e.IBV_QPS_RESET:
-                    self._forget_unpolled()
+                    forget_unpolled(self._cqs, self._number)
                 return
             if not held.is_connected or held.connection is None or held.is_inherited:
                 break  # nor has one connected it anew
@@ -239,13 +239,6 @@ class QP(lifetime.Ended, _base.QP):
         if state == e.IBV_QPS_ERR:
             held.ended()
         held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
-
-    def _forget_unpolled(self) -> None:
-        """RESET or closed without a journal: what nobody has polled goes out of CQs that are kept for others, too."""
-        for cq in self._cqs:
-            core = getattr(cq, "_core", None)
-            if core is not None:
-                core.forget_qp(self._number)
 
     def _change(
         self, held: ShadowQP, qp_attr: Any, comp_mask: int, verb: Callable[..., None], *args: Any
@@ -385,9 +378,8 @@ class QP(lifetime.Ended, _base.QP):
                 raise
             self._why = "it is closed"
         try:
-            super().close()
-            if held is None:
-                self._forget_unpolled()
+            core = None if held is None else held.core
+            destroy_qp(super().close, core, self._cqs, self._number)
         except PyverbsRDMAError:
             # Still there, with a window bound to it: it goes on as with pyverbs.
             if held is not None:
@@ -397,6 +389,7 @@ class QP(lifetime.Ended, _base.QP):
         finally:
             if held is not None:
                 held.close()
+        self._cqs = []  # which may go now
         eligibility.uncount_other(self._counted)
         if self._node is not None:
             self._node.closed()

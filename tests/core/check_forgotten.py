@@ -360,3 +360,58 @@ def test_a_new_qp_may_have_the_number_of_a_destroyed_one(make: Callable[..., Wor
     else:
         w.scqs[0].push(8, qp_num=w.qp_num)
     assert w.poll_cq(w.scq) == [(8, SUCCESS)]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("lives_again", [False, True])
+def test_a_poll_that_runs_the_driver_twice_gives_nothing_of_before(
+    make: Callable[..., World], raises: bool, lives_again: bool
+) -> None:
+    """A handler resets a QP amid the first run, and may use it anew; one amid the second run may raise."""
+    w = make()
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    for i in range(3):
+        w.send(i)
+        other.send(100 + i)
+        w.hw[0].complete()
+        other.hw[0].complete()
+    runs = []
+
+    def driver() -> None:
+        _core.clear_attention()
+        runs.append(len(runs))
+        if len(runs) == 1:
+            w.qp.app_touched(True)
+            w.hw[0].reset()
+            w.qp.reset_journal()
+            if lives_again:
+                w.send(50)
+                w.hw[0].complete()
+                w.scq.drain(0)  # the poll goes on with what is there then
+            other.send(103)
+            other.hw[0].complete()
+            w.scq.drain(0)
+            _core.raise_attention()
+        elif raises:
+            raise KeyboardInterrupt
+
+    w.send(3)
+    w.hw[0].fail_send(RETRY_EXC)  # the driver hears of it amid the poll
+    _core.set_driver(driver)
+    _core.clear_attention()
+    left = [100, 101, 102, *([50] if lives_again else []), 103]
+    try:
+        if raises:
+            with pytest.raises(KeyboardInterrupt):
+                w.scq.poll(64)
+            seen = []
+        else:
+            count, wcs = w.scq.poll(64)
+            assert count == len(wcs)
+            seen = [wc.wr_id for wc in wcs]
+    finally:
+        _core.set_driver(None)
+    assert len(runs) > 1
+    assert seen + [wr_id for wr_id, _ in w.poll_cq(w.scq)] == left

@@ -220,3 +220,14 @@ def test_an_extended_cq_was_walked_half(network: Network, package: str) -> None:
     for h, wr_id in ((a, 99), (b, 504)):
         until(h, f"ep.walk(1) == [{wr_id}]")
         assert h("ep.walk(20)") == []
+
+
+@PACKAGES
+@pytest.mark.parametrize("kind", ["RC", "UD"])
+def test_a_closed_qp_keeps_no_cq(network: Network, package: str, kind: str) -> None:
+    a = network.host("a", package)
+    a("import weakref; context = device.Context(name='soft0'); area = pd.PD(context)")
+    a("own = cq.CQ(context, 8, None, None, 0); cap = qp.QPCap(max_send_wr=2, max_recv_wr=2)")
+    a(f"own_qp = qp.QP(area, qp.QPInitAttr(qp_type=e.IBV_QPT_{kind}, scq=own, rcq=own, cap=cap))")
+    a("own_qp.close(); left = weakref.ref(own); del own")
+    assert a("left() is None")

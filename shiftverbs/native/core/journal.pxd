@@ -150,9 +150,9 @@ ctypedef struct CQState:
     int heed               # HEED_*: what a poll has to do beside polling
     uint32_t sampled       # how many samples wait for a completion here
     int64_t looked_ns      # when a poll last ended, while there were any
-    int in_hand            # polls that run the driver, with WCs taken out already
+    int in_hand            # polls that are under way
     uint64_t cleanings     # cq_clean calls so far
-    Map cleaned            # while a poll is in hand: qp_num -> which of the cleanings was its last
+    Map cleaned            # of those amid polls: qp_num -> which of the cleanings was its last
     uint64_t polled
     uint64_t swallowed
 
@@ -486,7 +486,9 @@ cdef inline void cq_clean(CQState *c, uint32_t qp_num) noexcept nogil:
     cdef uint32_t i
     cdef uint32_t kept = 0
     c.cleanings += 1
-    if c.in_hand:
+    if not c.in_hand:
+        map_free(&c.cleaned)  # what is in it was for polls that have ended
+    else:
         map_set(&c.cleaned, qp_num, c.cleanings)
     for i in range(c.count):
         if c.buffer[(c.first + i) & (c.slots - 1)].qp_num != qp_num:

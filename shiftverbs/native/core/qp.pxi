@@ -919,7 +919,7 @@ cdef class QPCore:
         nothing, and what comes from the default NIC is not this QP's.
         """
         cdef int k
-        if self.q.closed or self.made_in != forks:
+        if self.q.closed or self.made_in != forks or not self.q.pairs[0].known:
             return
         self.take_unpolled()
         self.unregister(0)
@@ -1044,3 +1044,23 @@ cdef class QPCore:
     def post_arm_send(self, int k) -> int:
         """Our ARM dummy: a signaled zero-length SEND. Returns the errno."""
         return self.post_own_send(k, KIND_ARM)
+
+
+def destroy_qp(destroy, QPCore core, list cqs, uint32_t qp_num):
+    """destroy(), pyverbs' QP.close, and take what nobody has polled before another thread can have the number.
+
+    core: the QP's, or None; cqs: its CQs. Raises what destroy() does.
+    """
+    destroy()
+    if core is not None:
+        core.destroyed()
+    else:
+        forget_unpolled(cqs, qp_num)
+
+
+def forget_unpolled(list cqs, uint32_t qp_num):
+    """A QP without a journal was reset or destroyed: CQCore.forget_qp on those of its CQs that have one."""
+    for cq in cqs:
+        core = getattr(cq, '_core', None)
+        if isinstance(core, CQCore):
+            (<CQCore>core).forget_qp(qp_num)
