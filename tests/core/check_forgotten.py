@@ -208,40 +208,6 @@ def test_what_a_nic_keeps_is_forgotten_too(guarded: World, drained: int) -> None
     assert taken(w) == []
 
 
-@pytest.mark.parametrize("is_reset", [False, True])
-def test_what_a_poll_that_was_broken_off_had_taken_is_forgotten_too(
-    make: Callable[..., World], is_reset: bool
-) -> None:
-    """A handler, amid a poll, resets one of its QPs and raises: what was taken of the others is not lost."""
-    w = make()
-    w.protect()
-    other = make(join=w, qp_num=0x200)
-    other.protect()
-    for i in range(3):
-        w.send(i)
-        other.send(100 + i)
-        w.hw[0].complete()
-        other.hw[0].complete()
-
-    def driver() -> None:
-        _core.clear_attention()
-        if is_reset:
-            w.qp.app_touched(True)
-            w.hw[0].reset()
-            w.qp.reset_journal()
-        raise KeyboardInterrupt
-
-    w.send(3)
-    w.hw[0].fail_send(RETRY_EXC)  # the driver hears of it amid the poll
-    _core.set_driver(driver)
-    _core.clear_attention()
-    with pytest.raises(KeyboardInterrupt):
-        w.scq.poll(64)
-    _core.set_driver(None)
-    others = [100, 101, 102]
-    assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == (others if is_reset else [0, 100, 1, 101, 2, 102])
-
-
 @pytest.mark.parametrize("drained", [0, 1, 2])
 def test_what_a_destroyed_qp_has_completed_goes_with_it(make: Callable[..., World], drained: int) -> None:
     """As providers clean a CQ then; what is another QP's stays, and nothing comes of a backup that stops later."""
@@ -273,38 +239,53 @@ def test_what_a_destroyed_qp_has_completed_goes_with_it(make: Callable[..., Worl
     assert taken(w) == []
 
 
-@pytest.mark.parametrize("how", ["stays", "closed", "not ours"])
-def test_what_a_poll_had_taken_of_a_qp_that_is_gone_does_not_come_back(
-    make: Callable[..., World], how: str
-) -> None:
-    """A handler, amid a poll, closes one of its QPs, or resets one that has no journal, and raises."""
+def both_complete(make: Callable[..., World]) -> tuple[World, World]:
+    """Two QPs on one CQ: three completions of each, by turns, and behind them an error that the driver hears of."""
     w = make()
     w.protect()
     other = make(join=w, qp_num=0x200)
     other.protect()
     for i in range(3):
-        w.send(i)
-        other.send(100 + i)
-        w.hw[0].complete()
-        other.hw[0].complete()
+        for each, wr_id in ((w, i), (other, 100 + i)):
+            each.send(wr_id)
+            each.hw[0].complete()
+    w.send(3)
+    w.hw[0].fail_send(RETRY_EXC)
+    _core.clear_attention()
+    return w, other
+
+
+def reset(w: World) -> None:
+    """The application moves it to RESET."""
+    w.qp.app_touched(True)
+    w.hw[0].reset()
+    w.qp.reset_journal()
+
+
+@pytest.mark.parametrize("how", ["stays", "reset", "closed", "not ours"])
+def test_what_a_poll_had_taken_of_a_qp_that_is_gone_does_not_come_back(
+    make: Callable[..., World], how: str
+) -> None:
+    """A handler, amid a poll, resets or closes one of its QPs, or resets one that has no journal, and raises."""
+    w, _ = both_complete(make)
 
     def driver() -> None:
         _core.clear_attention()
-        if how == "closed":
+        if how == "reset":
+            reset(w)
+        elif how == "closed":
             w.qp.destroyed()
             w.qp.close()
         elif how == "not ours":
             w.scq.forget_qp(0x200)
         raise KeyboardInterrupt
 
-    w.send(3)
-    w.hw[0].fail_send(RETRY_EXC)  # the driver hears of it amid the poll
     _core.set_driver(driver)
-    _core.clear_attention()
     with pytest.raises(KeyboardInterrupt):
         w.scq.poll(64)
     _core.set_driver(None)
-    left = {"stays": [0, 100, 1, 101, 2, 102], "closed": [100, 101, 102], "not ours": [0, 1, 2]}
+    others = [100, 101, 102]
+    left = {"stays": [0, 100, 1, 101, 2, 102], "reset": others, "closed": others, "not ours": [0, 1, 2]}
     assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == left[how]
 
 
@@ -368,24 +349,14 @@ def test_a_poll_that_runs_the_driver_twice_gives_nothing_of_before(
     make: Callable[..., World], raises: bool, lives_again: bool
 ) -> None:
     """A handler resets a QP amid the first run, and may use it anew; one amid the second run may raise."""
-    w = make()
-    w.protect()
-    other = make(join=w, qp_num=0x200)
-    other.protect()
-    for i in range(3):
-        w.send(i)
-        other.send(100 + i)
-        w.hw[0].complete()
-        other.hw[0].complete()
+    w, other = both_complete(make)
     runs = []
 
     def driver() -> None:
         _core.clear_attention()
         runs.append(len(runs))
         if len(runs) == 1:
-            w.qp.app_touched(True)
-            w.hw[0].reset()
-            w.qp.reset_journal()
+            reset(w)
             if lives_again:
                 w.send(50)
                 w.hw[0].complete()
@@ -397,10 +368,7 @@ def test_a_poll_that_runs_the_driver_twice_gives_nothing_of_before(
         elif raises:
             raise KeyboardInterrupt
 
-    w.send(3)
-    w.hw[0].fail_send(RETRY_EXC)  # the driver hears of it amid the poll
     _core.set_driver(driver)
-    _core.clear_attention()
     left = [100, 101, 102, *([50] if lives_again else []), 103]
     try:
         if raises:
