@@ -53,13 +53,26 @@ def keys(member: Member, job: str) -> set[str]:
         return set()
 
 
+def await_keys(member: Member, job: str, wanted: set[str], timeout_s: float) -> None:
+    """Wait until a member holds exactly these; the error says what it holds, and what it wrote last."""
+    try:
+        wait_until(lambda: keys(member, job) == wanted, timeout_s)
+    except AssertionError as error:
+        held = keys(member, job)
+        ended = None if member.process is None else member.process.poll()
+        raise AssertionError(
+            f"{error}: {len(wanted - held)} of {len(wanted)} keys are missing, {len(held - wanted)} are too many, "
+            f"exit status {ended}; its log's end:\n{member.log_tail()}"
+        ) from None
+
+
 def all_of(published: list[dict[str, Any]]) -> set[str]:
     """All keys."""
     return {key for each in published for key in each}
 
 
 def test_a_set_up_storm_survives_the_leaders_death(cluster: Cluster, job: str) -> None:
-    """Twice, each time in the middle; the first one comes back in between, and has what the others have."""
+    """Twice, each time in the middle; an empty one takes its place, and gets what the others have."""
     world = EtcdWorld(cluster.members[0], job)
     etcd = Config.from_environ({"SHIFTVERBS_ETCD": cluster.endpoints}).etcd
     hosts = [world.make(etcd=etcd) for _ in range(HOSTS)]
@@ -76,9 +89,9 @@ def test_a_set_up_storm_survives_the_leaders_death(cluster: Cluster, job: str) -
             theirs = published[(place + 1) % HOSTS]
             host.until(lambda _, host=host, theirs=theirs: found(host) == theirs, 120)  # type: ignore[misc]
         for member in cluster.running():
-            wait_until(lambda member=member: keys(member, job) == all_of(published))  # type: ignore[misc]
-        cluster.start(leader)
-        wait_until(lambda leader=leader: keys(leader, job) == all_of(published), 60)  # type: ignore[misc]
+            await_keys(member, job, all_of(published), 30)
+        cluster.replace(leader)
+        await_keys(leader, job, all_of(published), 60)
     assert not any(one.keys for one in deletions)
     for host in hosts:
         host.exchanger.close()
