@@ -46,7 +46,7 @@ from shiftverbs.native.core.journal cimport (
     Siblings, abort_recvs, abort_sends, after_retire, atomic_opcodes, completion_due, cq_clean, cq_pop, cq_push,
     cq_reserve, cq_signal, discount_answered, emit, forget_events, has_payload, has_room, is_answered_elsewhere,
     join_siblings, key_none, leave_siblings, make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv,
-    post_own_fence, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec, start_fence,
+    post_own_fence_write, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec, start_fence_wr,
 )
 from shiftverbs.native.core.map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.native.core.replay cimport Seen, replay_seen
@@ -88,8 +88,8 @@ EV_POST_FAILED = journal.EV_POST_FAILED
 EV_SQ_FENCED = journal.EV_SQ_FENCED
 EV_RQ_FENCED = journal.EV_RQ_FENCED
 EV_ARM_WC = journal.EV_ARM_WC
-EV_FENCE_POSTED = journal.EV_FENCE_POSTED
-EV_FENCE_DONE = journal.EV_FENCE_DONE
+EV_FENCE_WR_POSTED = journal.EV_FENCE_WR_POSTED
+EV_FENCE_WR_DONE = journal.EV_FENCE_WR_DONE
 EV_RX_REACHED = journal.EV_RX_REACHED
 EV_NEW_RKEY = journal.EV_NEW_RKEY
 EV_KEY_MISSING = journal.EV_KEY_MISSING

@@ -458,7 +458,7 @@ VARIABLES: dict[str, Variable] = {
         "invariants",
         _boolean,
         "`1` or `0`",
-        "1: for tests of shiftverbs itself: after each event of a QP's failover, what must always hold of it is looked "
-        "at. Where it does not, that QP loses its protection, and the log says what.",
+        "1: for tests of shiftverbs itself: after each event of a QP's failover, what must always hold of it is "
+        "checked. Where it does not hold, that QP loses its protection, and the log says what.",
     ),
 }

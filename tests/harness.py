@@ -239,7 +239,7 @@ def child_env(
     softrnic: str | None = "1",
     extra: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
-    """Return an environment for a child: this one's without our own variables, plus what is named.
+    """Return an environment for a child: this one's without our own variables, plus what is named; failover checks its invariants there.
 
     :param softrnic_dir: registry directory of the software RNIC
     :param host: which host the child plays
@@ -249,6 +249,7 @@ def child_env(
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SOFTRNIC", "SHIFTVERBS"))}
     env["PYTHONUNBUFFERED"] = "1"
     env["PYTHONFAULTHANDLER"] = "1"
+    env["SHIFTVERBS_INVARIANTS"] = "1"
     if softrnic_dir is not None:
         env["SOFTRNIC_DIR"] = str(softrnic_dir)
     if softrnic is not None:

@@ -57,7 +57,7 @@ HURRY_NS = 20 * MS
 HURRY_SWITCH_INTERVAL_S = 0.0002
 # But no longer: a SWITCH may need the keys of memory, and where very many begin one after the other, the hurry is long.
 EXCHANGE_NS = 100 * MS
-# After so many calls it is looked what came meanwhile: a thousand QPs fail together, and the peer takes us for dead
+# After so many calls a run reads what came meanwhile: a thousand QPs fail together, and the peer takes us for dead
 # where its pings are not answered. Not many fewer: what is done together is sent together.
 SLICE = 256
 # Where there is much else, so many messages are read all the same: their senders have deadlines.
@@ -410,7 +410,7 @@ class Driver:
             lost = True
         if lost:
             for connection in list(self.connections.values()):
-                later(connection, connection.look_again)
+                later(connection, connection.catch_up)
         for path, said in self.channel.receive(now):
             self._hear(path, said, now)
 
@@ -527,7 +527,7 @@ class Driver:
                 self.schedule(connection, now + LATER_NS)
                 continue
             messages = self._mail.pop(connection, None)
-            if messages is not None:  # at once: there may be new ones whenever it is looked
+            if messages is not None:  # at once: new ones may come at any moment
                 self._read(connection, messages)
             self.safely(connection, connection.on_time, now)
             left -= 1

@@ -37,7 +37,7 @@ class Directions:
                 case Step.OPEN_SEND | Step.REOPEN_SEND:
                     self._open(pair)
                 case Step.BEGIN_FENCE_WR:
-                    s.do(ev.BeginFence())
+                    s.do(ev.BeginFenceWr())
                 case Step.CANCEL_MOVE:
                     s.do(ev.CancelMove(pair))
                 case Step.DELIVER_ERRORS:

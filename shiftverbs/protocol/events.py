@@ -96,11 +96,11 @@ class MessageReceived(Struct, frozen=True):
     unsafe: str | None = None
 
 
-class FencePosted(Struct, frozen=True):
+class FenceWrPosted(Struct, frozen=True):
     """MOVE: the fence WR is posted and later posts are withheld."""
 
 
-class FenceDone(Struct, frozen=True):
+class FenceWrDone(Struct, frozen=True):
     """MOVE: the fence WR completed. tx: two-sided messages sent so far."""
 
     tx: int
@@ -162,8 +162,8 @@ Event = (
     | PairConnected
     | ArmCompletion
     | MessageReceived
-    | FencePosted
-    | FenceDone
+    | FenceWrPosted
+    | FenceWrDone
     | RxReached
     | ReceivesPosted
     | PathHealth
@@ -258,8 +258,8 @@ class LetGo(Struct, frozen=True):
     unanswered: bool = False
 
 
-class BeginFence(Struct, frozen=True):
-    """MOVE: make the last outstanding or the next WR the fence WR. Answered by FencePosted."""
+class BeginFenceWr(Struct, frozen=True):
+    """MOVE: make the last outstanding or the next WR the fence WR. Answered by FenceWrPosted."""
 
 
 class PostFenceWrite(Struct, frozen=True):
@@ -303,7 +303,7 @@ class Status(enum.Enum):
 
 
 class SetStatus(Struct, frozen=True):
-    """The protection status changed; PROTECTED means that a backup pair is armed."""
+    """The protection status changed; PROTECTED means that a backup pair works."""
 
     status: Status
     why: str | None = None
@@ -337,7 +337,7 @@ Action = (
     | OpenSend
     | DeliverErrors
     | LetGo
-    | BeginFence
+    | BeginFenceWr
     | PostFenceWrite
     | CancelMove
     | AwaitRx

@@ -231,8 +231,8 @@ class Invariants:
         s = self._state
         _fact(not s.over and not self._switch.fencing(), "a SWITCH that fences, or the end, calls ARM off", k)
         _fact(not s.carries(k), "ARM leaves alone what carries traffic, or is about to", k)
-        _fact(not p.works, "what is being armed does not work yet", k)
-        _fact(not p.dead, "no dead NIC is armed", k)
+        _fact(not p.works, "what ARM is at does not work yet", k)
+        _fact(not p.dead, "ARM is at no dead NIC", k)
         _fact(not s.initiator or p.requester or p.remote is not None, "a responder knows its requester", k)
         if p.state is ArmState.RESETTING:
             _fact(not p.sent_ok and not p.received_ok, "nothing is proven before RESET is through", k)

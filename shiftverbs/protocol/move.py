@@ -112,14 +112,14 @@ class MoveProcedure:
             s.timers.set(Timer.FENCE_WRITE, s.now_ns + s.config.move_timeout_ns)
             s.do(ev.PostFenceWrite())
 
-    def on_fence_posted(self) -> None:
+    def on_fence_wr_posted(self) -> None:
         """The fence WR is posted, by whomever."""
         s = self._state
         if s.move_out is not None and s.send_state is SendState.WAIT_SIGNALED:
             s.timers.stop(Timer.FENCE_WRITE)
             self._directions.send(SendInput.FENCE_WR_POSTED, s.send_pair)
 
-    def on_fence_done(self, tx: int) -> None:
+    def on_fence_wr_done(self, tx: int) -> None:
         """The fence WR is complete: now the peer is told. tx: two-sided messages sent before it."""
         s = self._state
         m = s.move_out

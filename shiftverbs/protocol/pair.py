@@ -246,10 +246,10 @@ class PairProtocol:
                     self.arm.on_pair_connected(event)
             case ev.ArmCompletion():
                 self.arm.on_completion(event)
-            case ev.FencePosted():
-                self.move.on_fence_posted()
-            case ev.FenceDone():
-                self.move.on_fence_done(event.tx)
+            case ev.FenceWrPosted():
+                self.move.on_fence_wr_posted()
+            case ev.FenceWrDone():
+                self.move.on_fence_wr_done(event.tx)
             case ev.RxReached():
                 self.move.on_rx_reached()
             case ev.ReceivesPosted():

@@ -158,7 +158,7 @@ class Preference(Struct):
 
 
 class LocalPair(Struct, frozen=True):
-    """Our QP of one pair before anything was armed. gid: 16 bytes; mtu: enum ibv_mtu."""
+    """Our QP of one pair before its first ARM. gid: 16 bytes; mtu: enum ibv_mtu."""
 
     gid: bytes
     lid: int

@@ -107,7 +107,7 @@ class SwitchProcedure:
             self._posting_ns = None
 
     def pursue(self) -> None:
-        """Set the timer of the attempt under way: it follows from so much that it is looked at after each event."""
+        """Set the timer of the attempt under way: it follows from so much that each event may change it."""
         s = self._state.switch
         assert s is not None
         posting = s.posting

@@ -216,12 +216,12 @@ def test_a_move_that_begins_while_sends_wait_for_room(half_home: Callable[..., W
     assert w.qp.post_fence_write(0, 0) == errno.EAGAIN
     assert w.events() == []
     w.hw[1].complete()
-    assert w.poll() == [(0, SUCCESS)] and (_core.EV_FENCE_POSTED, 1, 0, 0) in w.events()
+    assert w.poll() == [(0, SUCCESS)] and (_core.EV_FENCE_WR_POSTED, 1, 0, 0) in w.events()
     assert seqs(w.hw[1].posts()) == [0, 1, 2] and w.hw[1].post(2).flags & SIGNALED
     assert not w.qp.send_is_open
     w.hw[1].complete(2)
     assert w.poll() == [(1, SUCCESS)], "nobody asked for a WC of the fence"
-    assert _core.EV_FENCE_DONE in w.kinds() and w.qp.outstanding[0] == 0
+    assert _core.EV_FENCE_WR_DONE in w.kinds() and w.qp.outstanding[0] == 0
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_a_fence_is_not_what_the_nic_has_without_a_signal(half_home: Callable[..
         "what is behind the fence is for the next pair"
     )
     posted = w.hw[1].post(-1)
-    assert _core.EV_FENCE_POSTED in kinds and posted.flags & SIGNALED
+    assert _core.EV_FENCE_WR_POSTED in kinds and posted.flags & SIGNALED
 
 
 @pytest.mark.parametrize("target", [0, 1])
@@ -314,12 +314,12 @@ def test_what_has_no_room_is_the_fence(half_home: Callable[..., World]) -> None:
     assert w.qp.move_begin() == "wanted"
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN
     w.hw[1].complete()
-    assert w.poll() == [(0, SUCCESS)] and (_core.EV_FENCE_POSTED, 1, 0, 0) in w.events()
+    assert w.poll() == [(0, SUCCESS)] and (_core.EV_FENCE_WR_POSTED, 1, 0, 0) in w.events()
     fence = w.hw[1].post(-1)
     assert seqs([fence]) == [2] and fence.flags == SIGNALED and not w.qp.send_is_open
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN, "there is one"
     w.hw[1].complete(2)
-    assert w.poll() == [(1, SUCCESS)] and w.kinds() == [_core.EV_FENCE_DONE]
+    assert w.poll() == [(1, SUCCESS)] and w.kinds() == [_core.EV_FENCE_WR_DONE]
     assert w.qp.post_fence_write(0xABC, 0x12) == errno.EAGAIN, "and it is done"
     assert w.qp.outstanding[0] == 0
 
@@ -351,11 +351,11 @@ def test_a_program_that_posts_as_long_as_it_can_goes_home(
         wr_id = post_until_full(w, wr_id)
         if not w.qp.send_is_open:
             break
-    assert _core.EV_FENCE_POSTED in w.kinds(), "the MOVE never ends"
+    assert _core.EV_FENCE_WR_POSTED in w.kinds(), "the MOVE never ends"
     assert seqs(w.hw[1].posts()) == list(range(16)) and w.hw[1].post(-1).flags & SIGNALED
     w.hw[1].complete(w.hw[1].count() - w.hw[1].done[0])
     w.poll()
-    assert _core.EV_FENCE_DONE in w.kinds()
+    assert _core.EV_FENCE_WR_DONE in w.kinds()
     w.reset_pair(0)
     w.qp.open_send(0)
     assert seqs(w.hw[0].posts()) == list(range(16, 24)), "what was posted behind it comes at home, in order"
@@ -403,10 +403,10 @@ def test_our_write_waits_for_one_of_before(guarded: World) -> None:
     w.events()
     w.hw[0].complete(2)
     w.poll()
-    assert w.kinds() == [_core.EV_FENCE_POSTED] and not w.qp.send_is_open
+    assert w.kinds() == [_core.EV_FENCE_WR_POSTED] and not w.qp.send_is_open
     w.hw[0].complete(2)
     w.poll()
-    assert w.kinds() == [_core.EV_FENCE_DONE] and w.qp.outstanding[0] == 0
+    assert w.kinds() == [_core.EV_FENCE_WR_DONE] and w.qp.outstanding[0] == 0
 
 
 def test_an_answer_that_is_no_message(half_home: Callable[..., World]) -> None:

@@ -412,7 +412,7 @@ class DataPath(RuleBasedStateMachine):
             done = len(side.sends) - core.unwired[0]
             side.head = max(side.head, done)
         kinds = [e[0] for e in _core.take_events() if e[1] is core]
-        assert (_core.EV_FENCE_DONE in kinds) == (how != "idle")
+        assert (_core.EV_FENCE_WR_DONE in kinds) == (how != "idle")
         assert core.counters()[2] == side.peer_rx(), "tx of the MOVE"
         old, side.send_pair = side.send_pair, (side.send_pair + step) % NICS
         core.open_send(side.send_pair)

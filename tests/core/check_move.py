@@ -45,7 +45,7 @@ def test_move_behind_the_last_signaled(guarded: World) -> None:
     assert w.hw[0].count() == 2 and w.events() == []
     w.hw[0].complete(2)
     assert w.poll() == [(1, SUCCESS)]
-    assert w.events() == [(_core.EV_FENCE_DONE, 0, 0, 0)]
+    assert w.events() == [(_core.EV_FENCE_WR_DONE, 0, 0, 0)]
     assert w.qp.counters() == (0, 2, 2), "tx of the MOVE: the withheld one does not count"
     w.scq.set_active(1, True)
     w.qp.open_send(1)
@@ -60,12 +60,12 @@ def test_move_waits_for_the_next_post(guarded: World) -> None:
     assert w.qp.move_begin() == "wanted"
     w.send(1, flags=0)
     assert w.hw[0].post(1).flags == SIGNALED
-    assert w.events() == [(_core.EV_FENCE_POSTED, 0, 0, 0)]
+    assert w.events() == [(_core.EV_FENCE_WR_POSTED, 0, 0, 0)]
     w.send(2, flags=0)
     assert w.hw[0].count() == 2
     w.hw[0].complete(2)
     assert w.poll() == [], "nobody asked for that WC"
-    assert w.events() == [(_core.EV_FENCE_DONE, 0, 0, 0)]
+    assert w.events() == [(_core.EV_FENCE_WR_DONE, 0, 0, 0)]
     w.qp.open_send(1)
     assert w.hw[1].post(0).flags == 0
 
@@ -78,7 +78,7 @@ def test_move_takes_a_whole_chain(guarded: World) -> None:
     first = send_wr(1, flags=0, next_wr=last)
     w.qp.post_send(first)
     assert [p.flags for p in w.hw[0].posts()] == [0, 0, SIGNALED]
-    assert w.kinds() == [_core.EV_FENCE_POSTED]
+    assert w.kinds() == [_core.EV_FENCE_WR_POSTED]
 
 
 def test_move_when_the_fence_is_refused_waits_on(guarded: World) -> None:
@@ -90,7 +90,7 @@ def test_move_when_the_fence_is_refused_waits_on(guarded: World) -> None:
         w.send(1, flags=0)
     assert w.events() == [] and w.qp.send_is_open
     w.send(1, flags=0)
-    assert w.kinds() == [_core.EV_FENCE_POSTED]
+    assert w.kinds() == [_core.EV_FENCE_WR_POSTED]
 
 
 def test_our_own_fence_write(guarded: World) -> None:
@@ -110,7 +110,7 @@ def test_our_own_fence_write(guarded: World) -> None:
     w.send(2)
     assert w.hw[0].count() == 3
     w.hw[0].complete(3)
-    assert w.poll() == [] and (_core.EV_FENCE_DONE, 0, 0, 0) in w.events()
+    assert w.poll() == [] and (_core.EV_FENCE_WR_DONE, 0, 0, 0) in w.events()
     assert w.qp.outstanding == (1, 0) and w.qp.counters() == (0, 1, 1)
 
 
@@ -140,7 +140,7 @@ def test_move_leaves_what_is_withheld_for_a_key(guarded: World, before: str, lac
         count += 1
     w.hw[1].complete(count)
     assert w.poll() == ([(0, SUCCESS)] if before == "signaled" else [])
-    assert (_core.EV_FENCE_DONE in w.kinds()) == (count > 0) and not w.qp.send_is_open
+    assert (_core.EV_FENCE_WR_DONE in w.kinds()) == (count > 0) and not w.qp.send_is_open
     assert w.qp.counters()[2] == (before != "nothing"), "what is withheld is not of this pair"
     if lacks == "receive":
         assert w.qp.move_recv(0) == 0
@@ -196,7 +196,7 @@ def test_error_in_wait_drained_becomes_a_switch(guarded: World) -> None:
     assert seqs(w.hw[1].posts()) == [0, 1]
     w.hw[1].complete(2)
     assert w.poll() == [(0, SUCCESS), (1, SUCCESS)]
-    assert _core.EV_FENCE_DONE not in w.kinds()
+    assert _core.EV_FENCE_WR_DONE not in w.kinds()
 
 
 def test_golden_move_before_last_receive_polled(guarded: World) -> None:
@@ -284,4 +284,4 @@ def test_our_write_of_before_is_not_the_next_fence(guarded: World) -> None:
     assert w.events() == [], "the WR that is to be the fence has not completed"
     w.hw[0].complete()
     assert w.poll() == [(1, SUCCESS)]
-    assert w.kinds() == [_core.EV_FENCE_DONE]
+    assert w.kinds() == [_core.EV_FENCE_WR_DONE]

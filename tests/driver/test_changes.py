@@ -12,7 +12,7 @@ import pytest
 from shiftverbs import _nic
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.rebuild import Rebuild
-from shiftverbs.failover.services.host import Route
+from shiftverbs.failover.services.host import LocalPort
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
 from shiftverbs.protocol.messages import PairAddress
@@ -67,8 +67,8 @@ class Rebuilt:
             verbs=_nic,
         )
 
-    def route(self, k: int) -> Route:
-        return Route(1, 1, HERE, 3, 0)
+    def local_port(self, k: int) -> LocalPort:
+        return LocalPort(1, 1, HERE, 3, 0)
 
     def nic(self, k: int) -> Any:
         return self._nic

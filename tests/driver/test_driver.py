@@ -422,7 +422,7 @@ def test_lost_events_make_it_look_at_every_qp(
     monkeypatch.setattr(driver.machine, "events_overflowed", lambda: lost.pop() if lost else False)
     driver.run()
     driver.run()
-    assert all(each.told.count("look_again") == 1 for each in both)
+    assert all(each.told.count("catch_up") == 1 for each in both)
 
 
 def test_what_a_switch_does_not_need_waits_for_it(driver: Driver, clock: SimpleNamespace) -> None:
@@ -529,11 +529,11 @@ def test_who_was_not_told_that_a_nic_died_finds_out(driver: Driver, nic: Any) ->
         send_state=SendState.DEFAULT, next_timeout_ns=None, handle=handle,
     )  # fmt: skip
     connection.protocol = protocol
-    connection.look_again()
+    connection.catch_up()
     assert told == []
     nic.dead = True
-    connection.look_again()
-    connection.look_again()
+    connection.catch_up()
+    connection.catch_up()
     assert told == [ev.NicDead(0)]
 
 
@@ -552,9 +552,9 @@ def test_a_refused_post_that_nobody_was_told_of_is_found(driver: Driver, nic: An
         send_state=SendState.DEFAULT, next_timeout_ns=None, handle=lambda event, now: told.append(event) or [],
     )  # fmt: skip
     connection.protocol = protocol
-    connection.look_again()
+    connection.catch_up()
     assert told == []  # the SWITCH hands it over once more
     protocol.switching = False
-    connection.look_again()
+    connection.catch_up()
     assert [type(event) for event in told] == [ev.WorkRefused] and "Invalid argument" in told[0].reason
     assert connection.ending.original == (2, errno.EINVAL)

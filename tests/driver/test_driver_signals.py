@@ -78,10 +78,10 @@ def test_what_an_interrupted_run_took_is_found_again(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(driver.machine, "take_events", taken)
         driver.run()
-    assert "look_again" not in one.told
+    assert "catch_up" not in one.told
     driver.run()
     driver.run()
-    assert one.told.count("look_again") == 1
+    assert one.told.count("catch_up") == 1
 
 
 def test_a_run_that_fails_is_repeated(
@@ -113,7 +113,7 @@ def test_what_a_signal_handler_raises_is_the_applications(
         done.clear()
     driver.run()
     assert driver.outside.flush(10)
-    assert "give_up" not in one.told and "look_again" not in one.told and not caplog.records
+    assert "give_up" not in one.told and "catch_up" not in one.told and not caplog.records
 
 
 def test_a_verb_is_not_broken_off_under_the_lock(driver: Driver, alarm: Any) -> None:

@@ -149,15 +149,15 @@ def test_a_fence_gives_a_command_again_whose_end_was_lost(
     nic.hangs = lambda longer_than_s: False
     fence, ends = fence_of(driver, nic, clock.now + 10**9)
     nic.worker.under_way = 1
-    fence.look_again()
+    fence.command_again()
     assert len(nic.worker.submitted) == 1
     nic.worker.under_way = 0
-    fence.look_again()
+    fence.command_again()
     assert len(nic.worker.submitted) == 2
     markers: list[int] = []
     fence._c.core.post_marker = lambda k: markers.append(k) or 0
     fence._erred(0, 0, 1)
     fence._erred(0, 0, 1)
     assert markers == [0] and ends == []
-    fence.look_again()
+    fence.command_again()
     assert len(nic.worker.submitted) == 3  # the kick

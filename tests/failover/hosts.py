@@ -152,7 +152,7 @@ def go(faults: Any, where: str, *hosts: Host) -> None:
 @pytest.fixture(name="network")
 def network_of(spawn: Spawn, shared_etcd: EtcdServer, job: str, softrnic_dir: Path) -> Network:
     """Two hosts to be, with etcd."""
-    env = {"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job, "SHIFTVERBS_INVARIANTS": "1"}
+    env = {"SHIFTVERBS_ETCD": shared_etcd.endpoint, "SHIFTVERBS_JOB": job}
     return Network(spawn, env, softrnic_dir)
 
 

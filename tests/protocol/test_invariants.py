@@ -59,8 +59,8 @@ def switched() -> PairProtocol:
 def moving() -> PairProtocol:
     p = protected()
     p.handle(ev.PreferPair(1), p.state.now_ns)
-    p.handle(ev.FencePosted(), p.state.now_ns)
-    p.handle(ev.FenceDone(7), p.state.now_ns)
+    p.handle(ev.FenceWrPosted(), p.state.now_ns)
+    p.handle(ev.FenceWrDone(7), p.state.now_ns)
     assert p.move_told
     return p
 
@@ -161,7 +161,7 @@ BROKEN: list[tuple[Story, Callable[[PairProtocol], None], str]] = [
     (protected, _change("pairs.1.dead", True), "no clean pair"),
     (protected, lambda p: setattr(p.pairs[1], "local", replace(ADDRESS, psn=1 << 24)), "24 bits"),
     (arming, _change("pairs.1.works", True), "does not work yet"),
-    (arming, _change("pairs.1.dead", True), "no dead NIC is armed"),
+    (arming, _change("pairs.1.dead", True), "ARM is at no dead NIC"),
     (arming, _change("pairs.1.sent_ok", True), "before RESET is through"),
     (arming, _change("pairs.1.state", ArmState.CONNECTING), "knows where to"),
     (arming, lambda p: p.state.timers.stop(arm_row(1, ArmTimer.DEADLINE)), "has a deadline"),

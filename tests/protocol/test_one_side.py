@@ -145,8 +145,8 @@ def test_a_move_waits_for_receives_as_long_as_the_peer_says_so() -> None:
     assert [m.step for m in sent(p.handle(ev.MessageReceived(move), now))] == [MoveStep.MOVED]
     p, now = one_side()
     p.handle(ev.PreferPair(1), now)
-    p.handle(ev.FencePosted(), now)
-    (told,) = [m for m in sent(p.handle(ev.FenceDone(7), now)) if isinstance(m, Move)]
+    p.handle(ev.FenceWrPosted(), now)
+    (told,) = [m for m in sent(p.handle(ev.FenceWrDone(7), now)) if isinstance(m, Move)]
     held = replace(told, step=MoveStep.HELD)
     for _ in range(30):
         now += 100 * MS

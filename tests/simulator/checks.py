@@ -434,7 +434,7 @@ def moves_end(net: Network) -> None:
             if name != app.name:
                 continue
             what = type(action).__name__
-            if what == "BeginFence":
+            if what == "BeginFenceWr":
                 begun = t
             elif begun is not None and what in MOVE_IS_OVER:
                 spans.append((begun, t))

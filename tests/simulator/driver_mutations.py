@@ -117,8 +117,8 @@ def release_before_the_drain() -> Iterator[None]:
         (
             "event = self._inbox.pop(0)",
             "event = self._inbox.pop(0)\n"
-            "            if isinstance(event, ev.FencePosted):\n"
-            "                self._inbox.append(ev.FenceDone(self.core.counters()[1]))",
+            "            if isinstance(event, ev.FenceWrPosted):\n"
+            "                self._inbox.append(ev.FenceWrDone(self.core.counters()[1]))",
         ),
     ):
         yield

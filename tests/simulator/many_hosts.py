@@ -146,7 +146,7 @@ class Job:
         done_ms = (net.clock.now - started_ns) / MS
         wait(net, rest_ms)
         cpu_s, self._cpu_s = self._cpu_s, time.process_time()
-        switched, moved = self._traced(traced, ev.SwitchStarted), self._traced(traced, ev.BeginFence)
+        switched, moved = self._traced(traced, ev.SwitchStarted), self._traced(traced, ev.BeginFenceWr)
         self.costs[name] = Cost(
             name,
             done_ms,

@@ -68,7 +68,7 @@ mutant(
         q.wired = q.head
         q.wired_ts = q.acked_ts
         q.withheld_send_end = q.withheld_recv_end = 0
-        q.fence_active = q.fence_wanted = q.key_wait = q.blocked = 0
+        q.fence_wr_active = q.fence_wr_wanted = q.key_wait = q.blocked = 0
         return
         """,
     ),
@@ -252,7 +252,7 @@ mutant(
         "def close_send",
         "self.q.send_open = 0",
         """
-        if self.q.fence_active and not self.q.send_open:
+        if self.q.fence_wr_active and not self.q.send_open:
             journal.send_cut(&self.q, self.q.wired)
         self.q.send_open = 0
         """,
@@ -268,7 +268,7 @@ mutant(
 mutant(
     "fence_only_what_is_posted_next",
     "a MOVE that begins while sends wait for the NIC's room makes the last of them its fence",
-    value(JOURNAL, "cdef inline void pump_send", "q.fence_wanted", "False"),
+    value(JOURNAL, "cdef inline void pump_send", "q.fence_wr_wanted", "False"),
 )
 
 mutant(
@@ -286,11 +286,11 @@ mutant(
 mutant(
     "put_the_fence_behind_all_that_waits",
     "what is posted behind a fence that waits for room is for the next pair",
-    lines(QP, "def move_begin", "q.last_signaled = q.fence_upto = end", "q.last_signaled = end"),
+    lines(QP, "def move_begin", "q.last_signaled = q.fence_wr_upto = end", "q.last_signaled = end"),
     lines(
         DISPATCH,
         "cdef inline int qp_post_send",
-        "q.last_signaled = q.fence_upto = q.tail",
+        "q.last_signaled = q.fence_wr_upto = q.tail",
         "q.last_signaled = q.tail",
     ),
 )
@@ -300,16 +300,16 @@ mutant(
     "one fence WRITE of ours at a time: there is room for no more",
     lines(
         JOURNAL,
-        "cdef inline int post_own_fence",
+        "cdef inline int post_own_fence_write",
         """
-        if q.pairs[q.send_pair].own_fence:
+        if q.pairs[q.send_pair].own_fence_write:
             return EAGAIN
         """,
     ),
     value(
         QP,
         "def post_fence_write",
-        "q.wired != send_end(q) or q.pairs[q.send_pair].own_fence",
+        "q.wired != send_end(q) or q.pairs[q.send_pair].own_fence_write",
         "q.wired != send_end(q)",
     ),
 )
@@ -328,7 +328,7 @@ mutant(
 mutant(
     "take_an_old_fence_write_for_the_wr",
     "a WR that is the fence ends it, not a WRITE of ours ahead of it",
-    value(DISPATCH, "cdef inline int own_wc", "q.fence_seq == seq == q.wired", "q.fence_seq == seq"),
+    value(DISPATCH, "cdef inline int own_wc", "q.fence_wr_seq == seq == q.wired", "q.fence_wr_seq == seq"),
 )
 
 mutant(
@@ -338,8 +338,8 @@ mutant(
         DISPATCH,
         "cdef inline int own_wc",
         """
-        if q.fence_wanted:
-            fence_last(q)
+        if q.fence_wr_wanted:
+            last_is_fence_wr(q)
         """,
     ),
 )
@@ -347,7 +347,7 @@ mutant(
 mutant(
     "drop_a_fence_write_that_finds_no_room",
     "a fence WRITE that finds WRs waiting for room is posted behind them",
-    lines(QP, "def post_fence_write", "q.own_fence = 1"),
+    lines(QP, "def post_fence_write", "q.own_fence_write = 1"),
 )
 
 # ---- the end of a QP ----------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ mutant(
         q.guarded = 0
         q.pairs[0].fencing = q.pairs[q.send_pair].fencing = q.pairs[q.recv_pair].fencing = 0
         q.pairs[0].fence_again = q.pairs[q.send_pair].fence_again = q.pairs[q.recv_pair].fence_again = 0
-        q.fence_active = q.fence_wanted = q.key_wait = 0
+        q.fence_wr_active = q.fence_wr_wanted = q.key_wait = 0
         if not q.send_open:
             q.send_open = 1
             pump_send(q)

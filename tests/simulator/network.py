@@ -29,7 +29,7 @@ from shiftverbs.native.ibv import EventType
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 
-#: Whether the protocol's invariants are looked at after each event: SHIFTVERBS_INVARIANTS=0 for a campaign's speed.
+#: Whether the protocol's invariants are checked after each event: SHIFTVERBS_INVARIANTS=0 for a campaign's speed.
 INVARIANTS = os.environ.get("SHIFTVERBS_INVARIANTS", "1") != "0"
 STILL = 1 << 62
 

@@ -40,7 +40,7 @@ def memory_comes_while_the_pair_it_was_for_is_fenced() -> Network:
         net.nics[name][1].command_ns = 200 * MS
     path_failed(a, 1)
     assert connection.fence is not None
-    tell(a, connection.look_again)
+    tell(a, connection.catch_up)
     until(net, lambda: connection.fence is None or core.recv_is_open)
     assert connection.fence is None, "receives went to the pair that is being fenced"
     for name in "ab":

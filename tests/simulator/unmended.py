@@ -128,7 +128,7 @@ def flush_though_a_nic_hangs() -> Iterator[None]:
 @mutation("an ARM that waited for its look at the NIC does not reset a QP that has ended")
 def revive_an_ended_qp() -> Iterator[None]:
     with (
-        rewritten(Rebuild, "_look_again", (" and not c.core.ending", "")),
+        rewritten(Rebuild, "_see_nic_first", (" and not c.core.ending", "")),
         rewritten(Ending, "begin", ("c.rebuild.call_off(0)", "pass")),
     ):
         yield

@@ -102,7 +102,6 @@ class Stage:
             SHIFTVERBS_ETCD=self.relays[name].endpoint,
             SHIFTVERBS_JOB=JOB,
             SHIFTVERBS_PEER_DEADLINE_MS=str(self.plan.deadline_ms),
-            SHIFTVERBS_INVARIANTS="1",
             PYTHONPATH=str(ROOT / "tests"),
         )
         self.hosts[name](PRELUDE)

@@ -91,7 +91,6 @@ def four_ranks(needs_torch: None, shared_etcd: EtcdServer) -> Iterator[Ranks]:
     env = {
         "SHIFTVERBS_ETCD": shared_etcd.endpoint,
         "SHIFTVERBS_JOB": f"torch-{os.getpid()}",
-        "SHIFTVERBS_INVARIANTS": "1",
     }
     children: list[Child] = []
 

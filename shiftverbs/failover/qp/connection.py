@@ -33,7 +33,7 @@ from shiftverbs.failover.qp.requirement import Requirement
 from shiftverbs.failover.qp.timeline import Timeline
 from shiftverbs.failover.qp.watchdog import Watchdog
 from shiftverbs.failover.services.control_channel import Path
-from shiftverbs.failover.services.host import Host, Route
+from shiftverbs.failover.services.host import Host, LocalPort
 from shiftverbs.native.ibv import AccessFlag, QpState, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.codec import Entry
@@ -282,7 +282,7 @@ class Connection:
         self.n_pairs = len(paths)
         locals_ = []
         for k in range(self.n_pairs):
-            route = self.route(k)
+            route = self.local_port(k)
             locals_.append(LocalPair(route.gid, route.lid, self.shadow.qpn(k), route.mtu))
         initiator = mine.begins_arm(theirs)
         self.protocol = PairProtocol(
@@ -310,11 +310,11 @@ class Connection:
         domain = self.shadow.domain
         return nic is domain.nic or nic in domain.backups
 
-    def route(self, k: int) -> Route:
+    def local_port(self, k: int) -> LocalPort:
         """Where our QP of pair k is reached, as its NIC was when last looked at. Raises OSError."""
         port, index, gid, mtu = self.shadow.route(k)
         self._ports[k] = port
-        return Route(port, index, gid, mtu, self.nic(k).port_seen(port).lid)
+        return LocalPort(port, index, gid, mtu, self.nic(k).port_seen(port).lid)
 
     def port(self, k: int) -> int:
         """The port number that our QP of pair k was last connected on."""
@@ -486,10 +486,10 @@ class Connection:
                 self.fence.progress(k)
         elif kind == _core.EV_ARM_WC:
             self.feed(ev.ArmCompletion(k, receive=bool(a), ok=b == 0))
-        elif kind == _core.EV_FENCE_POSTED:
-            self.feed(ev.FencePosted())
-        elif kind == _core.EV_FENCE_DONE:
-            self.feed(ev.FenceDone(self.core.counters()[2]))
+        elif kind == _core.EV_FENCE_WR_POSTED:
+            self.feed(ev.FenceWrPosted())
+        elif kind == _core.EV_FENCE_WR_DONE:
+            self.feed(ev.FenceWrDone(self.core.counters()[2]))
         elif kind == _core.EV_RX_REACHED:
             self._rx_target = None
             self.feed(ev.RxReached())
@@ -523,13 +523,13 @@ class Connection:
             if self.core.ending or not self.core.is_plain:
                 self.ending.begin(FLUSHED)
 
-    def look_again(self) -> None:
+    def catch_up(self) -> None:
         """Events of the data path were lost, there being too many: find out what they may have said."""
         p = self.protocol
         self.keys.want(self.core.seen_rkeys)
         self.ending.at_post()
         if self.fence is not None:
-            self.fence.look_again()
+            self.fence.command_again()
         elif self.ending.under_way:
             self.ending.deliver()
         elif self.core.ending:
@@ -555,9 +555,9 @@ class Connection:
             self.core_event(_core.EV_POST_FAILED, self.core.send_pair, self.core.refused, 0, now)
         sends, _ = self.core.outstanding
         if p.send_state is SendState.WAIT_SIGNALED and not self.core.send_is_open:
-            self.feed(ev.FencePosted())
+            self.feed(ev.FenceWrPosted())
         if p.send_state is SendState.WAIT_DRAINED and sends == self.core.unwired[0]:
-            self.feed(ev.FenceDone(self.core.counters()[2]))
+            self.feed(ev.FenceWrDone(self.core.counters()[2]))
         if self._rx_target is not None:
             self.core.set_rx_target(self._rx_target)
         self.key_wait.begin()
@@ -704,19 +704,19 @@ class Connection:
         if self.status is Status.PAIRING:
             self.pairing.peer_left()
 
-    def _begin_fence(self, _: ev.BeginFence) -> None:
+    def _begin_fence(self, _: ev.BeginFenceWr) -> None:
         how = self.core.move_begin()
         if how != "wanted":
-            self._inbox.append(ev.FencePosted())
+            self._inbox.append(ev.FenceWrPosted())
         if how == "idle":
-            self._inbox.append(ev.FenceDone(self.core.counters()[2]))
+            self._inbox.append(ev.FenceWrDone(self.core.counters()[2]))
 
     def _post_fence_write(self, _: ev.PostFenceWrite) -> None:
         # A zero-length WRITE names no memory, so its rkey is not looked at (IBA 9.7.4.1.5); the right to write is.
         rights = self.peer.qp_access_flags if self.peer is not None else 0
         allowed = rights & AccessFlag.REMOTE_WRITE and rights != self._fence_refused
         if allowed and self.core.post_fence_write(0, 0) == 0:
-            self._inbox.append(ev.FencePosted())
+            self._inbox.append(ev.FenceWrPosted())
 
     def _cancel_move(self, _: ev.CancelMove) -> None:
         self.core.move_cancel()
@@ -797,7 +797,7 @@ class Connection:
         ev.OpenSend: _open_send,
         ev.DeliverErrors: _deliver_errors,
         ev.LetGo: _let_go,
-        ev.BeginFence: _begin_fence,
+        ev.BeginFenceWr: _begin_fence,
         ev.PostFenceWrite: _post_fence_write,
         ev.CancelMove: _cancel_move,
         ev.AwaitRx: _await_rx,

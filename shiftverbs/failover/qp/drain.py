@@ -98,7 +98,7 @@ class Fence:
                 )
         self._check()
 
-    def look_again(self) -> None:
+    def command_again(self) -> None:
         """News of the commands may be lost: give those again that did not end. From ERR to ERR changes nothing."""
         c = self._c
         for k in sorted(self._commanded):
@@ -214,7 +214,7 @@ class Fence:
         if c.fence is not self or now_ns < (self._again_ns or self._deadline_ns):
             return
         if self.is_patient:
-            self.look_again()
+            self.command_again()
             self.be_patient()
             return
         allowed_s = c.driver.protocol_config.fence_deadline_ns / 1e9

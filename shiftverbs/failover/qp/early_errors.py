@@ -35,7 +35,7 @@ class EarlyQp(EndingQp, Protocol):
     def shown_why(self) -> str | None:
         """For `qp.shift.why`."""
 
-    def look_again(self) -> None:
+    def catch_up(self) -> None:
         """Find out what events may have said."""
 
     def wake_up(self) -> None:
@@ -94,7 +94,7 @@ class EarlyErrors:
         had_failed = self.due_ns is not None
         self.over()
         if had_failed:
-            self._c.driver.later(self._c, self._c.look_again)
+            self._c.driver.later(self._c, self._c.catch_up)
 
     def end(self) -> None:
         """It will not be protected, or not in time: the application has its errors."""

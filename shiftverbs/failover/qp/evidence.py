@@ -44,7 +44,7 @@ class FailingQp(EndingQp, Protocol):
     def watchdog(self) -> Watchdog:
         """What was seen of its work."""
 
-    def look_again(self) -> None:
+    def catch_up(self) -> None:
         """Events of the data path were lost, or did not come yet: find out what they may have said."""
 
 
@@ -81,7 +81,7 @@ class Evidence:
         """The default QP is in ERR, or its NIC gone, and it may be that nothing else has told so yet."""
         c = self._c
         c.drain(0)
-        c.look_again()  # what its WCs say comes first: the error may be the application's own
+        c.catch_up()  # what its WCs say comes first: the error may be the application's own
         p = c.protocol
         if not c.closed and p is not None and not p.switching and 0 in (p.send_pair, p.recv_pair):
             self.path_failed(0, f"the QP on {c.device(0)} is broken", c.driver.now_ns())

@@ -162,7 +162,7 @@ class Pairing:
         c = self.connection
         shadow, attrs = c.shadow, c.shadow.attrs
         job = self.driver.config.job
-        route = c.route(0)
+        route = c.local_port(0)
         ah = attrs.get("ah_attr") or {}
         dgid = ah.get("dgid")
         own = Route(gid_text(route.gid), route.lid, shadow.qp_num)
@@ -208,7 +208,7 @@ class Pairing:
                 ControlEndpoint(nic.name, gid, lid, 5, port.qpn, port.qkey, channel.secret(nic).hex())
             )
             if k:
-                found = c.route(k)
+                found = c.local_port(k)
                 shadows.append(
                     ShadowRoute(nic.name, gid_text(found.gid), found.lid, found.mtu, c.shadow.qpn(k))
                 )
@@ -219,7 +219,7 @@ class Pairing:
         if self._mine is None:
             return
         try:
-            self.connection.route(0)
+            self.connection.local_port(0)
             control, shadows = self._reached_at(len(self._mine.shadows))
         except (OSError, ValueError) as error:
             logger.debug("QP %#x: %s", self.connection.shadow.qp_num, error)

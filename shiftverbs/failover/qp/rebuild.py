@@ -65,11 +65,11 @@ class Rebuild:
         # From here on nothing of the old life counts, not even an ARM's dummies; a fence sees its marker all the same.
         c.core.forget_pair(k)
         if dummy:
-            self._look_again(k, lambda: self._reset(k, arm, dummy))
+            self._see_nic_first(k, lambda: self._reset(k, arm, dummy))
         else:
             self._reset(k, arm, dummy)
 
-    def _look_again(self, k: int, then: Callable[[], None]) -> None:
+    def _see_nic_first(self, k: int, then: Callable[[], None]) -> None:
         """Have pair k's NIC looked at anew, for where this QP is reached may have changed; then go on."""
         c = self._c
         mine = self._looks[k]
@@ -85,7 +85,7 @@ class Rebuild:
         c = self._c
         attrs = c.shadow.attrs
         try:
-            route = c.route(k)
+            route = c.local_port(k)
             pkey_index = c.shadow.pkey_index(k, route.port)
         except OSError as error:
             c.later(ev.PairReset(k, arm, error=error.strerror or str(error)))
@@ -130,7 +130,7 @@ class Rebuild:
         attrs = self._attributes(k)
         live = on_pair(c, k, {name: attrs.get(name, 0) for name in LIVE})
         try:
-            route = c.route(k)
+            route = c.local_port(k)
         except OSError as error:
             c.later(ev.PairConnected(k, action.arm, action.stage, str(error)))
             return

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shiftverbs.shadows.qp import ShadowQP
 
 
-class Route(Struct, frozen=True):
+class LocalPort(Struct, frozen=True):
     """Where one of our QPs is reached: port number, GID index, GID (16 bytes), active MTU (enum ibv_mtu), LID."""
 
     port: int
@@ -257,7 +257,7 @@ class ProtectedQp(HostedQp, Protocol):
     def port(self, k: int) -> int:
         """The port number that our QP of pair k was last connected on."""
 
-    def route(self, k: int) -> Route:
+    def local_port(self, k: int) -> LocalPort:
         """Where our QP of pair k is reached, as its NIC was when last looked at. Raises OSError."""
 
     def drain(self, k: int) -> None:

@@ -63,7 +63,7 @@ LEARNING_PINGS = 32
 # and of more of them while a path is suspected, or it is being learned.
 TRAIN_EACH, DENSE_TRAIN_EACH = 5, 2
 LEARNING_TRAINS = 16
-# Pings of a path without traffic are not looked at any more after that.
+# After that, pings of a path without traffic are ignored.
 QUIET_NS = 60 * SECOND
 # A QP more than these is not in its path's samples.
 MOST_QPS = 64

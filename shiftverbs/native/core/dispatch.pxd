@@ -11,11 +11,11 @@ from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shiftverbs.native.core.journal cimport (
-    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_DONE, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED, EV_RQ_FENCED,
+    EV_APP_ERROR, EV_ARM_WC, EV_ERROR, EV_FENCE_WR_DONE, EV_FIRST_WC, EV_LATE_POST, EV_POST_FAILED, EV_RQ_FENCED,
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
     REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, WATCH_FIRST, WATCH_SAMPLE, CQState, KeptError, Pair, QPState,
     RecvRec, SendRec, abort_recvs, abort_sends, after_retire, cq_push, device_gone, discount_answered, emit,
-    fence_last, flush_proven, hand_over, post_refused, provider_errno, pump_recv, pump_send, recv_append, recv_rec,
+    last_is_fence_wr, flush_proven, hand_over, post_refused, provider_errno, pump_recv, pump_send, recv_append, recv_rec,
     retire_below, send_append, send_cut, send_rec, sends_shown, seq_mask,
 )
 from shiftverbs.native.core.map cimport MapSlot, map_find
@@ -100,7 +100,7 @@ cdef inline void begin_end(QPState *q) noexcept nogil:
     q.ending = 1
     q.ends_at_post = 0
     q.send_open = q.recv_open = 0
-    q.fence_active = q.fence_wanted = 0
+    q.fence_wr_active = q.fence_wr_wanted = 0
     q.rx_target_set = 0
     q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
 
@@ -117,7 +117,7 @@ cdef inline void end_by_own_error(QPState *q) noexcept nogil:
     """
     if is_plain(q):
         q.guarded = 0
-        q.fence_active = q.fence_wanted = 0
+        q.fence_wr_active = q.fence_wr_wanted = 0
         q.key_wait = 0
     else:
         begin_end(q)
@@ -222,7 +222,7 @@ cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv
     elif kind == KIND_ARM:
         emit(q, EV_ARM_WC, k, recv, wc.status)
     elif kind == KIND_FENCE:
-        pair.own_fence = 0
+        pair.own_fence_write = 0
     if wc.status != IBV_WC_SUCCESS:
         if pair.fencing:
             note_error(q, k, recv, wc)
@@ -235,13 +235,13 @@ cdef inline int own_wc(QPState *q, int k, int kind, bint recv, uint64_t seq, ibv
     elif kind == KIND_FENCE and seq <= q.wired:
         retire_below(q, seq)
         after_retire(q)
-        if q.fence_active and q.fence_seq == seq == q.wired:
+        if q.fence_wr_active and q.fence_wr_seq == seq == q.wired:
             # Nothing is journaled at the fence's own number: after_retire cannot see it. Where something is, that is
             # the fence, and this WRITE is of a MOVE that was called off.
-            q.fence_active = 0
-            emit(q, EV_FENCE_DONE, k, 0, 0)
-        if q.fence_wanted:
-            fence_last(q)
+            q.fence_wr_active = 0
+            emit(q, EV_FENCE_WR_DONE, k, 0, 0)
+        if q.fence_wr_wanted:
+            last_is_fence_wr(q)
     return 0
 
 
@@ -280,7 +280,7 @@ cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
         cq_push(q.scq, wc)
         after_retire(q)
         return 0
-    if q.fence_active or q.blocked:
+    if q.fence_wr_active or q.blocked:
         after_retire(q)
     return 1
 
@@ -491,10 +491,10 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
         last = send_rec(q, q.tail - 1)
     q.posted += q.tail - first
     # What was handed over while room was sought is as the hardware has it.
-    if q.fence_wanted and q.send_open and q.fence_upto <= q.wired < q.tail:
+    if q.fence_wr_wanted and q.send_open and q.fence_wr_upto <= q.wired < q.tail:
         last.state |= REC_HW_SIGNALED
         last.wr.send_flags |= IBV_SEND_SIGNALED
-        q.last_signaled = q.fence_upto = q.tail
+        q.last_signaled = q.fence_wr_upto = q.tail
     if q.send_open:
         if q.send_pair or q.wired != first or q.recv_withheld or q.one_by_one or q.tail - q.head > q.send_cap:
             rc = hand_over(q)
@@ -505,8 +505,8 @@ cdef inline int qp_post_send(QPState *q, ibv_send_wr *wr, ibv_send_wr **bad) noe
                 rc = post_default(q, q.wired) if q.wired < q.tail else 0
         if rc:
             err = send_refused(q, first, rc, err, wr, bad)
-        if q.fence_wanted and q.tail > first:
-            fence_last(q)
+        if q.fence_wr_wanted and q.tail > first:
+            last_is_fence_wr(q)
     elif q.ending or q.ends_at_post:
         emit(q, EV_LATE_POST, -1, 0, 0)
     return err

@@ -150,7 +150,7 @@ cdef int before_close(obj) except -1:
             if stands_on(getattr(entry[1], "_node", None), node):
                 end_entry(entry)
         # Whoever is waited for may be the collector, in a thread that ends memory first and then puts the rest aside:
-        # so it is looked once more when that is through.
+        # so the list is read once more when that is through.
         if not being_ended:
             return 0
         others = leavers(node)

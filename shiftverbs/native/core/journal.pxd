@@ -49,8 +49,8 @@ cdef enum:
     EV_SQ_FENCED = 4
     EV_RQ_FENCED = 5
     EV_ARM_WC = 6
-    EV_FENCE_POSTED = 7
-    EV_FENCE_DONE = 8
+    EV_FENCE_WR_POSTED = 7
+    EV_FENCE_WR_DONE = 8
     EV_RX_REACHED = 9
     EV_NEW_RKEY = 10
     EV_KEY_MISSING = 11
@@ -180,7 +180,7 @@ ctypedef struct Pair:
     uint8_t rq_error_seen
     uint8_t sq_marker
     uint8_t rq_marker
-    uint8_t own_fence      # a fence WRITE of ours is on its way here: one at a time, there is no room for more
+    uint8_t own_fence_write      # a fence WRITE of ours is on its way here: one at a time, there is no room for more
     uint8_t watch          # WATCH_*: what a completion here has to do beside completing
     int first_status
     uint32_t first_vendor_err
@@ -300,13 +300,13 @@ ctypedef struct QPState:
     int forgets_recvs       # ... of receives
     uint64_t op_err_seq
     int op_err_pair
-    int fence_wanted
-    uint64_t fence_upto     # while a fence is wanted and its WR waits: nothing from here on is handed over before it
-    int own_fence           # our own WRITE is to be posted as the fence, as soon as nothing waits ahead of it
-    uint64_t own_fence_addr
-    uint32_t own_fence_rkey
-    int fence_active
-    uint64_t fence_seq
+    int fence_wr_wanted
+    uint64_t fence_wr_upto     # while a fence is wanted and its WR waits: nothing from here on is handed over before it
+    int own_fence_write           # our own WRITE is to be posted as the fence, as soon as nothing waits ahead of it
+    uint64_t own_fence_write_addr
+    uint32_t own_fence_write_rkey
+    int fence_wr_active
+    uint64_t fence_wr_seq
     int rx_target_set
     uint64_t rx_target
     uint64_t watch_seq
@@ -765,8 +765,8 @@ cdef inline void send_cut(QPState *q, uint64_t seq) noexcept nogil:
             q.posted_ts -= 1
     if q.last_signaled > seq:
         q.last_signaled = q.head   # early rather than late: costs one swallowed WC
-    if q.fence_upto > seq:
-        q.fence_upto = 0
+    if q.fence_wr_upto > seq:
+        q.fence_wr_upto = 0
     if q.wired > seq:
         q.wired = seq
 
@@ -903,8 +903,8 @@ cdef inline int hand_over(QPState *q) noexcept nogil:
     q.refused = 0
     if q.recv_withheld and q.send_limit < end:
         end = q.send_limit
-    if q.fence_wanted and q.wired < q.fence_upto < end:
-        end = q.fence_upto
+    if q.fence_wr_wanted and q.wired < q.fence_wr_upto < end:
+        end = q.fence_wr_upto
     while q.wired < end:
         if q.wired - q.head >= q.send_cap:
             q.blocked = 1
@@ -946,43 +946,43 @@ cdef inline uint64_t send_end(const QPState *q) noexcept nogil:
     """
     if q.wired < q.tail and (q.key_wait or (q.recv_withheld and q.wired >= q.send_limit)):
         return q.wired
-    if q.fence_wanted and q.wired <= q.fence_upto < q.tail:
-        return q.fence_upto
+    if q.fence_wr_wanted and q.wired <= q.fence_wr_upto < q.tail:
+        return q.fence_wr_upto
     return q.tail
 
 
-cdef inline void start_fence(QPState *q, uint64_t seq) noexcept nogil:
+cdef inline void start_fence_wr(QPState *q, uint64_t seq) noexcept nogil:
     """WR `seq` is the last on this pair: what comes later is withheld until it has completed."""
-    q.fence_wanted = 0
-    q.fence_active = 1
-    q.fence_seq = seq
+    q.fence_wr_wanted = 0
+    q.fence_wr_active = 1
+    q.fence_wr_seq = seq
     q.send_open = 0
 
 
-cdef inline int post_own_fence(QPState *q) noexcept nogil:
+cdef inline int post_own_fence_write(QPState *q) noexcept nogil:
     """A signaled zero-length WRITE behind everything on the send pair; the gate closes. 0, or the provider's errno.
 
-    EAGAIN: one of a MOVE that was called off is on its way still. Its WC brings us here again, if `own_fence` is set.
+    EAGAIN: one of a MOVE that was called off is on its way still. Its WC brings us here again, if `own_fence_write` is set.
     """
     cdef ibv_send_wr wr
     cdef ibv_send_wr *bad = NULL
     cdef int rc
-    if q.pairs[q.send_pair].own_fence:
+    if q.pairs[q.send_pair].own_fence_write:
         return EAGAIN
     memset(&wr, 0, sizeof(wr))
     wr.wr_id = make_id(False, KIND_FENCE, q.pairs[q.send_pair].generation, q.wired)
     wr.opcode = <ibv_wr_opcode>IBV_WR_RDMA_WRITE
     wr.send_flags = IBV_SEND_SIGNALED
-    wr.wr.rdma.remote_addr = q.own_fence_addr
-    wr.wr.rdma.rkey = q.own_fence_rkey
+    wr.wr.rdma.remote_addr = q.own_fence_write_addr
+    wr.wr.rdma.rkey = q.own_fence_write_rkey
     rc = provider_errno(ibv_post_send(q.pairs[q.send_pair].qp, &wr, &bad))
     if rc == 0:
-        q.pairs[q.send_pair].own_fence = 1
-        start_fence(q, q.wired)
+        q.pairs[q.send_pair].own_fence_write = 1
+        start_fence_wr(q, q.wired)
     return rc
 
 
-cdef inline void fence_last(QPState *q) noexcept nogil:
+cdef inline void last_is_fence_wr(QPState *q) noexcept nogil:
     """A fence is wanted: the last that this pair is handed is it, if it tells of its end.
 
     Else our own WRITE, if that was to be posted and had to wait.
@@ -993,11 +993,11 @@ cdef inline void fence_last(QPState *q) noexcept nogil:
     if q.wired > q.head:
         last = send_rec(q, q.wired - 1)
         if last.state & REC_HW_SIGNALED:
-            start_fence(q, q.wired - 1)
-            emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+            start_fence_wr(q, q.wired - 1)
+            emit(q, EV_FENCE_WR_POSTED, q.send_pair, 0, 0)
             return
-    if q.own_fence and post_own_fence(q) == 0:
-        emit(q, EV_FENCE_POSTED, q.send_pair, 0, 0)
+    if q.own_fence_write and post_own_fence_write(q) == 0:
+        emit(q, EV_FENCE_WR_POSTED, q.send_pair, 0, 0)
 
 
 cdef inline void pump_send(QPState *q) noexcept nogil:
@@ -1008,8 +1008,8 @@ cdef inline void pump_send(QPState *q) noexcept nogil:
             q.blocked = 1
         else:
             post_refused(q, q.send_pair, err)
-    elif q.fence_wanted:
-        fence_last(q)
+    elif q.fence_wr_wanted:
+        last_is_fence_wr(q)
 
 
 cdef inline int pump_recv(QPState *q) noexcept nogil:
@@ -1063,9 +1063,9 @@ cdef inline void after_retire(QPState *q) noexcept nogil:
         q.head += 1
     if q.wired < q.head:
         q.wired = q.head
-    if q.fence_active and q.head > q.fence_seq:
-        q.fence_active = 0
-        emit(q, EV_FENCE_DONE, q.send_pair, 0, 0)
+    if q.fence_wr_active and q.head > q.fence_wr_seq:
+        q.fence_wr_active = 0
+        emit(q, EV_FENCE_WR_DONE, q.send_pair, 0, 0)
     if q.blocked:
         pump_send(q)
 

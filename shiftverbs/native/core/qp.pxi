@@ -846,8 +846,8 @@ cdef class QPCore:
         q.acked_ts = peer_rx
         q.withheld_send_end = 0
         q.withheld_recv_end = 0
-        q.fence_active = 0
-        q.fence_wanted = 0
+        q.fence_wr_active = 0
+        q.fence_wr_wanted = 0
         q.key_wait = 0
         q.blocked = 0
         after_retire(q)
@@ -882,7 +882,7 @@ cdef class QPCore:
         q.guarded = q.ending = q.ends_at_post = 0
         q.forgets_sends = q.forgets_recvs = 0
         q.aborted = 1
-        q.fence_active = q.fence_wanted = 0
+        q.fence_wr_active = q.fence_wr_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
         q.send_pair = 0
@@ -944,7 +944,7 @@ cdef class QPCore:
         # The next peer's memory has keys of its own.
         map_free(&q.seen_rkeys)
         q.last_rkey = <uint64_t>-1
-        q.fence_active = q.fence_wanted = 0
+        q.fence_wr_active = q.fence_wr_wanted = 0
         q.rx_target_set = 0
         q.key_wait = q.recv_key_wait = q.recv_withheld = q.blocked = 0
         q.send_pair = 0
@@ -969,49 +969,49 @@ cdef class QPCore:
 
         Returns 'idle': nothing is outstanding, the gate is closed; 'posted': the last outstanding WR is signaled and
         is the fence, the gate is closed; 'wanted': the next post becomes the fence (signaled by us where the
-        application does not), EV_FENCE_POSTED tells, and the gate closes behind it.
+        application does not), EV_FENCE_WR_POSTED tells, and the gate closes behind it.
         WRs withheld for a missing key are not waited for: they stay withheld until the next pair has the sends.
         """
         cdef QPState *q = &self.q
         cdef uint64_t end = send_end(q)
         self.pair(0)
-        q.fence_active = q.fence_wanted = q.own_fence = 0
-        q.fence_upto = 0
+        q.fence_wr_active = q.fence_wr_wanted = q.own_fence_write = 0
+        q.fence_wr_upto = 0
         if end == q.head:
             q.send_open = 0
             return 'idle'
         if q.wired == end and send_rec(q, end - 1).state & REC_HW_SIGNALED:
-            start_fence(q, end - 1)
+            start_fence_wr(q, end - 1)
             return 'posted'
-        q.fence_wanted = 1
+        q.fence_wr_wanted = 1
         if q.blocked:
             # Nothing may be posted behind what waits for the hardware's room: the last of that will do.
             send_rec(q, end - 1).state |= REC_HW_SIGNALED
-            q.last_signaled = q.fence_upto = end
+            q.last_signaled = q.fence_wr_upto = end
         return 'wanted'
 
     def post_fence_write(self, uint64_t remote_addr, uint32_t rkey) -> int:
         """Our own fence, if one is wanted: a signaled zero-length WRITE behind all on the send pair; the gate closes.
 
-        `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_DONE follows); the provider's errno, or EAGAIN where
+        `rkey` is the peer's on that pair. Returns 0 (EV_FENCE_WR_DONE follows); the provider's errno, or EAGAIN where
         there is a fence already, a former one is still on its way, or WRs wait in the journal for something else than
-        a key: then EV_FENCE_POSTED tells of it.
+        a key: then EV_FENCE_WR_POSTED tells of it.
         """
         cdef QPState *q = &self.q
         self.ready(q.send_pair)
         self.pump()
-        if not q.fence_wanted:
+        if not q.fence_wr_wanted:
             return EAGAIN
-        q.own_fence_addr = remote_addr
-        q.own_fence_rkey = rkey
-        if q.wired != send_end(q) or q.pairs[q.send_pair].own_fence:
-            q.own_fence = 1
+        q.own_fence_write_addr = remote_addr
+        q.own_fence_write_rkey = rkey
+        if q.wired != send_end(q) or q.pairs[q.send_pair].own_fence_write:
+            q.own_fence_write = 1
             return EAGAIN
-        return post_own_fence(q)
+        return post_own_fence_write(q)
 
     def move_cancel(self) -> None:
         """No MOVE after all: the gate opens on the pair that carries sends now."""
-        self.q.fence_active = self.q.fence_wanted = 0
+        self.q.fence_wr_active = self.q.fence_wr_wanted = 0
         self.pair(0)
         if not self.q.ending:
             self.q.send_open = 1
