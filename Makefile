@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Set-up, build, test and demonstration of shiftverbs. `make help` lists the targets.
 
 # Debian's pyverbs belongs to the system interpreter; `python3` on PATH may be another one.

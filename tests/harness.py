@@ -239,7 +239,9 @@ def child_env(
     softrnic: str | None = "1",
     extra: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
-    """Return an environment for a child: this one's without our own variables, plus what is named; failover checks its invariants there.
+    """Return an environment for a child: this one's without our own variables, plus what is named.
+
+    Failover checks its invariants there.
 
     :param softrnic_dir: registry directory of the software RNIC
     :param host: which host the child plays

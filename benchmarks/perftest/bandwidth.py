@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from . import report
-from .exchange import Exchange
-from .options import PEAK_LIMIT, Options
-from .verbs import CompletionError, Endpoint
+from benchmarks.perftest import report
+from benchmarks.perftest.exchange import Exchange
+from benchmarks.perftest.options import PEAK_LIMIT, Options
+from benchmarks.perftest.verbs import CompletionError, Endpoint
 
 POLL_BATCH = 16
 #: How often a receiver in a timed run looks whether the client has said how many messages there were.

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import report
-from .exchange import Exchange
-from .options import Options
-from .verbs import CompletionError, Endpoint
+from benchmarks.perftest import report
+from benchmarks.perftest.exchange import Exchange
+from benchmarks.perftest.options import Options
+from benchmarks.perftest.verbs import CompletionError, Endpoint
 
 #: A waiting side looks for errors of its own sends and of the other side once in so many turns.
 LOOK_EVERY = 50_000

@@ -6,10 +6,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from . import bandwidth, latency, report
-from .exchange import Exchange, ExchangeError
-from .options import Test, parse
-from .verbs import CompletionError, Endpoint, Verbs
+from benchmarks.perftest import bandwidth, latency, report
+from benchmarks.perftest.exchange import Exchange, ExchangeError
+from benchmarks.perftest.options import Test, parse
+from benchmarks.perftest.verbs import CompletionError, Endpoint, Verbs
 
 
 def main(test: Test, argv: Sequence[str] | None = None) -> int:

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .exchange import Destination
-from .options import Options, Test
-from .verbs import Endpoint
+from benchmarks.perftest.exchange import Destination
+from benchmarks.perftest.options import Options, Test
+from benchmarks.perftest.verbs import Endpoint
 
 LINE = "-" * 87
 BW_COLUMNS = " #bytes     #iterations    BW peak[{0}/sec]    BW average[{0}/sec]   MsgRate[Mpps]"

@@ -15,8 +15,8 @@ import socket
 from types import ModuleType
 from typing import Any
 
-from .exchange import Destination, Exchange
-from .options import Options
+from benchmarks.perftest.exchange import Destination, Exchange
+from benchmarks.perftest.options import Options
 
 MTU_CODE = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
 MTU_BYTES = {code: size for size, code in MTU_CODE.items()}

@@ -23,9 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .lab import Child, Lab, SuiteError, machine
-from .programs import Pair
-from .rows import quartiles, ratios
+from benchmarks.suite.lab import Child, Lab, SuiteError, machine
+from benchmarks.suite.programs import Pair
+from benchmarks.suite.rows import quartiles, ratios
 
 HOSTS = "abcd"
 KIB, MIB = 1 << 10, 1 << 20

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import programs, recovery, start
-from .lab import ROOT, Lab, SuiteError, machine
-from .rows import Row
+from benchmarks.suite import programs, recovery, start
+from benchmarks.suite.lab import ROOT, Lab, SuiteError, machine
+from benchmarks.suite.rows import Row
 
 Group = Callable[[Lab, bool, Callable[[str], None]], list[Row]]
 #: name, what measures it, steps it announces, whether it needs the software NICs
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         history.write(json.dumps(record, ensure_ascii=False) + "\n")
     if not options.no_figures:
         try:
-            from .figures import draw
+            from benchmarks.suite.figures import draw
 
             written = draw(options.output, rows, timelines, results, line)
         except ModuleNotFoundError as missing:

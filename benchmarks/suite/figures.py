@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .programs import IDLE_QPS
-from .recovery import Timeline
-from .rows import Row
+from benchmarks.suite.programs import IDLE_QPS
+from benchmarks.suite.recovery import Timeline
+from benchmarks.suite.rows import Row
 
 FAULT_NAMES = {
     "initiator_port": "initiator's port down",

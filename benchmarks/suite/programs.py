@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.suite.lab import Child, Lab
+from benchmarks.suite.rows import Row, limit_row, own_spread, ratio_row, same_row
+from benchmarks.suite.slow_commands import BEHIND
 from shiftverbs.commands.demo.etcd_server import free_port
-
-from .lab import Child, Lab
-from .rows import Row, limit_row, own_spread, ratio_row, same_row
-from .slow_commands import BEHIND
 
 PACKAGES = ("pyverbs", "shiftverbs")
 #: At most so many times pyverbs' cost, by verb.

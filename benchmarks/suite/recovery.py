@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.suite import cold
+from benchmarks.suite.failure_host import PATIENT
+from benchmarks.suite.lab import Child, Lab, SuiteError
+from benchmarks.suite.programs import Progress
+from benchmarks.suite.rows import Row, limit_row
 from shiftverbs.commands.demo.host import HostPair
 from shiftverbs.commands.demo.options import Plan
 from shiftverbs.commands.demo.scenario import Lab as DemoLab
 from shiftverbs.softrnic import faults
-
-from . import cold
-from .failure_host import PATIENT
-from .lab import Child, Lab, SuiteError
-from .programs import Progress
-from .rows import Row, limit_row
 
 MODES = ("polling", "blocked", "spinning")
 AWAY_S, HOME_S = 15.0, 30.0

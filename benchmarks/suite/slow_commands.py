@@ -13,9 +13,8 @@ import json
 import sys
 import time
 
+from benchmarks.suite.verbs_cost import PACKAGES, Side, control_verbs, note, settle
 from shiftverbs.softrnic import faults
-
-from .verbs_cost import PACKAGES, Side, control_verbs, note, settle
 
 #: dereg_mr where the backup NIC still has the ends of a QP and a CQ before it, as in a program that ends.
 BEHIND = "dereg_mr behind destroy_qp and destroy_cq"

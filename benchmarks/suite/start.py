@@ -8,11 +8,10 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 
+from benchmarks.suite.lab import Child, Lab
+from benchmarks.suite.programs import Progress
+from benchmarks.suite.rows import Row, ratio_row
 from shiftverbs.softrnic import library_path
-
-from .lab import Child, Lab
-from .programs import Progress
-from .rows import Row, ratio_row
 
 Times = dict[str, float]
 

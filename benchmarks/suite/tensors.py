@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .lab import Child, Lab, machine
+from benchmarks.suite.lab import Child, Lab, machine
 
 KINDS = ("gRPC", "pyverbs", "shiftverbs")
 SIZES = [4 << 10 << 2 * i for i in range(9)]

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .lab import ROOT
+from benchmarks.suite.lab import ROOT
 
 #: Datagrams on the way: what the software NIC has on its way (its window, at this machine's buffers).
 WINDOW = 64

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from . import compare
+from conformance import compare
 
 # Comparison of made-up outcomes against the tests that this name matches: none of the kernel's list.
 NONE = ("no such test",)

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness import Child, EtcdServer, Spawn, stop_process
 from harness import wait_until as wait_until_within
 
-from .conftest import EtcdWorld, Watched
+from exchanger.conftest import EtcdWorld, Watched
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "") -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from harness import EtcdServer
 
-from .around import wait_until
+from exchanger.around import wait_until
 
 
 class Member(EtcdServer):

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
+from exchanger.around import requests, stopped_broker, wait_until
+from exchanger.conftest import GID_A, GID_B, EtcdWorld, found_keys, publish_qp, qp_record
 from shiftverbs.exchanger import Connected, Found, qp_key
-
-from .around import requests, stopped_broker, wait_until
-from .conftest import GID_A, GID_B, EtcdWorld, found_keys, publish_qp, qp_record
 
 
 def test_a_thousand_keys_take_few_requests(own_etcd_world: EtcdWorld) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 import pytest
 from harness import Child, Spawn, readable
 
+from exchanger.around import launch, running, wait_until
+from exchanger.conftest import GID_A, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Exchanger, open_exchanger, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .around import launch, running, wait_until
-from .conftest import GID_A, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 
 # A process that publishes one key and then does what its arguments say, line by line from standard input.
 APPLICATION = """

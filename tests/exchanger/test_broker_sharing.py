@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from exchanger.around import running, wait_until
+from exchanger.conftest import GID_A, EtcdWorld, Watched, found_keys, publish_qp
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, wire
 from shiftverbs.exchanger.etcd import EtcdExchanger
 from shiftverbs.exchanger.settings import store_identity
-
-from .around import running, wait_until
-from .conftest import GID_A, EtcdWorld, Watched, found_keys, publish_qp
 
 
 def test_processes_share_a_broker_and_its_socket_is_private(

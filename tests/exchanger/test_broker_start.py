@@ -15,13 +15,12 @@ import pytest
 from harness import Spawn
 from harness import wait_until as wait_until_within
 
+from exchanger.around import lease_of, leases, running, wait_until
+from exchanger.conftest import GID_B, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key
 from shiftverbs.exchanger import start as start_module
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .around import lease_of, leases, running, wait_until
-from .conftest import GID_B, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 
 # Run in every broker that a test starts: holds up the import of a module until a file says how it shall go on.
 GATE = """

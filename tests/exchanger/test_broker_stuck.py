@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from exchanger.around import running, wait_until
+from exchanger.conftest import EtcdWorld, Watched
 from shiftverbs.exchanger import Connected, Unavailable
 from shiftverbs.exchanger import start as start_module
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .around import running, wait_until
-from .conftest import EtcdWorld, Watched
 
 # Run in every broker that a test starts: the import of a module never ends, and takes no processor time.
 HANG = """

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 from harness import EtcdServer
 
+from exchanger.conftest import GID_B, EtcdWorld, publish_qp, qp_record
+from exchanger.relay import Relay
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Found, qp_key
-
-from .conftest import GID_B, EtcdWorld, publish_qp, qp_record
-from .relay import Relay
 
 
 class Deletions:

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from harness import Spawn
 
+from exchanger.around import launch, wait_until
+from exchanger.cluster import Cluster, Member, running_cluster
+from exchanger.conftest import GID_A, EtcdWorld, Watched, publish_qp, qp_record
+from exchanger.test_bulk import Deletions
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Found, qp_key
-
-from .around import launch, wait_until
-from .cluster import Cluster, Member, running_cluster
-from .conftest import GID_A, EtcdWorld, Watched, publish_qp, qp_record
-from .test_bulk import Deletions
 
 pytestmark = pytest.mark.timeout(300)
 HOSTS = 4

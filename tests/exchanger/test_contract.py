@@ -12,6 +12,7 @@ import pytest
 from harness import wait_until as wait_until_within
 from msgspec.structs import replace
 
+from exchanger.conftest import GID_A, GID_B, World, as_json, publish_qp, qp_record
 from shiftverbs.exchanger import (
     Connected,
     Found,
@@ -24,8 +25,6 @@ from shiftverbs.exchanger import (
     qp_lid_key,
     records,
 )
-
-from .conftest import GID_A, GID_B, World, as_json, publish_qp, qp_record
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from harness import EtcdServer, free_port
 
+from exchanger.around import leases, requests, stopped_broker, wait_until
+from exchanger.conftest import GID_B, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Found, Rejected, Unavailable, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .around import leases, requests, stopped_broker, wait_until
-from .conftest import GID_B, EtcdWorld, Watched, found_keys, publish_qp, qp_record
 
 
 def test_an_absent_etcd_is_told_and_hangs_nothing(job: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from harness import Child, Spawn
 
+from exchanger.around import launch, running, wait_until
+from exchanger.conftest import EtcdWorld, publish_qp
 from shiftverbs.exchanger import Connected, Unavailable, socket_path
-
-from .around import launch, running, wait_until
-from .conftest import EtcdWorld, publish_qp
 
 # Publishes one key; its main thread forks a child that lives on, in the very moment that MOMENT names.
 APPLICATION = """

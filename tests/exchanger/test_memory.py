@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from memory_exchanger import MemoryExchanger, MemoryStore
 
+from exchanger.conftest import GID_A, Watched, publish_qp, qp_record
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key
-
-from .conftest import GID_A, Watched, publish_qp, qp_record
 
 
 class Clock:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from exchanger.conftest import GID_A, as_json, qp_record
 from shiftverbs.exchanger import (
     ControlEndpoint,
     QpRecord,
@@ -24,8 +25,6 @@ from shiftverbs.exchanger import (
     qp_lid_key,
     records,
 )
-
-from .conftest import GID_A, as_json, qp_record
 
 gids = st.integers(0, (1 << 128) - 1).map(lambda number: number.to_bytes(16, "big").hex(":", 2))
 SHADOW = {"device": "nic0", "gid": GID_A, "lid": 0, "mtu": 3, "qpn": 7}

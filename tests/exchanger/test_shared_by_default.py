@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from harness import Child, Spawn
 
+from exchanger.around import launch, running, wait_until
+from exchanger.conftest import GID_A, EtcdWorld, Watched, publish_qp
 from shiftverbs.config import SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, socket_path, wire
 from shiftverbs.exchanger import start as start_module
-
-from .around import launch, running, wait_until
-from .conftest import GID_A, EtcdWorld, Watched, publish_qp
 
 # Tells its broker, publishes one key and wants another's.
 APPLICATION = """

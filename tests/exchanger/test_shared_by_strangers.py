@@ -15,20 +15,19 @@ from typing import Any
 import pytest
 from harness import Spawn, stop_process
 
+from exchanger.around import running, wait_until
+from exchanger.conftest import GID_A, EtcdWorld, Watched, publish_qp
+from exchanger.relay import Relay
+from exchanger.test_shared_by_default import config as config
+from exchanger.test_shared_by_default import run_dir as run_dir
+from exchanger.test_shared_by_default import start
+from exchanger.test_tls_login import certificates as certificates
+from exchanger.test_tls_login import tls_config
+from exchanger.test_tls_login import tls_etcd as tls_etcd
 from shiftverbs.config import OWN_BROKER, SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, socket_path, wire
 from shiftverbs.exchanger import etcd as etcd_module
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .around import running, wait_until
-from .conftest import GID_A, EtcdWorld, Watched, publish_qp
-from .relay import Relay
-from .test_shared_by_default import config as config
-from .test_shared_by_default import run_dir as run_dir
-from .test_shared_by_default import start
-from .test_tls_login import certificates as certificates
-from .test_tls_login import tls_config
-from .test_tls_login import tls_etcd as tls_etcd
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])

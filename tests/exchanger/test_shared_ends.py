@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 from harness import Child, Spawn, stop_process
 
+from exchanger.around import launch, running, wait_until
+from exchanger.conftest import EtcdWorld
+from exchanger.test_broker_stuck import pid_of
+from exchanger.test_shared_by_default import APPLICATION, make, start
+from exchanger.test_shared_by_default import config as config
+from exchanger.test_shared_by_default import run_dir as run_dir
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, socket_path
 from shiftverbs.exchanger import start as start_module
-
-from .around import launch, running, wait_until
-from .conftest import EtcdWorld
-from .test_broker_stuck import pid_of
-from .test_shared_by_default import APPLICATION, make, start
-from .test_shared_by_default import config as config
-from .test_shared_by_default import run_dir as run_dir
 
 
 def waiting() -> list[threading.Thread]:

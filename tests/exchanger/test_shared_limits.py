@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 from harness import Child, Spawn
 
+from exchanger.around import wait_until
+from exchanger.conftest import GID_A, EtcdWorld, as_json, publish_qp, qp_record
 from shiftverbs.exchanger import Connected, Found, Unavailable, qp_key, start, wire
 from shiftverbs.exchanger.settings import store_identity
 from shiftverbs.failover.services.directory import Directory
-
-from .around import wait_until
-from .conftest import GID_A, EtcdWorld, as_json, publish_qp, qp_record
 
 # Starts BROKER with a setup; returns its process and its socket's path.
 ByHand = Callable[[str], tuple[Child, str]]

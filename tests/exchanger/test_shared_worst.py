@@ -21,23 +21,22 @@ from typing import Any
 import pytest
 from harness import Spawn, free_port, stop_process
 
+from exchanger.around import running, wait_until
+from exchanger.conftest import EtcdWorld, Watched, publish_qp
+from exchanger.test_broker_start import gate as gate
+from exchanger.test_broker_stuck import pid_of
+from exchanger.test_shared_by_default import config as config
+from exchanger.test_shared_by_default import make, start
+from exchanger.test_shared_by_default import run_dir as run_dir
+from exchanger.test_shared_limits import ByHand
+from exchanger.test_shared_limits import by_hand as by_hand
+from exchanger.test_tls_login import certificates as certificates
+from exchanger.test_tls_login import tls_config
+from exchanger.test_tls_login import tls_etcd as tls_etcd
 from shiftverbs.config import SHARED_BROKER, Config
 from shiftverbs.exchanger import Connected, Unavailable, records, socket_path, wire
 from shiftverbs.exchanger import etcd as etcd_module
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .around import running, wait_until
-from .conftest import EtcdWorld, Watched, publish_qp
-from .test_broker_start import gate as gate
-from .test_broker_stuck import pid_of
-from .test_shared_by_default import config as config
-from .test_shared_by_default import make, start
-from .test_shared_by_default import run_dir as run_dir
-from .test_shared_limits import ByHand
-from .test_shared_limits import by_hand as by_hand
-from .test_tls_login import certificates as certificates
-from .test_tls_login import tls_config
-from .test_tls_login import tls_etcd as tls_etcd
 
 
 def test_one_that_fails_late_again_and_again_is_not_shared_for_ever(

@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 from harness import EtcdServer, free_port, stop_process
 
+from exchanger.conftest import GID_A, GID_B, Watched, found_keys, publish_qp
 from shiftverbs.commands.demo.etcd_server import etcd_binary
 from shiftverbs.config import Config
 from shiftverbs.exchanger import Connected, Found, Rejected, Unavailable, qp_key
 from shiftverbs.exchanger.etcd import EtcdExchanger
-
-from .conftest import GID_A, GID_B, Watched, found_keys, publish_qp
 
 
 def openssl(directory: Path, *arguments: str) -> None:

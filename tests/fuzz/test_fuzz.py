@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz import fuzzing
 from shiftverbs.protocol import codec
 from shiftverbs.protocol.messages import Arm, ArmStep, Move, MoveStep, PairAddress, Phase, Prefer, Sync
 from shiftverbs.protocol.seal import TAG_BYTES
-
-from . import fuzzing
 
 SEED = 20250711
 RUNS = {"wire": 60_000, "config": 40_000, "receive": 2_000}

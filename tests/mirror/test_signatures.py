@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from harness import Spawn
 
+from mirror.test_names import SHADOWED
 from shiftverbs.process.releases import release
-
-from .test_names import SHADOWED
 
 # What was called once by position and then by name, "module.Class.method": its arguments.
 ONE_ARGUMENT = {
