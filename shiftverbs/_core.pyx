@@ -28,8 +28,9 @@ Pointers are Python ints. Pair and NIC numbers `k`: 0 is the default one, up to 
 
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.object cimport PyObject, PyObject_GenericGetAttr, PyTypeObject
-from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear, PyErr_SetObject
 from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -44,9 +45,10 @@ from shiftverbs.native.core.journal cimport (
     EVENT_SLOTS, HEED_CLOSED, HEED_FAILED, HEED_SAMPLE, KIND_ARM, KIND_MARKER, MAX_PAIRS, REC_HW_SIGNALED, REC_PROVEN,
     REC_TWO_SIDED, SAMPLE_ENDED, WATCH_FIRST, ChannelState, CQState, Event, Pair, PathSample, QPState, RecvRec, SendRec,
     Siblings, abort_recvs, abort_sends, after_retire, atomic_opcodes, completion_due, cq_clean, cq_pop, cq_push,
-    cq_reserve, cq_signal, discount_answered, emit, forget_events, has_payload, has_room, is_answered_elsewhere,
-    join_siblings, key_none, leave_siblings, make_id, now_ns, opcode_in, payload_out_opcodes, pump_recv,
-    post_own_fence_write, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec, start_fence_wr,
+    cq_reserve, cq_signal, cq_unpop, discount_answered, emit, forget_events, has_payload, has_room,
+    is_answered_elsewhere, join_siblings, key_none, leave_siblings, make_id, now_ns, opcode_in, payload_out_opcodes,
+    post_own_fence_write, pump_recv, pump_send, rdma_opcodes, receive_on, recv_rec, send_end, send_rec,
+    start_fence_wr,
 )
 from shiftverbs.native.core.map cimport Map, MapSlot, map_del, map_find, map_free, map_set, map_tombstone
 from shiftverbs.native.core.replay cimport Seen, replay_seen
@@ -360,15 +362,28 @@ cdef class RemoteKeys:
 # --- completion queues ---------------------------------------------------------------------------------------
 
 cdef tuple no_args = ()
-ctypedef object (*new_function)(PyTypeObject *, PyObject *, PyObject *)
+ctypedef PyObject *(*new_function)(PyTypeObject *, PyObject *, PyObject *) noexcept
+
+cdef extern from "Python.h":
+    # What they raise is not looked for by Cython here: a failure has what was taken to put back first.
+    int list_append "PyList_Append"(object taken, PyObject *item) noexcept
+    void drop_reference "Py_DECREF"(PyObject *held) noexcept
 
 
-cdef inline object make_wc(const ibv_wc *wc):
-    """A WC without its Python-level constructor, which costs twenty times as much (`logger` is None then)."""
+cdef inline bint append_wc(list taken, const ibv_wc *wc) noexcept:
+    """A WC without its Python-level constructor, which costs twenty times as much (`logger` is None then).
+
+    False: no memory, and an exception is set.
+    """
     cdef PyTypeObject *t = <PyTypeObject *>WC
-    cdef WC result = <WC>(<new_function>t.tp_new)(t, <PyObject *>no_args, NULL)
-    result.wc = wc[0]
-    return result
+    cdef PyObject *made = (<new_function>t.tp_new)(t, <PyObject *>no_args, NULL)
+    cdef int failed
+    if made == NULL:
+        return False
+    (<WC>made).wc = wc[0]
+    failed = list_append(taken, made)
+    drop_reference(made)
+    return failed == 0
 
 
 cdef int look_ended(CQState *c) noexcept nogil:
@@ -480,68 +495,94 @@ cdef class CQCore:
         cdef ibv_wc wcs[POLL_BATCH]
         cdef CQState *c = &self.c
         cdef long want
-        cdef long got = 0
+        cdef int overflow = 0
         cdef int at = 0
-        cdef int batch, n, kept, i, k
-        cdef list result = []
-        cdef uint64_t before
-        try:
-            want = num_entries if type(num_entries) is int else poll_count(num_entries)
-        except OverflowError:
-            want = (<unsigned long>-1) >> 1 if num_entries > 0 else 0
+        cdef int n = 0
+        cdef list result = []  # made first: the collector may run there, and what it ends change all of this
+        if type(num_entries) is int:
+            want = PyLong_AsLongAndOverflow(num_entries, &overflow)
+            if overflow:
+                want = most_or_none(overflow)
+        else:
+            want = poll_count(num_entries)
         if shared.attention and run_driver_inline() == INHERITED:
             c.count = 0  # what waited was the parent's
-        before = c.cleanings
+        if want > 0:
+            if not c.count:
+                while at < c.n_active:
+                    n = ibv_poll_cq(c.hw[c.order[at]], POLL_BATCH if want > POLL_BATCH else <int>want, wcs)
+                    if n != 0:
+                        break
+                    at += 1
+            if n != 0 or c.count or shared.attention:
+                return self.take(want, at, n, wcs, result)
+        if c.heed:
+            self.heed_poll(0)
+        return 0, result
+
+    cdef tuple take(self, long want, int at, int n, ibv_wc *wcs, list result):
+        """The rest of a poll that has found something: n WCs, or less than 0, on the hardware CQ in place `at`.
+
+        result: empty. What a signal's handler, or a want of memory, raises amid it loses none of what was taken.
+        """
+        cdef CQState *c = &self.c
+        cdef int batch, i, k, kept
+        cdef int made  # of those that are kept
+        cdef long got = 0
+        cdef long had
+        cdef uint64_t before = c.cleanings
         c.in_hand += 1
-        while got < want:
-            if c.count:
-                cq_pop(c, &wcs[0])
-                result.append(make_wc(&wcs[0]))
-                got += 1
-                if c.cleanings != before:
-                    before, got = c.cleanings, self.forget_taken(result, before)
-                continue
-            if at >= c.n_active:  # a driver run may have taken one away
-                if not shared.attention:
-                    break
-                # What was just polled gave the driver something to do, and that may have made WCs.
-                if not self.run_driver_with(result, before) or not c.count:
-                    break
-                if c.cleanings != before:
-                    before, got = c.cleanings, self.forget_taken(result, before)
-                continue
-            k = c.order[at]
-            batch = POLL_BATCH if want - got > POLL_BATCH else <int>(want - got)
-            n = ibv_poll_cq(c.hw[k], batch, wcs)
-            if n < batch:
+        while True:
+            if n > 0:
+                k = c.order[at]
+                batch = POLL_BATCH if want - got > POLL_BATCH else <int>(want - got)
+                if n < batch:
+                    at += 1
+                # First all decisions, in C; then the objects, whose making can run any code.
+                c.quiet += 1
+                kept = 0
+                for i in range(n):
+                    if dispatch(c, k, &wcs[i]):
+                        if c.count:
+                            cq_push(c, &wcs[i])
+                        else:
+                            if kept != i:
+                                wcs[kept] = wcs[i]
+                            kept += 1
+                c.quiet -= 1
+                c.polled += n
+                n = 0
+                for made in range(kept):
+                    if not append_wc(result, &wcs[made]):
+                        self.break_off(result, &wcs[made], kept - made, before)
+                got += kept
+            elif n < 0:
+                if got == 0 and not self.guards():
+                    c.in_hand -= 1
+                    raise PyverbsRDMAError('Failed to poll CQ', -n)
                 at += 1
-                if n <= 0:
-                    if n < 0 and got == 0 and not self.guards():
-                        c.in_hand -= 1
-                        raise PyverbsRDMAError('Failed to poll CQ', -n)
-                    continue
-            # First all decisions, in C; then the objects, whose making can run any code.
-            c.quiet += 1
-            kept = 0
-            for i in range(n):
-                if dispatch(c, k, &wcs[i]):
-                    if c.count:
-                        cq_push(c, &wcs[i])
-                    else:
-                        if kept != i:
-                            wcs[kept] = wcs[i]
-                        kept += 1
-            c.quiet -= 1
-            c.polled += n
-            for i in range(kept):
-                result.append(make_wc(&wcs[i]))
-            got += kept
+                n = 0
+            elif got < want and c.count:
+                cq_pop(c, &wcs[0])
+                if not append_wc(result, &wcs[0]):
+                    self.break_off(result, &wcs[0], 1, before)
+                got += 1
+            elif got < want and at < c.n_active:  # a driver run may have taken one away
+                batch = POLL_BATCH if want - got > POLL_BATCH else <int>(want - got)
+                n = ibv_poll_cq(c.hw[c.order[at]], batch, wcs)
+                if n == 0:
+                    at += 1
+                continue
+            elif shared.attention and self.run_driver_with(result, before) and c.count and got < want:
+                pass  # what was just polled gave the driver something to do, and that has made WCs
+            elif c.cleanings == before:
+                break
             if c.cleanings != before:
-                before, got = c.cleanings, self.forget_taken(result, before)
-        if shared.attention:
-            self.run_driver_with(result, before)
-        if c.cleanings != before:
-            got = self.forget_taken(result, before)
+                had = got
+                got = self.forget_taken(result, before)
+                before = c.cleanings
+                if got < had:
+                    at = 0  # others may have had no room beside what is gone, and nothing else tells of them
         c.in_hand -= 1
         if c.heed:
             self.heed_poll(got)
@@ -554,38 +595,65 @@ cdef class CQCore:
             raise PyverbsRDMAError('Failed to poll CQ', failed)
         return 0
 
+    cdef bint is_forgotten(self, uint32_t qp_num, uint64_t before) noexcept:
+        """Whether that QP was reset or closed amid this poll; before: how many cleanings have been heeded already."""
+        cdef MapSlot *slot = map_find(&self.c.cleaned, qp_num)
+        return slot != NULL and slot.value > before
+
     cdef long forget_taken(self, list taken, uint64_t before) except -1:
         """Amid a poll a QP was reset or closed: nobody has polled what was taken of it. How many are left.
 
-        taken: nothing of it is newer than that; before: how many cleanings have been heeded already.
+        taken: nothing of it is newer than that; before: as for is_forgotten. Needs no memory.
         """
-        cdef MapSlot *slot
-        cdef WC wc
-        cdef list kept = []
-        for wc in taken:
-            slot = map_find(&self.c.cleaned, wc.wc.qp_num)
-            if slot == NULL or slot.value <= before:
-                kept.append(wc)
-        taken[:] = kept
+        cdef Py_ssize_t i
+        for i in range(len(taken) - 1, -1, -1):
+            if self.is_forgotten((<WC>taken[i]).wc.qp_num, before):
+                del taken[i]
         return len(taken)
 
     cdef int run_driver_with(self, list taken, uint64_t before) except -1:
-        """A driver run in the middle of a poll: what a signal's handler raises then loses none of those taken.
+        """A driver run in the middle of a poll, which what a signal's handler raises breaks off.
 
-        before: as for forget_taken.
+        taken, before: as for break_off.
         """
-        cdef WC wc
         try:
             return run_driver_inline()
         except BaseException:
-            self.forget_taken(taken, before)
             self.c.in_hand -= 1
-            if cq_reserve(&self.c, len(taken)):
-                for wc in reversed(taken):
-                    self.c.first = (self.c.first - 1) & (self.c.slots - 1)
-                    self.c.buffer[self.c.first] = wc.wc
-                    self.c.count += 1
+            self.put_back(taken, NULL, 0, before)
             raise
+
+    cdef int break_off(self, list taken, const ibv_wc *more, int n, uint64_t before) except -1:
+        """No memory for one more WC: MemoryError, and those that were taken are polled again. As for put_back."""
+        PyErr_Clear()
+        self.c.in_hand -= 1
+        self.put_back(taken, more, n, before)
+        raise MemoryError
+
+    cdef int put_back(self, list taken, const ibv_wc *more, int n, uint64_t before) except -1:
+        """A poll was broken off: what it had taken is the first to be polled next, taken before the n of more.
+
+        before: as for is_forgotten. Where another thread polls or waits meanwhile, it has what is put back; so the
+        order of a QP's WCs is kept for who polls alone.
+        """
+        cdef CQState *c = &self.c
+        cdef int i
+        cdef Py_ssize_t j
+        if c.hw[0] == NULL:  # closed meanwhile
+            return 0
+        self.forget_taken(taken, before)
+        if not cq_reserve(c, <uint32_t>(len(taken) + n)):
+            c.failed = ENOMEM
+            c.heed |= HEED_FAILED
+            return 0
+        for i in range(n - 1, -1, -1):
+            if not self.is_forgotten(more[i].qp_num, before):
+                cq_unpop(c, &more[i])
+        for j in range(len(taken) - 1, -1, -1):
+            cq_unpop(c, &(<WC>taken[j]).wc)
+        if c.count:
+            cq_signal(c)
+        return 0
 
     def forget_qp(self, uint32_t qp_num) -> None:
         """A QP without a journal was reset or destroyed: what was taken out of the default NIC's CQ of it goes.
@@ -684,12 +752,20 @@ cdef class CQCore:
         self.channel = None
 
 
+cdef long most_or_none(int sign) noexcept:
+    """What a count that is too large for C stands for, or one that is too small."""
+    return <long>((<unsigned long>-1) >> 1) if sign > 0 else 0
+
+
 cdef long poll_count(num_entries) except? -1:
     """What pyverbs takes as a count: anything that compares with an int."""
-    if isinstance(num_entries, float):
-        return math.ceil(num_entries)
-    if isinstance(num_entries, int):
-        return num_entries
+    try:
+        if isinstance(num_entries, float):
+            return math.ceil(num_entries)
+        if isinstance(num_entries, int):
+            return num_entries
+    except OverflowError:
+        return most_or_none(1 if num_entries > 0 else -1)
     return 1 if 0 < num_entries else 0
 
 

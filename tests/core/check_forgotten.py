@@ -383,3 +383,117 @@ def test_a_poll_that_runs_the_driver_twice_gives_nothing_of_before(
         _core.set_driver(None)
     assert len(runs) > 1
     assert seen + [wr_id for wr_id, _ in w.poll_cq(w.scq)] == left
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_a_poll_that_gives_back_all_it_took_looks_again(make: Callable[..., World], wanted: int) -> None:
+    """Who armed the CQ sleeps on an empty poll: what came before it was armed raises no event any more."""
+    w = make(with_channel=True)
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    w.qp.open_send(0)  # after a SWITCH or a MOVE: the driver hears of the first completion
+    w.events()
+    for i in range(wanted):
+        w.send(i)
+        w.hw[0].complete()
+    for i in range(3):
+        other.send(100 + i)
+        other.hw[0].complete()
+
+    def driver() -> None:
+        _core.clear_attention()
+        w.qp.detach(0)
+        w.qp.destroyed()
+
+    _core.clear_attention()
+    w.scq.req_notify()
+    _core.set_driver(driver)
+    seen = [wr_id for wr_id, _ in w.poll_cq(w.scq, wanted)]
+    _core.set_driver(None)
+    _core.clear_attention()
+    assert seen == [100, 101][:wanted]
+    assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [100, 101, 102][wanted:]
+
+
+def test_a_want_of_memory_loses_none_of_what_a_poll_took(make: Callable[..., World]) -> None:
+    """Each allocation of a poll fails once; a QP that is reset meanwhile is still forgotten."""
+    testcapi = pytest.importorskip("_testcapi")
+    w = make()
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    failures = 0
+    while True:
+        for i in range(3):
+            for each, wr_id in ((w, i), (other, 100 + i)):
+                each.send(wr_id)
+                each.hw[0].complete()
+            if i == 1:
+                w.scq.drain(0)  # some of them are in the buffer
+        _core.clear_attention()
+        testcapi.set_nomemory(failures + 1, failures + 2)
+        try:
+            w.scq.poll(64)
+        except MemoryError:
+            testcapi.remove_mem_hooks()
+            failures += 1
+        else:
+            testcapi.remove_mem_hooks()
+            break
+        if failures % 2:
+            assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [0, 100, 1, 101, 2, 102]
+        else:
+            reset(w)
+            assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [100, 101, 102]
+    assert failures >= 6, "one for each WC, at least"
+
+
+def test_what_is_put_back_raises_an_event(make: Callable[..., World]) -> None:
+    """Another thread found the CQ empty, armed it and sleeps: who had its WCs in hand may never poll again."""
+    w = make(with_channel=True)
+    w.protect()
+    for i in range(2):
+        w.send(i)
+        w.hw[0].complete()
+    w.send(2)
+    w.hw[0].fail_send(RETRY_EXC)
+    _core.clear_attention()
+
+    def driver() -> None:
+        _core.clear_attention()
+        w.scq.req_notify()
+        raise KeyboardInterrupt
+
+    _core.set_driver(driver)
+    with pytest.raises(KeyboardInterrupt):
+        w.scq.poll(64)
+    _core.set_driver(None)
+    assert w.channel.wait(0)[0] is w.scq
+    assert w.poll_cq(w.scq) == [(0, SUCCESS), (1, SUCCESS)]
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_what_a_nic_keeps_of_a_forgotten_life_goes_too(guarded: World, how: str) -> None:
+    """Soft-RoCE does not clean its CQs. The default pair's life was over, and its flushes came late: none is shown."""
+    w = guarded
+    for i in range(4):
+        w.recv(i)
+        w.send(i)
+    w.qp.close_send()
+    w.qp.close_recv()
+    w.qp.begin_fence(0)
+    assert w.qp.post_marker(0) == 0
+    w.hw[0].fail_send(RETRY_EXC)
+    w.hw[0].fail_recv(FLUSH)
+    w.scq.drain(0)
+    w.rcq.drain(0)
+    w.qp.forget_pair(0)
+    w.hw[0].flush()
+    w.switch(1, 0)
+    if how == "closed":
+        w.qp.detach(0)
+        w.qp.destroyed()
+    else:
+        reset(w)
+    assert taken(w) == []

@@ -231,3 +231,38 @@ def test_a_closed_qp_keeps_no_cq(network: Network, package: str, kind: str) -> N
     a(f"own_qp = qp.QP(area, qp.QPInitAttr(qp_type=e.IBV_QPT_{kind}, scq=own, rcq=own, cap=cap))")
     a("own_qp.close(); left = weakref.ref(own); del own")
     assert a("left() is None")
+
+
+OWN_PD = """
+class Area(module('pd').PD):
+    def __del__(self):
+        seen.append([wc.wr_id for wc in ep.cq.poll(16)[1]])
+seen = []
+area = Area(ep.context)
+cap = qp.QPCap(max_send_wr=1, max_recv_wr=4)
+more = qp.QP(area, qp.QPInitAttr(qp_type=e.IBV_QPT_{0}, scq=ep.cq, rcq=ep.cq, cap=cap))
+memory = mr.MR(area, 4096, e.IBV_ACCESS_LOCAL_WRITE)
+attr = qp.QPAttr(port_num=1)
+attr.qkey, attr.pkey_index = 0x11, 0
+more.to_rts(attr) if '{0}' == 'UD' else more.to_init(attr)
+for wr_id in (1, 2):
+    more.post_recv(wr.RecvWR(wr_id, 1, [wr.SGE(memory.buf, 64, memory.lkey)]))
+attr = qp.QPAttr()
+attr.qp_state = e.IBV_QPS_ERR
+more.modify(attr, e.IBV_QP_STATE)
+"""
+
+
+@PACKAGES
+@pytest.mark.parametrize("kind", ["RC", "UD"])
+def test_nothing_of_a_qp_is_left_when_its_parents_end(network: Network, package: str, kind: str) -> None:
+    """The QP has the last reference to its PD, whose end runs a program's code: the QP is wholly gone by then."""
+    a, _ = two(network, package)
+    a(f"exec({OWN_PD.format(kind)!r}, globals())")
+    if package == "shiftverbs":
+        until(a, "ep.cq._core.drain(0) * 0 + ep.cq._core.buffered == 2")
+    a("memory.close(); del memory, area")
+    assert a("seen") == []
+    a("more.close()")
+    until(a, "seen")
+    assert a("seen") == [[]]

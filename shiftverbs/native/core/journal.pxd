@@ -481,6 +481,13 @@ cdef inline void cq_push(CQState *c, const ibv_wc *wc) noexcept nogil:
         cq_signal(c)
 
 
+cdef inline void cq_unpop(CQState *c, const ibv_wc *wc) noexcept nogil:
+    """It is the oldest WC in the buffer again; there is room."""
+    c.first = (c.first - 1) & (c.slots - 1)
+    c.buffer[c.first] = wc[0]
+    c.count += 1
+
+
 cdef inline void cq_clean(CQState *c, uint32_t qp_num) noexcept nogil:
     """Take a QP's WCs out of the buffer, as providers take them out of a CQ; the others stay in their order."""
     cdef uint32_t i

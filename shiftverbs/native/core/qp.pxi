@@ -905,7 +905,8 @@ cdef class QPCore:
         cdef QPState *q = &self.q
         cdef int k
         for k in range(MAX_PAIRS):
-            if q.pairs[k].known and not q.pairs[k].forgotten:
+            # The default pair's in any case: what is left of a forgotten life there would be nobody's, and be shown.
+            if q.pairs[k].known and (k == 0 or not q.pairs[k].forgotten):
                 cq_drain(q.scq, k)
                 if q.rcq != q.scq:
                     cq_drain(q.rcq, k)
@@ -933,7 +934,8 @@ cdef class QPCore:
         self.pair(0)
         sample_break(q.sample)
         q.send_open = 0  # what waited for room is forgotten too: a QP in RESET would refuse it
-        self.take_unpolled()
+        if self.made_in == forks:
+            self.take_unpolled()
         q.head = q.wired = q.proven_end = q.shown_end = q.tail
         q.rhead = q.rwired = q.rtail
         q.posted_ts = q.wired_ts = q.acked_ts = q.rx = 0
@@ -1046,21 +1048,22 @@ cdef class QPCore:
         return self.post_own_send(k, KIND_ARM)
 
 
-def destroy_qp(destroy, QPCore core, list cqs, uint32_t qp_num):
+def destroy_qp(destroy, QPCore core, list parents, uint32_t qp_num):
     """destroy(), pyverbs' QP.close, and take what nobody has polled before another thread can have the number.
 
-    core: the QP's, or None; cqs: its CQs. Raises what destroy() does.
+    core: the QP's, or None; parents: its CQs, and all else whose last reference destroy() might drop, which would run
+    a program's code between the two. Raises what destroy() does.
     """
     destroy()
     if core is not None:
         core.destroyed()
     else:
-        forget_unpolled(cqs, qp_num)
+        forget_unpolled(parents, qp_num)
 
 
-def forget_unpolled(list cqs, uint32_t qp_num):
-    """A QP without a journal was reset or destroyed: CQCore.forget_qp on those of its CQs that have one."""
-    for cq in cqs:
-        core = getattr(cq, '_core', None)
+def forget_unpolled(list parents, uint32_t qp_num):
+    """A QP without a journal was reset or destroyed: CQCore.forget_qp on those of its parents that have one."""
+    for each in parents:
+        core = getattr(each, '_core', None)
         if isinstance(core, CQCore):
             (<CQCore>core).forget_qp(qp_num)
