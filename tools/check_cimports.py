@@ -20,7 +20,7 @@ LAYERS = [
     ["native.core.journal"],
     ["native.core.map"],
     ["native.pyverbs_abi"],
-    ["native.verbs"],
+    ["native.posix", "native.verbs"],
 ]
 _CIMPORT = re.compile(r"^from shiftverbs(?:\.([\w.]+))? cimport (\(?[\w, ]+)", re.MULTILINE)
 _INCLUDE = re.compile(r'^include "([^"]+)"', re.MULTILINE)
