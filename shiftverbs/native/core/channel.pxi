@@ -132,13 +132,8 @@ cdef class ChannelCore:
         self.alive()
         return self.c.epoll_fd
 
-    @property
-    def nonblocking(self) -> bool:
-        """Whether the application made the descriptor non-blocking: then wait fails with EAGAIN as pyverbs does."""
-        self.alive()
-        return self.is_nonblocking()
-
     cdef bint is_nonblocking(self) noexcept:
+        """Whether the application made the descriptor non-blocking: then wait fails with EAGAIN as pyverbs does."""
         if self.c.hw[0] != NULL and fcntl(self.c.hw[0].fd, F_GETFL) & O_NONBLOCK:
             return True
         return (fcntl(self.c.epoll_fd, F_GETFL) & O_NONBLOCK) != 0

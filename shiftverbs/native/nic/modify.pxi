@@ -218,7 +218,3 @@ cdef class ModifySteps:
             step.mask = int(mask)
         self.count += 1
         return self
-
-    def masks(self):
-        """The attribute mask of each transition."""
-        return [self.steps[i].mask for i in range(self.count)]
