@@ -35,6 +35,7 @@ from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNO
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
+from posix.fcntl cimport F_GETFL, O_NONBLOCK, fcntl
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 
 from shiftverbs.native.core.dispatch cimport (
@@ -54,6 +55,10 @@ from shiftverbs.native.core.map cimport Map, MapSlot, map_del, map_find, map_fre
 from shiftverbs.native.core.replay cimport Seen, replay_seen
 from shiftverbs.native.core.sampling cimport (
     looked, sample_begin, sample_break, sample_now, sample_unlist, sample_want,
+)
+from shiftverbs.native.posix cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, ENOKEY, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, POLLERR, POLLHUP, POLLIN,
+    POLLNVAL, epoll_create1, epoll_ctl, epoll_event, eventfd, htonl, poll, pollfd,
 )
 from shiftverbs.native.verbs cimport (
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -103,6 +108,14 @@ cdef int check_pair(int k) except -1:
     if not 0 <= k < MAX_PAIRS:
         raise ValueError(f'pair {k}: there are pairs 0 to {MAX_PAIRS - 1}')
     return 0
+
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+    int PyObject_GC_IsFinalized(PyObject *)
+    int Py_AddPendingCall(int (*call)(void *) noexcept, void *argument)
+    Py_ssize_t Py_REFCNT(PyObject *)
+    void PyErr_WriteUnraisable(PyObject *where)
 
 
 include "native/core/finalizers.pxi"
@@ -229,20 +242,6 @@ def events_overflowed() -> bool:
     cdef int lost = shared.overflowed
     shared.overflowed = 0
     return lost != 0
-
-
-cdef extern from "<errno.h>" nogil:
-    enum:
-        ENOKEY
-
-cdef extern from "<arpa/inet.h>" nogil:
-    uint32_t htonl(uint32_t hostlong)
-
-cdef extern from "<sys/eventfd.h>" nogil:
-    int eventfd(unsigned int initval, int flags)
-    enum:
-        EFD_CLOEXEC
-        EFD_NONBLOCK
 
 
 def _after_fork_in_child() -> None:

@@ -30,10 +30,39 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EBADF, EBUSY, EEXIST, EINTR, EINVAL, EIO, ENODEV, ENOENT, ENOMEM, ENOSYS
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strcmp
+from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
+from posix.mman cimport (
+    MADV_DONTFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, madvise, mmap, munmap,
+)
+from posix.time cimport CLOCK_MONOTONIC
 from posix.unistd cimport close as posix_close, getpid, read as posix_read, write as posix_write
+
+from shiftverbs.native.posix cimport (
+    ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, POLLIN, TFD_CLOEXEC,
+    TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, epoll_wait, eventfd, poll, pollfd, pthread_atfork,
+    pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal, pthread_cond_t, pthread_cond_wait,
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    timerfd_create,
+)
+from shiftverbs.native.verbs cimport (
+    IBV_ACCESS_LOCAL_WRITE, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_QPT_UD,
+    IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_CUR_STATE, IBV_QP_DEST_QPN,
+    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_PATH_MIG_STATE, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RATE_LIMIT,
+    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_SEND_SIGNALED,
+    IBV_WC_GRH, IBV_WC_SUCCESS, IBV_WR_SEND, ibv_ack_async_event, ibv_ack_cq_events, ibv_ah, ibv_ah_attr,
+    ibv_alloc_pd, ibv_async_event, ibv_close_device, ibv_comp_channel, ibv_context, ibv_cq, ibv_create_ah,
+    ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_device, ibv_device_attr, ibv_free_device_list,
+    ibv_get_async_event, ibv_get_cq_event, ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_gid_entry,
+    ibv_mig_state, ibv_modify_qp, ibv_mr, ibv_mtu, ibv_open_device, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_post_recv,
+    ibv_post_send, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_device,
+    ibv_query_gid, ibv_query_gid_ex, ibv_query_pkey, ibv_query_port, ibv_query_qp, ibv_recv_wr, ibv_reg_mr_iova2,
+    ibv_req_notify_cq, ibv_rereg_mr, ibv_resize_cq, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
+)
 
 import atexit
 import logging
@@ -43,11 +72,6 @@ from _thread import allocate_lock
 from concurrent.futures import CancelledError
 
 logger = logging.getLogger("shiftverbs.nic")
-
-
-cdef extern from "<errno.h>" nogil:
-    enum:
-        ECANCELED
 
 
 cdef extern from *:

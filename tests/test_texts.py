@@ -40,6 +40,7 @@ from shiftverbs.failover.qp import pairing
 from shiftverbs.failover.services.control_channel import gid_bytes
 from shiftverbs.failover.services.totals import Totals
 from shiftverbs.mirroring import eligibility
+from shiftverbs.native.ibv import GidTypeSysfs
 from shiftverbs.process import run_dir
 from shiftverbs.protocol import codec, events, messages
 from shiftverbs.qp import QPInitAttr, QPInitAttrEx
@@ -168,7 +169,7 @@ def test_a_record_as_it_stands_in_etcd() -> None:
 
 def test_the_demo_takes_the_first_ipv4_gid() -> None:
     table = ["::", "fe80::1", "::ffff:192.0.2.1", "::ffff:192.0.2.2"]
-    other, v2 = 1 - endpoint.GID_TYPE_ROCE_V2, endpoint.GID_TYPE_ROCE_V2
+    other, v2 = GidTypeSysfs.IB_ROCE_V1, GidTypeSysfs.ROCE_V2
     kinds = [other, v2, other, v2]
 
     def query_gid(_port: int, index: int) -> addr.GID:

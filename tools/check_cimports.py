@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "shiftverbs"
@@ -20,13 +21,37 @@ LAYERS = [
     ["native.core.journal"],
     ["native.core.map"],
     ["native.pyverbs_abi"],
-    ["native.verbs"],
+    ["native.posix", "native.verbs"],
 ]
-_CIMPORT = re.compile(r"^from shiftverbs(?:\.([\w.]+))? cimport (\(?[\w, ]+)", re.MULTILINE)
+_FROM = re.compile(r"^[ \t]*from shiftverbs(?:\.([\w.]+))? cimport +(?:\(([^)]*)\)|(.*))", re.MULTILINE)
+_CIMPORT = re.compile(r"^[ \t]*cimport (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^include "([^"]+)"', re.MULTILINE)
 _IMPORT = re.compile(
     r"^\s*(?:from shiftverbs[\w.]* import|import shiftverbs|from \.+\w* c?import).*", re.MULTILINE
 )
+
+
+def cimported(text: str, modules: Container[str]) -> list[str]:
+    """The modules of ours that a source cimports, without the package's name.
+
+    modules: those that there are; what is cimported from another is a module itself.
+    """
+    found = []
+    for package, in_brackets, in_line in _FROM.findall(text):
+        if package in modules:
+            found.append(package)
+        else:
+            found += [f"{package}.{name}".lstrip(".") for name in _names(in_brackets or in_line)]
+    for line in _CIMPORT.findall(text):
+        found += [
+            name.removeprefix("shiftverbs.") for name in _names(line) if name.split(".")[0] == "shiftverbs"
+        ]
+    return found
+
+
+def _names(text: str) -> list[str]:
+    """What stands between commas, without comments and `as`."""
+    return [part.split()[0] for part in re.sub(r"#.*", "", text).split(",") if part.split()]
 
 
 def findings() -> list[str]:
@@ -42,11 +67,9 @@ def findings() -> list[str]:
         if module not in rank:
             found.append(f"{where} is in no layer of {Path(__file__).name}")
             continue
-        for package, names in _CIMPORT.findall(text):
-            within = [f"{package}.{name.strip(' (')}".lstrip(".") for name in names.split(",")]
-            for name in [package] if package in rank else within:
-                if rank.get(name, -1) <= rank[module]:
-                    found.append(f"{where} cimports {name}, which is not below it")
+        for name in cimported(text, rank):
+            if rank.get(name, -1) <= rank[module]:
+                found.append(f"{where} cimports {name}, which is not below it")
         for name in _INCLUDE.findall(text):
             if path.suffix != ".pyx" or not name.startswith(f"native/{module[1:]}/"):
                 found.append(f"{where} includes {name}")

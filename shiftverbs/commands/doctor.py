@@ -194,7 +194,8 @@ class Doctor:
             )  # fmt: skip
 
     def _gids(self) -> Iterator[Check]:
-        from shiftverbs.shadows.nic import GID_TYPE_ROCE_V2, best_gid
+        from shiftverbs.native.ibv import GidType
+        from shiftverbs.shadows.nic import best_gid
 
         for device in self._devices.values():
             for port in device.ports:
@@ -206,7 +207,7 @@ class Doctor:
                     yield Check(
                         name, False, "its GID table is empty", "give its network interface an address"
                     )
-                elif port.ethernet and (best.type != GID_TYPE_ROCE_V2 or best.is_link_local):
+                elif port.ethernet and (best.type != GidType.ROCE_V2 or best.is_link_local):
                     yield Check(
                         name, False,
                         f"the best is index {best.index}, {GID_TYPES.get(best.type, best.type)} {_text(best.raw)}",

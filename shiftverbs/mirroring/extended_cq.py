@@ -16,16 +16,12 @@ from pyverbs.pyverbs_error import PyverbsUserError
 
 from shiftverbs import _core
 from shiftverbs.mirroring import eligibility, reexport
-from shiftverbs.native.ibv import CqInitAttrMask
+from shiftverbs.native.ibv import CqInitAttrMask, CreateCqAttr
 from shiftverbs.shadows import pyverbs_objects
 
 _constants: dict[str, Any] = {}
 reexport.reexport_enums("enums", _constants)
 _e: Any = types.SimpleNamespace(**_constants)
-
-# Attributes of a CqInitAttrEx that are understood (IBV_CQ_INIT_ATTR_MASK_FLAGS; IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-# as the GIL is held in all that touches the CQ).
-_FLAGS = 1
 
 _METHODS = (
     "start_poll",
@@ -56,7 +52,8 @@ def plan(init_attr: Any) -> str:
         type(init_attr) is not pyverbs.cq.CqInitAttrEx
         or init_attr.parent_domain is not None
         or init_attr.comp_mask & ~CqInitAttrMask.FLAGS
-        or (init_attr.comp_mask and init_attr.flags & ~_FLAGS)
+        # A CQ of one thread is understood: the GIL is held in all that touches it.
+        or (init_attr.comp_mask and init_attr.flags & ~CreateCqAttr.SINGLE_THREADED)
     ):
         why = "its CQ has extended attributes"
     return why

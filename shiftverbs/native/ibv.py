@@ -13,7 +13,10 @@ __all__ = [
     "AccessFlag",
     "AtomicCap",
     "CqInitAttrMask",
+    "CreateCqAttr",
     "EventType",
+    "GidType",
+    "GidTypeSysfs",
     "LinkLayer",
     "MigState",
     "PortState",
@@ -107,6 +110,12 @@ class CqInitAttrMask(IntEnum):
     FLAGS = 1 << 0
 
 
+class CreateCqAttr(IntEnum):
+    """enum ibv_create_cq_attr_flags"""
+
+    SINGLE_THREADED = 1 << 0
+
+
 class WcStatus(IntEnum):
     """enum ibv_wc_status"""
 
@@ -186,6 +195,21 @@ class LinkLayer(IntEnum):
     UNSPECIFIED = 0
     INFINIBAND = 1
     ETHERNET = 2
+
+
+class GidType(IntEnum):
+    """enum ibv_gid_type: what ibv_query_gid_ex says."""
+
+    IB = 0
+    ROCE_V1 = 1
+    ROCE_V2 = 2
+
+
+class GidTypeSysfs(IntEnum):
+    """enum ibv_gid_type_sysfs: what ibv_query_gid_type says, pyverbs' Context.query_gid_type. In driver.h."""
+
+    IB_ROCE_V1 = 0
+    ROCE_V2 = 1
 
 
 class MigState(IntEnum):

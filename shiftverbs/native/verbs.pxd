@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""C declarations of libibverbs as far as the data path needs them. Declarations only: no code, no Python."""
+"""C declarations of libibverbs as far as we need them. Declarations only: no code, no Python."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -34,6 +34,36 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         IBV_SEND_INLINE
         IBV_SEND_IP_CSUM
 
+    enum:
+        IBV_ACCESS_LOCAL_WRITE
+
+    enum:
+        IBV_WC_GRH
+
+    enum:
+        IBV_QP_STATE
+        IBV_QP_CUR_STATE
+        IBV_QP_EN_SQD_ASYNC_NOTIFY
+        IBV_QP_ACCESS_FLAGS
+        IBV_QP_PKEY_INDEX
+        IBV_QP_PORT
+        IBV_QP_QKEY
+        IBV_QP_AV
+        IBV_QP_PATH_MTU
+        IBV_QP_TIMEOUT
+        IBV_QP_RETRY_CNT
+        IBV_QP_RNR_RETRY
+        IBV_QP_RQ_PSN
+        IBV_QP_MAX_QP_RD_ATOMIC
+        IBV_QP_ALT_PATH
+        IBV_QP_MIN_RNR_TIMER
+        IBV_QP_SQ_PSN
+        IBV_QP_MAX_DEST_RD_ATOMIC
+        IBV_QP_PATH_MIG_STATE
+        IBV_QP_CAP
+        IBV_QP_DEST_QPN
+        IBV_QP_RATE_LIMIT
+
     enum ibv_wc_status:
         pass
 
@@ -52,10 +82,14 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         pass
 
     enum ibv_qp_state:
-        pass
+        IBV_QPS_RESET
+        IBV_QPS_INIT
+        IBV_QPS_RTR
+        IBV_QPS_RTS
 
     enum ibv_qp_type:
-        pass
+        IBV_QPT_RC
+        IBV_QPT_UD
 
     enum ibv_mtu:
         pass
@@ -125,6 +159,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
 
     struct ibv_context:
         int async_fd
+        int num_comp_vectors
 
     struct ibv_device:
         pass
@@ -207,6 +242,11 @@ cdef extern from "<infiniband/verbs.h>" nogil:
     union ibv_gid:
         uint8_t raw[16]
 
+    struct ibv_gid_entry:
+        ibv_gid gid
+        uint32_t gid_type
+        uint32_t ndev_ifindex
+
     struct ibv_global_route:
         ibv_gid dgid
         uint32_t flow_label
@@ -251,10 +291,86 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         uint8_t alt_timeout
         uint32_t rate_limit
 
-    int ibv_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad_wr)
-    int ibv_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad_wr)
+    struct ibv_port_attr:
+        int state
+        int max_mtu
+        int active_mtu
+        int gid_tbl_len
+        uint32_t port_cap_flags
+        uint32_t max_msg_sz
+        uint16_t pkey_tbl_len
+        uint16_t lid
+        uint16_t sm_lid
+        uint8_t lmc
+        uint8_t sm_sl
+        uint8_t active_width
+        uint8_t active_speed
+        uint8_t phys_state
+        uint8_t link_layer
+        uint8_t flags
+
+    struct ibv_device_attr:
+        char fw_ver[64]
+        uint64_t node_guid
+        uint64_t max_mr_size
+        uint32_t vendor_id
+        uint32_t vendor_part_id
+        uint32_t hw_ver
+        int max_qp
+        int max_qp_wr
+        unsigned int device_cap_flags
+        int max_sge
+        int max_sge_rd
+        int max_cq
+        int max_cqe
+        int max_mr
+        int max_pd
+        int max_qp_rd_atom
+        int max_res_rd_atom
+        int max_qp_init_rd_atom
+        int atomic_cap
+        int max_ah
+        uint16_t max_pkeys
+        uint8_t local_ca_ack_delay
+        uint8_t phys_port_cnt
+
+    struct ibv_async_event:
+        int event_type
+
+    ibv_device **ibv_get_device_list(int *num_devices)
+    void ibv_free_device_list(ibv_device **devices)
+    const char *ibv_get_device_name(ibv_device *device)
+    ibv_context *ibv_open_device(ibv_device *device)
+    int ibv_close_device(ibv_context *context)
+    int ibv_query_device(ibv_context *context, ibv_device_attr *attr)
+    int ibv_query_port(ibv_context *context, uint8_t port_num, ibv_port_attr *attr)
+    int ibv_query_pkey(ibv_context *context, uint8_t port_num, int index, uint16_t *pkey)
+    int ibv_query_gid(ibv_context *context, uint8_t port_num, int index, ibv_gid *gid)
+    int ibv_query_gid_ex(ibv_context *context, uint32_t port_num, uint32_t index, ibv_gid_entry *entry,
+                         uint32_t flags)
+    ibv_pd *ibv_alloc_pd(ibv_context *context)
+    int ibv_dealloc_pd(ibv_pd *pd)
+    ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+    int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
+    int ibv_dereg_mr(ibv_mr *mr)
+    ibv_comp_channel *ibv_create_comp_channel(ibv_context *context)
+    int ibv_destroy_comp_channel(ibv_comp_channel *channel)
+    ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context, ibv_comp_channel *channel,
+                          int comp_vector)
+    int ibv_resize_cq(ibv_cq *cq, int cqe)
+    int ibv_destroy_cq(ibv_cq *cq)
     int ibv_poll_cq(ibv_cq *cq, int num_entries, ibv_wc *wc)
     int ibv_req_notify_cq(ibv_cq *cq, int solicited_only)
     int ibv_get_cq_event(ibv_comp_channel *channel, ibv_cq **cq, void **cq_context)
-    ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
     void ibv_ack_cq_events(ibv_cq *cq, unsigned int nevents)
+    ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
+    int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int attr_mask)
+    int ibv_query_qp(ibv_qp *qp, ibv_qp_attr *attr, int attr_mask, ibv_qp_init_attr *init_attr)
+    int ibv_destroy_qp(ibv_qp *qp)
+    ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
+    int ibv_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad_wr)
+    int ibv_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad_wr)
+    ibv_ah *ibv_create_ah(ibv_pd *pd, ibv_ah_attr *attr)
+    int ibv_destroy_ah(ibv_ah *ah)
+    int ibv_get_async_event(ibv_context *context, ibv_async_event *event)
+    void ibv_ack_async_event(ibv_async_event *event)

@@ -24,9 +24,8 @@ class Timer(enum.IntEnum):
     FENCE_WRITE = 5  # nobody posted MOVE's fence WR: our own WRITE
     MOVE_RESEND = 6  # a MOVE is said again
     PREFER = 7  # a wish is said again
-    MOVE_BEGIN = (
-        8  # sends may leave for the pair they are wanted on; this and those of the pairs wait for a SWITCH
-    )
+    # Sends may leave for the pair they are wanted on; this and those of the pairs wait for a SWITCH.
+    MOVE_BEGIN = 8
 
 
 class ArmTimer(enum.IntEnum):

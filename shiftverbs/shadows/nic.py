@@ -19,14 +19,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from shiftverbs.native.ibv import LinkLayer, PortState
+from shiftverbs.native.ibv import GidType, LinkLayer, PortState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows.key_plugs import Plugs
 
 logger = logging.getLogger("shiftverbs.backup")
-
-GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2 = 0, 1, 2
 
 # _core numbers pairs up to 15.
 MAX_BACKUPS = 15
@@ -114,7 +112,7 @@ def best_gid(gids: Iterable[Gid], like: Gid | None = None) -> Gid | None:
 
     def rank(gid: Gid) -> tuple[int, ...]:
         general = (
-            -gid.type if gid.type != GID_TYPE_IB else 0,
+            -gid.type if gid.type != GidType.IB else 0,
             not gid.is_ipv4,
             gid.is_link_local,
             gid.index,

@@ -12,7 +12,7 @@ import os
 import weakref
 from typing import Any
 
-from shiftverbs.native.ibv import QpAttrMask
+from shiftverbs.native.ibv import QpAttrMask, QpType
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows import pyverbs_objects
@@ -381,5 +381,5 @@ class ShadowQP(Shadow):
         if attr.qp_state != state or self.was_rebuilt():
             # The default QP is out of service, being rebuilt, or was: failover chose other PSNs, perhaps another GID.
             self._attributes.write_to(attr)
-            init.sq_sig_all, init.qp_type = self.sq_sig_all, 2
+            init.sq_sig_all, init.qp_type = self.sq_sig_all, QpType.RC
         attr.qp_state = attr.cur_qp_state = state

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from shiftverbs.config import Config
+from shiftverbs.native.ibv import GidTypeSysfs, LinkLayer
 from shiftverbs.pyverbs_error import PyverbsError
 from shiftverbs.transport.errors import TransportError
 from shiftverbs.transport.memory import MrCache
@@ -29,8 +30,6 @@ from shiftverbs.transport.verbs import (
 
 PORT = 1
 GID_ROWS = 16
-GID_TYPE_ROCE_V2 = 1  # as query_gid_type has it, after sysfs
-LINK_ETHERNET = 2
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
 #: 67 ms a try, seven of them more: a busy machine is late by more than what suffices on a quiet one.
 TIMEOUT, RETRY_CNT = 14, 7
@@ -51,7 +50,7 @@ class Nic:
         self.lid = int(port.lid)
         self.mtu = int(port.active_mtu)
         self.gid_index, self.gid = self._find_gid()
-        self.is_global = port.link_layer == LINK_ETHERNET
+        self.is_global = port.link_layer == LinkLayer.ETHERNET
         self._users = 0
 
     @classmethod
@@ -89,7 +88,7 @@ class Nic:
                 gid = str(self.context.query_gid(PORT, index))
                 if (
                     gid.startswith("0000:" * 5 + "ffff:")
-                    and self.context.query_gid_type(PORT, index) == GID_TYPE_ROCE_V2
+                    and self.context.query_gid_type(PORT, index) == GidTypeSysfs.ROCE_V2
                 ):
                     return index, gid
             except PyverbsError:

@@ -50,6 +50,21 @@ def test_what_a_nic_would_refuse(before: int, attrs: dict[str, int], mask: int, 
 ATOMIC_HCA, ATOMIC_GLOB = 1, 2
 
 
+class Steps:
+    """What each of some transitions was given, by name; the true ones take it."""
+
+    def __init__(self) -> None:
+        self.names: list[set[str]] = []
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, **attrs: Any) -> Steps:
+        _nic.ModifySteps().add(**attrs)
+        self.names.append(set(attrs))
+        return self
+
+
 class Rebuilt:
     """A connection whose commands are only noted; `attributes`: the application's."""
 
@@ -64,7 +79,7 @@ class Rebuilt:
         self._nic = SimpleNamespace(
             uses_grh=True,
             limits={"max_qp_init_rd_atom": most_reads, "atomic_cap": atomic_cap},
-            verbs=_nic,
+            verbs=SimpleNamespace(ModifySteps=Steps),
         )
 
     def local_port(self, k: int) -> LocalPort:
@@ -79,11 +94,11 @@ class Rebuilt:
     def feed(self, event: Any) -> None:
         self.told.append(event)
 
-    def connect(self, k: int, stage: Stage = Stage.RTR_RTS) -> tuple[list[int], Any]:
-        """The masks of the steps, and who hears of their end."""
+    def connect(self, k: int, stage: Stage = Stage.RTR_RTS) -> tuple[list[set[str]], Any]:
+        """What the steps were given, and who hears of their end."""
         Rebuild(self).connect(ev.ConnectPair(k, 1, stage, 7, PairAddress(THERE, 0, 9, 5, 3)))  # type: ignore[arg-type]
         steps, done = self.commands.pop()
-        return steps.masks(), done
+        return steps.names, done
 
 
 def attributes(rts: bool = True, alternate: bool = False) -> QpAttributes:
@@ -102,8 +117,8 @@ def attributes(rts: bool = True, alternate: bool = False) -> QpAttributes:
 
 def test_each_step_takes_the_rights_of_then() -> None:
     c = Rebuilt(attributes())
-    masks, _ = c.connect(1)
-    assert len(masks) == 2 and all(mask & (ACCESS | RNR_TIMER) == ACCESS | RNR_TIMER for mask in masks)
+    steps, _ = c.connect(1)
+    assert len(steps) == 2 and all({"qp_access_flags", "min_rnr_timer"} <= names for names in steps)
     assert (c.given[1].state, c.given[1].attrs["qp_access_flags"]) == (RTS, 7)
     c.connect(1, Stage.RTR)
     assert c.given[1].state == RTR
@@ -113,8 +128,8 @@ def test_the_alternate_path_is_the_default_nics() -> None:
     """It is given again to the default QP alone, and its NIC may refuse: the QP works without."""
     c = Rebuilt(attributes(alternate=True))
     assert len(c.connect(1)[0]) == 2
-    masks, done = c.connect(0)
-    assert masks[2:] == [ALT, MIG]
+    steps, done = c.connect(0)
+    assert steps[2:] == [{"alt_ah_attr", "alt_pkey_index", "alt_port_num", "alt_timeout"}, {"path_mig_state"}]
     for step in (2, 3):
         done(errno.EINVAL, step)
     assert [event.error for event in c.told] == [None, None]

@@ -55,6 +55,12 @@ def calls() -> list[tuple[int, int]]:
     return [(copy[i].qp, copy[i].state) for i in range(n)]
 
 
+def last_mask() -> int:
+    """The attribute mask of the command that began last."""
+    copy = (Call * 4096)()
+    return int(copy[library.fake_calls(copy, 4096) - 1].mask)
+
+
 def n_calls() -> int:
     """How many commands have begun."""
     return int(library.fake_calls(None, 0))

@@ -22,8 +22,7 @@ from simulator.rnic import INIT, RESET, Datagram, HwCq, HwQp, Nic, Region
 from shiftverbs import _core
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
-from shiftverbs.native.ibv import LinkLayer, PortState
-from shiftverbs.shadows.nic import GID_TYPE_ROCE_V2
+from shiftverbs.native.ibv import GidType, LinkLayer, PortState
 from shiftverbs.shadows.shadow import ShadowMR
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class Verbs:
         return self.contexts[ctx].nic.gid
 
     def query_gid_type(self, ctx: int, port: int, index: int) -> int:
-        return GID_TYPE_ROCE_V2
+        return GidType.ROCE_V2
 
     def async_fd(self, ctx: int) -> int:
         return self.contexts[ctx].fd

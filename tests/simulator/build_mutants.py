@@ -190,7 +190,13 @@ def with_cimport(text: str) -> str:
 
 def sources() -> dict[str, str]:
     """All that `_core` is compiled from, mutated, by name below the package."""
-    names = ["_core.pyx", "native/verbs.pxd", "native/pyverbs_abi.pxd", "native/__init__.py"]
+    names = [
+        "_core.pyx",
+        "native/posix.pxd",
+        "native/verbs.pxd",
+        "native/pyverbs_abi.pxd",
+        "native/__init__.py",
+    ]
     names += sorted(f"native/core/{path.name}" for path in (PACKAGE / "native/core").glob("*.p*"))
     result = {}
     for name in names:

@@ -347,9 +347,8 @@ class Schedule:
         clock.run(started + self.start_ns + self.heal_ns + 2 * MS)
         self.come_to_rest(net)
         clock.run(clock.now + 20 * MS)
-        self.come_to_rest(
-            net
-        )  # one whose NIC died before it was protected seemed to have ended, and is on its way now
+        # One whose NIC died before it was protected seemed to have ended, and is on its way now.
+        self.come_to_rest(net)
         self.judge_end(net)
         checks.check(net)
 

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
+from shiftverbs.native.ibv import GidTypeSysfs
+
 __all__ = ["Endpoint", "Peer", "Verbs", "wc_status_name"]
 
 GID_ROWS = 16
-GID_TYPE_ROCE_V2 = 1  # as pyverbs' query_gid_type has it, after sysfs
 
 
 class Verbs:
@@ -106,7 +107,7 @@ class Endpoint:
             groups = gid.split(":")
             if (
                 groups[:6] == ["0000"] * 5 + ["ffff"]
-                and self.context.query_gid_type(1, index) == GID_TYPE_ROCE_V2
+                and self.context.query_gid_type(1, index) == GidTypeSysfs.ROCE_V2
             ):
                 return index, gid
             if fallback is None and set(gid) - set("0:"):

@@ -1,39 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # The completion channel: one descriptor and one wait for the events of several NICs. Included by _core.pyx.
 
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-        uint64_t u64
-    struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event *event)
-    enum:
-        EPOLL_CLOEXEC
-        EPOLL_CTL_ADD
-        EPOLL_CTL_DEL
-        EPOLLIN
-
-cdef extern from "<poll.h>" nogil:
-    struct pollfd:
-        int fd
-        short events
-        short revents
-    int poll(pollfd *fds, unsigned long n, int timeout)
-    enum:
-        POLLIN
-        POLLERR
-        POLLHUP
-        POLLNVAL
-
-cdef extern from "<fcntl.h>" nogil:
-    int fcntl(int fd, int cmd, ...)
-    enum:
-        F_GETFL
-        O_NONBLOCK
-
 
 cdef void channel_forget(CQState *c) noexcept nogil:
     """Take a CQ out of its channel's list of synthetic events."""
@@ -165,13 +132,8 @@ cdef class ChannelCore:
         self.alive()
         return self.c.epoll_fd
 
-    @property
-    def nonblocking(self) -> bool:
-        """Whether the application made the descriptor non-blocking: then wait fails with EAGAIN as pyverbs does."""
-        self.alive()
-        return self.is_nonblocking()
-
     cdef bint is_nonblocking(self) noexcept:
+        """Whether the application made the descriptor non-blocking: then wait fails with EAGAIN as pyverbs does."""
         if self.c.hw[0] != NULL and fcntl(self.c.hw[0].fd, F_GETFL) & O_NONBLOCK:
             return True
         return (fcntl(self.c.epoll_fd, F_GETFL) & O_NONBLOCK) != 0

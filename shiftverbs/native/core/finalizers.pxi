@@ -29,9 +29,6 @@ cdef extern from * nogil:
     void sv_busier(int change)
     int sv_set_closes_dropped(int value)
 
-cdef extern from "Python.h":
-    void PyErr_WriteUnraisable(PyObject *where)
-
 # How long a close waits for what another thread is ending, which may wait for a NIC itself.
 cdef double CHILD_S = 65.0
 

@@ -137,10 +137,6 @@ cdef extern from * nogil:
     void sv_let_pass()
     int sv_note_again()
 
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
-    int Py_AddPendingCall(int (*call)(void *) noexcept, void *argument)
-
 
 cdef unsigned long main_thread = 0
 cdef object getsignal = _getsignal  # there at the interpreter's end too, when modules have been emptied
@@ -405,11 +401,6 @@ cdef class Unbroken:
 
 cdef inline void **pointer_of(object obj, Py_ssize_t offset) noexcept:
     return <void **>(<char *><PyObject *>obj + offset)
-
-
-cdef extern from "Python.h":
-    int PyObject_GC_IsFinalized(PyObject *)
-    Py_ssize_t Py_REFCNT(PyObject *)
 
 
 # Code of weak references' callbacks, which an object's end runs after its `__del__`: what is raised there is swallowed.

@@ -10,22 +10,9 @@
 # only marks the port, and the last user destroys it. While `busy` (being made again) nothing is sent or
 # received.
 
-cdef extern from "<sys/mman.h>" nogil:
-    enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_PRIVATE
-        MAP_ANONYMOUS
-        MADV_DONTFORK
-    void *MAP_FAILED
-    void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
-    int munmap(void *addr, size_t length)
-    int madvise(void *addr, size_t length, int advice)
-
 cdef extern from * nogil:
     """
     #include <infiniband/verbs.h>
-    #include <sys/mman.h>
 
     static inline void sv_set_ud(struct ibv_send_wr *wr, uintptr_t ah, uint32_t qpn, uint32_t qkey)
     {
@@ -178,7 +165,7 @@ cdef int port_create(PortVerbs *port) noexcept nogil:
     port.channel = ibv_create_comp_channel(port.ctx)
     if port.channel == NULL:
         return errno if errno else EIO
-    c_fcntl(port.channel.fd, F_SETFL, c_fcntl(port.channel.fd, F_GETFL) | O_NONBLOCK)
+    fcntl(port.channel.fd, F_SETFL, fcntl(port.channel.fd, F_GETFL) | O_NONBLOCK)
     port.verb = b"ibv_create_cq"
     # Two CQs: taking back send buffers never has to touch messages, and only messages wake the control
     # thread.
@@ -513,7 +500,7 @@ cdef class ControlPort:
         wr.wr_id = (<uint64_t>self.port.generation << WR_GENERATION_SHIFT) | <uint32_t>slot
         wr.sg_list = &sge
         wr.num_sge = 1 if length else 0
-        wr.opcode = IBV_WR_SEND
+        wr.opcode = <ibv_wr_opcode>IBV_WR_SEND
         wr.send_flags = IBV_SEND_SIGNALED
         sv_set_ud(&wr, ah, qpn, qkey)
         err = ibv_post_send(self.port.qp, &wr, &bad)
@@ -612,7 +599,7 @@ cdef class ControlPort:
             ready.fd = self.port.channel.fd
             ready.events = POLLIN
             ready.revents = 0
-            if c_poll(&ready, 1, 0) <= 0 or not ready.revents & POLLIN:
+            if poll(&ready, 1, 0) <= 0 or not ready.revents & POLLIN:
                 return n
             if ibv_get_cq_event(self.port.channel, &cq, &context) != 0:
                 return n

@@ -87,16 +87,16 @@ cdef int fill_attr(ModifyStep *step, str name, object value) except -1:
     """Set one attribute of a transition and its mask bit."""
     cdef ibv_qp_attr *attr = &step.attr
     if name == "state" or name == "qp_state":
-        attr.qp_state = value
+        attr.qp_state = <ibv_qp_state><int>value
         step.mask |= IBV_QP_STATE
     elif name == "cur_qp_state":
-        attr.cur_qp_state = value
+        attr.cur_qp_state = <ibv_qp_state><int>value
         step.mask |= IBV_QP_CUR_STATE
     elif name == "path_mtu":
-        attr.path_mtu = value
+        attr.path_mtu = <ibv_mtu><int>value
         step.mask |= IBV_QP_PATH_MTU
     elif name == "path_mig_state":
-        attr.path_mig_state = value
+        attr.path_mig_state = <ibv_mig_state><int>value
         step.mask |= IBV_QP_PATH_MIG_STATE
     elif name == "qkey":
         attr.qkey = value
@@ -218,7 +218,3 @@ cdef class ModifySteps:
             step.mask = int(mask)
         self.count += 1
         return self
-
-    def masks(self):
-        """The attribute mask of each transition."""
-        return [self.steps[i].mask for i in range(self.count)]

@@ -4,22 +4,6 @@
 # The functions here own nothing: who gets a pointer calls the matching destroy. They know no pid either: a
 # child that opens its own device may use them on what it made itself.
 
-cdef extern from "<poll.h>" nogil:
-    enum:
-        POLLIN
-    struct pollfd:
-        int fd
-        short events
-        short revents
-    int c_poll "poll"(pollfd *fds, unsigned long nfds, int timeout_ms)
-
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        F_GETFL
-        F_SETFL
-        O_NONBLOCK
-    int c_fcntl "fcntl"(int fd, int command, ...)
-
 cdef extern from * nogil:
     """
     #include <endian.h>
@@ -116,7 +100,7 @@ def open_device(str name):
                     break
             ibv_free_device_list(devices)
         if ctx != NULL:
-            c_fcntl(ctx.async_fd, F_SETFL, c_fcntl(ctx.async_fd, F_GETFL) | O_NONBLOCK)
+            fcntl(ctx.async_fd, F_SETFL, fcntl(ctx.async_fd, F_GETFL) | O_NONBLOCK)
         back_to_python()
     if ctx == NULL:
         raise verb_error(f"ibv_open_device({name})", err)
@@ -440,7 +424,7 @@ def create_qp(uintptr_t pd, uintptr_t send_cq, uintptr_t recv_cq, caps, int sq_s
     memset(&init, 0, sizeof(init))
     init.send_cq = <ibv_cq *>send_cq
     init.recv_cq = <ibv_cq *>recv_cq
-    init.qp_type = qp_type
+    init.qp_type = <ibv_qp_type>qp_type
     init.sq_sig_all = sq_sig_all
     fill_cap(&init.cap, caps)
     with nogil:
@@ -563,7 +547,7 @@ def readable(int fd):
     ready.fd = fd
     ready.events = POLLIN
     ready.revents = 0
-    return c_poll(&ready, 1, 0) > 0
+    return poll(&ready, 1, 0) > 0
 
 
 def get_async_event(uintptr_t ctx):
@@ -584,7 +568,7 @@ def get_async_event(uintptr_t ctx):
     ready.events = POLLIN
     ready.revents = 0
     result.pid = getpid()
-    n = c_poll(&ready, 1, 0)
+    n = poll(&ready, 1, 0)
     if n > 0:
         n = ibv_get_async_event(context, &result.event)
         result.unacked = n >= 0

@@ -1,29 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # The control thread's sleep. Included by _nic.pyx.
 
-cdef extern from "<sys/epoll.h>" nogil:
-    enum:
-        EPOLL_CLOEXEC
-        EPOLL_CTL_ADD
-        EPOLL_CTL_DEL
-        EPOLLIN
-    ctypedef union epoll_data_t:
-        int fd
-    struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event *event)
-    int epoll_wait(int epfd, epoll_event *events, int maxevents, int timeout_ms)
-
-cdef extern from "<sys/eventfd.h>" nogil:
-    enum:
-        EFD_CLOEXEC
-        EFD_NONBLOCK
-    int eventfd(unsigned int initval, int flags)
-
-cdef extern from "<sys/timerfd.h>" nogil:
+cdef extern from * nogil:
     """
+    #include <stdint.h>
+    #include <string.h>
+    #include <sys/timerfd.h>
+
     /* When to expire, in CLOCK_MONOTONIC ns; 0 disarms, a time in the past expires at once. */
     static inline int sv_timer_set(int fd, int64_t at_ns)
     {
@@ -34,15 +17,7 @@ cdef extern from "<sys/timerfd.h>" nogil:
         return timerfd_settime(fd, TFD_TIMER_ABSTIME, &when, NULL);
     }
     """
-    enum:
-        TFD_CLOEXEC
-        TFD_NONBLOCK
-    int timerfd_create(int clockid, int flags)
     int sv_timer_set(int fd, int64_t at_ns)
-
-cdef extern from "<time.h>" nogil:
-    enum:
-        CLOCK_MONOTONIC
 
 # Descriptors reported by one wait; more are reported by the next (level-triggered).
 cdef enum:
