@@ -168,7 +168,7 @@ class Driver:
         self._timeouts_ns = 0
         self._soon_ns = 0  # until then the waiter's deadline is post_soon's
         self._attention = machine.attention
-        owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001  (as Condition asks)
         self.outside = OutsideTheLock(owned)
         self.is_in = owned  # whether the calling thread has the lock
         self._unbroken = _core.Unbroken(self._lock, self._lock.release)
