@@ -70,7 +70,7 @@ class CompChannel(lifetime.Ended, _base.CompChannel):
         seen, _, _ = self._core.wait()
         if seen is None or seen is not getattr(expected_cq, "_core", None):
             raise PyverbsRDMAError("Received event on an unexpected CQ", errno.EINVAL)
-        expected_cq._events += 1
+        expected_cq._events += 1  # noqa: SLF001  (a CQ, below)
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:

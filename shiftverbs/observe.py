@@ -344,7 +344,7 @@ def _run(source: queue.SimpleQueue[Event | threading.Lock]) -> None:
             item.release()
             continue
         for subscription in tuple(_subscriptions):
-            subscription._deliver(item)
+            subscription._deliver(item)  # noqa: SLF001  (no program calls it)
 
 
 def _after_fork() -> None:

@@ -130,7 +130,7 @@ def _run_module(name: str, arguments: list[str]) -> int:
     try:
         # What python's own -m calls; pdb, trace and coverage use it too. Unlike runpy.run_module it leaves
         # the program's __main__ in place for its exit handlers and threads.
-        runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # noqa: SLF001
     except SystemExit:
         raise
     except BaseException as error:

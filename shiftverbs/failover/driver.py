@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVarTuple
 
 from shiftverbs import _core
 from shiftverbs.failover.nic_events import NicEvents
@@ -41,15 +41,16 @@ from shiftverbs.protocol.timers import NEVER
 from shiftverbs.stragglers.records import Mode
 
 if TYPE_CHECKING:
-    from shiftverbs._nic import ModifySteps
+    from shiftverbs._nic import ModifySteps, Waiter
     from shiftverbs.config import Config
     from shiftverbs.exchanger.interface import Exchanger
     from shiftverbs.failover.qp.connection import Connection
     from shiftverbs.failover.services.control_channel import Path
-    from shiftverbs.failover.services.host import HostedQp
+    from shiftverbs.failover.services.host import AnyCall, HostedQp
     from shiftverbs.shadows.nic import Nic
 
 logger = logging.getLogger("shiftverbs.driver")
+Args = TypeVarTuple("Args")
 
 # For so long after a SWITCH began, whatever it does not need waits.
 HURRY_NS = 20 * MS
@@ -87,7 +88,7 @@ class Driver:
     """The failover machinery of one process.
 
     config: what the user configured; exchanger: where peers are found; instance: this process's id, 16 hex digits;
-    waiter: the control thread's `_nic.Waiter`; nics: all our NICs so far; machine: what all this stands on.
+    waiter: the control thread's sleep; nics: all our NICs so far; machine: what all this stands on.
     now_ns: its clock, CLOCK_MONOTONIC in nanoseconds.
     """
 
@@ -96,7 +97,7 @@ class Driver:
         config: Config,
         exchanger: Exchanger,
         instance: str,
-        waiter: Any,
+        waiter: Waiter,
         nics: Callable[[], list[Nic]],
         machine: Machine,
     ) -> None:
@@ -107,7 +108,7 @@ class Driver:
         self.exchanger = exchanger
         self.waiter = waiter
         self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS, config.invariants)
-        self.connections: dict[Any, Connection] = {}  # QPCore -> Connection
+        self.connections: dict[_core.QPCore, Connection] = {}
         self.by_life: dict[int, HostedQp] = {}
         self._left: collections.OrderedDict[int, Sync] = (
             collections.OrderedDict()
@@ -120,7 +121,7 @@ class Driver:
         self.totals = Totals()
         self.nic_events = NicEvents(self)
         self.directory = Directory(self, exchanger)
-        self.turns = Turns(self.now_ns, self.run_again, self.later)
+        self.turns: Turns[HostedQp] = Turns(self.now_ns, self.run_again, self.later)
         self.looks = Looks(self.now_ns)
         mode = Mode(config.straggler)
         self.measures = SlowPaths(self, mode) if mode is not Mode.OFF else None
@@ -133,7 +134,7 @@ class Driver:
         self._lost = False  # what a run had taken, when it was interrupted
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         # What has come and is not handled yet: (connection or None, call, arguments), oldest first.
-        self._backlog: collections.deque[tuple[HostedQp | None, Callable[..., None], tuple[Any, ...]]] = (
+        self._backlog: collections.deque[tuple[HostedQp | None, AnyCall, tuple[object, ...]]] = (
             collections.deque()
         )
         self._pending: dict[HostedQp, int] = {}  # how many of these are each connection's
@@ -146,7 +147,9 @@ class Driver:
         # With the pairing each belongs to: what comes back after that has ended means nothing any more.
         self._commands: dict[int, tuple[HostedQp, object, Callable[[int, int], None]]] = {}
         # What NICs have said and is not noted yet.
-        self._results: collections.deque[tuple[Any, int, int, int]] = collections.deque()
+        self._results: collections.deque[tuple[int | Callable[[int], None], int, int, int]] = (
+            collections.deque()
+        )
         self._watch_ns = 0
         self._to_watch: list[Connection] = []
         self._to_watch_ns = 0  # no more of them before
@@ -165,7 +168,7 @@ class Driver:
         self._timeouts_ns = 0
         self._soon_ns = 0  # until then the waiter's deadline is post_soon's
         self._attention = machine.attention
-        owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001  (as Condition asks)
         self.outside = OutsideTheLock(owned)
         self.is_in = owned  # whether the calling thread has the lock
         self._unbroken = _core.Unbroken(self._lock, self._lock.release)
@@ -323,7 +326,7 @@ class Driver:
                 self.announcements.flush()
                 self._unbroken.leave()
 
-    def safely(self, connection: HostedQp, call: Callable[..., None], *args: Any) -> None:
+    def safely(self, connection: HostedQp, call: Callable[[*Args], None], *args: *Args) -> None:
         """Call into one connection. A bug of ours there costs that QP its protection, and nobody else anything."""
         try:
             call(*args)
@@ -376,7 +379,7 @@ class Driver:
         """Have connections looked at now, not only when their period is over."""
         self._watch_ns = 0
 
-    def later(self, connection: HostedQp | None, call: Callable[..., None], *args: Any) -> None:
+    def later(self, connection: HostedQp | None, call: Callable[[*Args], None], *args: *Args) -> None:
         """Put at the end of what is to be handled."""
         self._backlog.append((connection, call, args))
         if connection is not None:
@@ -492,6 +495,7 @@ class Driver:
         for said in messages.values():
             peer = connection.peer  # it may be in another life since this was heard
             if not connection.closed and peer is not None and int(peer.life, 16) == said.sender:
+                assert not isinstance(said.message, Ping)
                 self.safely(connection, connection.handle_message, said.message)
 
     def _say_bye(self, path: Path, said: Entry) -> None:

@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _core
 from shiftverbs.config import Config, ConfigError
@@ -31,6 +31,12 @@ from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import async_events, pyverbs_objects
 from shiftverbs.shadows.nic import BackupError, Nic, Nics
 from shiftverbs.shadows.shadow import Patience
+
+if TYPE_CHECKING:
+    from shiftverbs._nic import AsyncEventRaw, NicWorker
+    from shiftverbs.shadows.qp import ShadowQP
+    from shiftverbs.shadows.qp_attributes import QpFields
+    from shiftverbs.shadows.shadow import ShadowMR
 
 logger = logging.getLogger("shiftverbs.runtime")
 
@@ -49,6 +55,14 @@ _STATES: dict[int, str] = {QpState.RESET: "RESET", QpState.SQD: "SQD", QpState.S
 
 def _nobody_waits(_err: int) -> None:
     """The end of a command that only its NIC had to hear of."""
+
+
+class ApplicationContext(Protocol):
+    """A Context of the application's, as far as this looks at it: the face is above."""
+
+    @property
+    def name(self) -> str:
+        """Its device."""
 
 
 class Domain:
@@ -86,7 +100,7 @@ class Runtime:
             raise ShiftError("SHIFTVERBS_ETCD is not set")
         self.exchanger = exchanger
         self.driver = Driver(config, exchanger, self.instance, self.waiter, self.nics.all, machine)
-        self._groups: dict[Nic, Any] = {}
+        self._groups: dict[Nic, _core.QPGroup] = {}
         self.patience: dict[Nic, Patience] = collections.defaultdict(Patience)
         self._stopped = False
         self.started_ns = machine.now_ns()
@@ -99,7 +113,7 @@ class Runtime:
         # What ends with this.
         self._at_stop = [stop for stop in (begin(self) for begin in _at_start) if stop is not None]
 
-    def _make_worker(self, name: str) -> Any:
+    def _make_worker(self, name: str) -> NicWorker:
         return self.machine.worker(name, self.waiter)
 
     def _control(self) -> None:
@@ -125,24 +139,22 @@ class Runtime:
         """Whether this is a forked child's copy: nothing of it works here."""
         return self.pid != os.getpid()
 
-    def group(self, nic: Nic) -> Any:
+    def group(self, nic: Nic) -> _core.QPGroup:
         """The QPGroup of all Contexts of one NIC."""
         return self._groups.setdefault(nic, _core.QPGroup())
 
-    def domain(self, context: Any) -> Domain | None:
+    def domain(self, context: ApplicationContext, known: Callable[[], Domain | None]) -> Domain | None:
         """The domain of an application's Context; None where its device has no backup, or it was closed meanwhile.
 
-        Raises BackupError where SHIFTVERBS_BACKUP cannot be followed.
+        known: what it has by then. Raises BackupError where SHIFTVERBS_BACKUP cannot be followed.
         """
         backup_map = dict(self.config.backup) if self.config.backup is not None else {}
         nic, backups = self.nics.for_device(context.name, backup_map)
         nic.wait_open(3.0)
         pointer = pyverbs_objects.pointer(context)
-        if context._domain is not None or not pointer:
-            found: Domain | None = (
-                context._domain
-            )  # a signal's handler made it, or closed the Context, in these waits
-            return found
+        found = known()
+        if found is not None or not pointer:
+            return found  # a signal's handler made it, or closed the Context, in these waits
         if not nic.is_open:
             raise BackupError(f"{nic.name} cannot be opened a second time: {nic.error}")
         if not backups:
@@ -161,24 +173,23 @@ class Runtime:
         self.driver.post(watch)
         return domain
 
-    def context_closing(self, context: Any) -> None:
-        """A Context is about to be closed."""
-        domain = context._domain
-        if domain is not None and not self.is_inherited:
+    def context_closing(self, domain: Domain) -> None:
+        """A Context is about to be closed: this was its domain."""
+        if not self.is_inherited:
             domain.async_events.close()
             self.driver.nic_events.unwatch_events(domain.async_events)
 
-    def _on_application_event(self, event: Any) -> None:
+    def _on_application_event(self, event: AsyncEventRaw) -> None:
         """An event of an application's Context, whoever took it: QP_FATAL comes to the QP's own context only."""
         if event.type == EventType.QP_FATAL:
             element = event.element
             self.driver.post(lambda: self.driver.nic_events.qp_fatal(element))
 
-    def mr_made(self, shadow: Any) -> None:
+    def mr_made(self, shadow: ShadowMR) -> None:
         """An MR was registered, and nobody has its keys yet."""
         self.driver.keys.add(shadow)
 
-    def await_peers(self, shadow: Any) -> None:
+    def await_peers(self, shadow: ShadowMR) -> None:
         """Wait until no peer takes this MR's rkey for another's that had it before; as a rule none does."""
         if self._stopped or self.is_inherited:
             return
@@ -191,7 +202,7 @@ class Runtime:
         """Whether peers' WRs may still come to a backup NIC by a key of former memory (rkey: this one), not as `of`."""
         return self.driver.keys.holds(nic, of, rkey)
 
-    def mr_shadowed(self, shadow: Any) -> None:
+    def mr_shadowed(self, shadow: ShadowMR) -> None:
         """Every backup NIC has answered for an MR: WRs may wait for its keys. From any thread."""
         if not self._keys_coming:
             self._keys_coming = True
@@ -203,16 +214,16 @@ class Runtime:
             if connection.key_wait.since_ns is not None:
                 connection.keys_arrived()
 
-    def mr_gone(self, shadow: Any) -> None:
+    def mr_gone(self, shadow: ShadowMR) -> None:
         """An MR is about to be deregistered. `wake`, or a command to a NIC, is to follow."""
         for told in self.driver.keys.remove(shadow):
             self.driver.post(functools.partial(memory_keys.push, told), wake=False)
 
-    def mr_changing(self, shadow: Any) -> None:
+    def mr_changing(self, shadow: ShadowMR) -> None:
         """An MR is about to be changed: `mr_gone` is to follow, another's `mr_made` perhaps, and `mr_changed`."""
         self.driver.keys.change(shadow)
 
-    def mr_changed(self, shadow: Any) -> None:
+    def mr_changed(self, shadow: ShadowMR) -> None:
         """What an MR was changed into has been made, or will not be."""
         self.driver.keys.changed(shadow)
 
@@ -220,7 +231,7 @@ class Runtime:
         """Have the control thread do what was posted for it."""
         self.driver.waiter.wake()
 
-    def connection_of(self, shadow: Any) -> Connection | None:
+    def connection_of(self, shadow: ShadowQP) -> Connection | None:
         """The connection of a QP that may be protected, made when first needed; None if it is closed before that."""
         if shadow.connection is None:
             with self.driver.locked():
@@ -230,20 +241,20 @@ class Runtime:
         found: Connection | None = shadow.connection
         return found
 
-    def qp_shadowed(self, shadow: Any) -> None:
+    def qp_shadowed(self, shadow: ShadowQP) -> None:
         """Every backup NIC has answered for a QP."""
         self.driver.post(lambda: self._advance(shadow))
 
-    def qp_connected(self, shadow: Any) -> None:
+    def qp_connected(self, shadow: ShadowQP) -> None:
         """The application brought a QP to RTR: its peer is known."""
         self.driver.post_soon(lambda: self._advance(shadow))
 
-    def qp_ready(self, shadow: Any) -> None:
+    def qp_ready(self, shadow: ShadowQP) -> None:
         """The application brought a QP to RTS."""
         shadow.ready_ns = self.driver.now_ns()
         self.driver.post_soon(lambda: self._advance(shadow))
 
-    def _advance(self, shadow: Any) -> None:
+    def _advance(self, shadow: ShadowQP) -> None:
         if not shadow.is_connected:
             return  # until it is connected, there is nothing to do for it, nor when the application has ended that
         connection = self.connection_of(shadow)
@@ -251,7 +262,7 @@ class Runtime:
             connection.early.begin()
             connection.pairing.advance()
 
-    def qp_changed(self, shadow: Any, wanted: dict[str, Any]) -> None:
+    def qp_changed(self, shadow: ShadowQP, wanted: QpFields) -> None:
         """The application changed attributes of a QP: it is not told so before every pair has them.
 
         wanted: all that it has now, fields of ibv_qp_attr by name.
@@ -262,7 +273,7 @@ class Runtime:
             return
         changes.spread(connection, wanted, self._change_timeout_s)
 
-    def qp_failed(self, shadow: Any) -> None:
+    def qp_failed(self, shadow: ShadowQP) -> None:
         """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""
         connection = shadow.connection
         with self.driver.locked():
@@ -271,7 +282,7 @@ class Runtime:
             self.driver.safely(connection, connection.evidence.found_broken)
         self.driver.run()
 
-    def qp_asked(self, shadow: Any, fields: dict[str, Any]) -> int:
+    def qp_asked(self, shadow: ShadowQP, fields: dict[str, int]) -> int:
         """Whether the NIC that carries a QP's traffic takes new attributes: 0, or its errno."""
         return changes.asks_the_carrier(shadow.connection, fields, self._change_timeout_s)
 
@@ -279,7 +290,7 @@ class Runtime:
     def _change_timeout_s(self) -> float:
         return self.driver.protocol_config.fence_deadline_ns / 1e9
 
-    def qp_touched(self, shadow: Any, state: int, why: str = "") -> bool:
+    def qp_touched(self, shadow: ShadowQP, state: int, why: str = "") -> bool:
         """The application is about to move a QP to RESET, ERR, SQD or SQE by itself; why: what it does otherwise.
 
         `qp_ended` is to follow where that is ERR. False: it is not to be brought to SQD, being elsewhere.
@@ -342,14 +353,14 @@ class Runtime:
             said = "%s hangs: a QP on it could not be stopped; it is not waited for again while it carries out nothing"
             logger.error(said, nic.name)
 
-    def qp_ended(self, shadow: Any, without_nic: bool) -> None:
+    def qp_ended(self, shadow: ShadowQP, without_nic: bool) -> None:
         """The application moved a QP to ERR, or its default NIC is gone: what no hardware will flush, we do."""
         connection = shadow.connection
         if connection is not None:
             with self.driver.locked(quietly=True):
                 connection.ending.by_application(without_nic)
 
-    def qp_closing(self, shadow: Any) -> None:
+    def qp_closing(self, shadow: ShadowQP) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.
 
         `wake`, or a command to a NIC, is to follow. Where a handler raises before it is `closed`, nothing has happened.

@@ -75,12 +75,16 @@ def domain_of(creator: Any) -> tuple[Any, str]:
     return creator._domain, creator._why
 
 
+def _domain_so_far(context: Any) -> Any:
+    return context._domain
+
+
 def _new_domain(context: Any) -> tuple[Any, str]:
     machinery = runtime.current()
     if machinery is None:
         return None, runtime.why_not() or "failover is not running"
     try:
-        domain = machinery.domain(context)
+        domain = machinery.domain(context, lambda: _domain_so_far(context))
     except (ShiftError, OSError) as error:
         if runtime.required():
             raise
@@ -112,7 +116,7 @@ def context_closing(context: Any) -> None:
     """Before a Context is closed: the control thread must stop reading its events."""
     domain = context._domain
     if domain is not None:
-        domain.runtime.context_closing(context)
+        domain.runtime.context_closing(domain)
 
 
 def _after_fork_in_child() -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
@@ -23,6 +23,10 @@ from shiftverbs.native.ibv import GidType, LinkLayer, PortState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows.key_plugs import Plugs
+
+if TYPE_CHECKING:
+    from shiftverbs._nic import Job, NicWorker
+    from shiftverbs.shadows.raw_verbs import Verbs
 
 logger = logging.getLogger("shiftverbs.backup")
 
@@ -190,7 +194,7 @@ class Nic:
     from (CLOCK_MONOTONIC, nanoseconds): one that is not answered changes neither.
     """
 
-    def __init__(self, name: str, make_worker: Callable[[str], Any], verbs: Any) -> None:
+    def __init__(self, name: str, make_worker: Callable[[str], NicWorker], verbs: Verbs) -> None:
         self.name = name
         self.worker = make_worker(name)
         self.registrar = make_worker(name)
@@ -203,13 +207,13 @@ class Nic:
         self._gid: Gid | None = None
         self.ports: tuple[Port, ...] = ()
         self.seen_ns = 0
-        self.limits: dict[str, Any] = {}
+        self.limits: dict[str, int] = {}
         self.error = ""
         # Set by the driver: it saw DEVICE_FATAL. Nothing works on this context any more.
         self.dead = False
         self.plugs = Plugs(self)
         self._pid = os.getpid()
-        self._threads: dict[int, Any] = {}
+        self._threads: dict[int, NicWorker] = {}
         self._on_the_way: list[None] = []  # one for each job that `worker` is to hand to `registrar`
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
         self._in_vain_ns = 0  # the same, of whoever changed a QP's attributes
@@ -219,7 +223,7 @@ class Nic:
         self._opened = self.worker.call(self._open)
         _live.add(self)
 
-    def _note_thread(self, thread: Any) -> None:
+    def _note_thread(self, thread: NicWorker) -> None:
         self._threads[threading.get_ident()] = thread
 
     def _open(self) -> None:
@@ -258,7 +262,7 @@ class Nic:
         """Whether the device was opened."""
         return bool(self.pd)
 
-    def own_thread(self) -> Any:
+    def own_thread(self) -> NicWorker | None:
         """`worker` or `registrar`, where that is the caller's thread; else None."""
         return self._threads.get(threading.get_ident())
 
@@ -292,7 +296,7 @@ class Nic:
         return bool(self._on_the_way) or self.registrar.pending() > 0
 
     def in_turn(
-        self, threads: Sequence[Any], job: Callable[..., object], *args: Any
+        self, threads: Sequence[NicWorker], job: Callable[..., object], *args: Any
     ) -> Callable[[float], bool]:
         """Have a job run in the last of these threads of ours, behind all that each of them, in this order, has now.
 
@@ -310,7 +314,7 @@ class Nic:
                 if not others or step.failure is not None:
                     return True
                 others.pop()
-                step = step.result(0.0)
+                step = cast("Job[object]", step.result(0.0))
             return False
 
         return ended
@@ -527,7 +531,7 @@ class Nics:
     make_worker: makes a thread for a NIC from its name; verbs: the module of raw verbs (`_nic`).
     """
 
-    def __init__(self, make_worker: Callable[[str], Any], verbs: Any) -> None:
+    def __init__(self, make_worker: Callable[[str], NicWorker], verbs: Verbs) -> None:
         self._make_worker = make_worker
         self._verbs = verbs
         self._nics: dict[str, Nic] = {}

@@ -26,10 +26,12 @@ from shiftverbs.shadows.qp_attributes import (
     SQD,
     SQE,
     QpAttributes,
+    QpFields,
     Transitions,
     masked_fields,
     refusal,
 )
+from shiftverbs.shadows.raw_verbs import Cap
 from shiftverbs.shadows.shadow import FAILED, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
 
 logger = logging.getLogger("shiftverbs.shadow")
@@ -40,11 +42,6 @@ HEADROOM_RECV_WR = 2
 
 # How long a verb of the application's waits for a command of ours that is under way on the same QP.
 DRAIN_TIMEOUT_S = 5.0
-
-# enum ibv_qp_attr_mask
-
-# (send WRs, receive WRs, send SGEs, receive SGEs, inline bytes)
-Cap = tuple[int, int, int, int, int]
 
 
 class ShadowQP(Shadow):
@@ -98,7 +95,7 @@ class ShadowQP(Shadow):
         return self._attributes.transitions
 
     @property
-    def attrs(self) -> dict[str, Any]:
+    def attrs(self) -> QpFields:
         """The same merged, later ones over earlier ones."""
         return self._attributes.merged
 

@@ -8,7 +8,7 @@ when somebody asks: the verb need not wait for that.
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Literal, TypedDict, cast
 
 from shiftverbs.native.ibv import MigState, QpAttrMask, QpState
 from shiftverbs.shadows import pyverbs_objects
@@ -17,11 +17,20 @@ RESET, INIT, RTR, RTS, SQD, SQE, ERR = map(int, QpState)
 _STATE_NAMES = {INIT: "INIT", RTR: "RTR", RTS: "RTS"}
 
 # What RTS to RTS changes on any pair (IBA 11.2.5.2). The alternate path, which it changes too, lies on the default NIC.
-LIVE = ("qp_access_flags", "min_rnr_timer")
+Live = Literal["qp_access_flags", "min_rnr_timer"]
+LIVE: tuple[Live, ...] = ("qp_access_flags", "min_rnr_timer")
 # What RTR to RTS gives: a QP that was connected with other values must be connected anew.
-CONNECTED = ("timeout", "retry_cnt", "rnr_retry", "max_rd_atomic")
+Connected = Literal["timeout", "retry_cnt", "rnr_retry", "max_rd_atomic"]
+CONNECTED: tuple[Connected, ...] = ("timeout", "retry_cnt", "rnr_retry", "max_rd_atomic")
 # The other path that it may have on its own NIC.
-ALTERNATE = ("alt_ah_attr", "alt_pkey_index", "alt_port_num", "alt_timeout", "path_mig_state")
+Alternate = Literal["alt_ah_attr", "alt_pkey_index", "alt_port_num", "alt_timeout", "path_mig_state"]
+ALTERNATE: tuple[Alternate, ...] = (
+    "alt_ah_attr",
+    "alt_pkey_index",
+    "alt_port_num",
+    "alt_timeout",
+    "path_mig_state",
+)
 
 _ANY_TIME = (
     QpAttrMask.CUR_STATE
@@ -64,15 +73,58 @@ _FIELDS = {
 # More notes than this are merged into one.
 _MOST_NOTES = 32
 
-# Fields of ibv_qp_attr by name, for each of "INIT", "RTR" and "RTS".
-Transitions = dict[str, dict[str, Any]]
+
+class AddressVector(TypedDict, total=False):
+    """Fields of ibv_ah_attr by name; from `dgid` on those that only a global one has."""
+
+    dlid: int
+    sl: int
+    src_path_bits: int
+    static_rate: int
+    port_num: int
+    is_global: int
+    dgid: bytes
+    flow_label: int
+    sgid_index: int
+    hop_limit: int
+    traffic_class: int
+
+
+class QpFields(TypedDict, total=False):
+    """Fields of ibv_qp_attr by name: those that were given."""
+
+    qp_access_flags: int
+    pkey_index: int
+    port_num: int
+    qkey: int
+    path_mtu: int
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    rq_psn: int
+    max_rd_atomic: int
+    min_rnr_timer: int
+    sq_psn: int
+    max_dest_rd_atomic: int
+    path_mig_state: int
+    dest_qp_num: int
+    rate_limit: int
+    ah_attr: AddressVector
+    alt_ah_attr: AddressVector
+    alt_pkey_index: int
+    alt_port_num: int
+    alt_timeout: int
+
+
+# For each of "INIT", "RTR" and "RTS".
+Transitions = dict[str, QpFields]
 # A struct ibv_qp_attr, which of it counts, the states before and after; or what all earlier ones come to.
 _Note = tuple[bytes, int, int, int] | Transitions
 
 
-def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
+def address_vector(attr: pyverbs_objects.AhAttr) -> AddressVector:
     """struct ibv_ah_attr as a dict; `dgid` (16 bytes) and what goes with it only where it is global."""
-    fields = {
+    fields: AddressVector = {
         "dlid": attr.dlid,
         "sl": attr.sl,
         "src_path_bits": attr.src_path_bits,
@@ -82,30 +134,28 @@ def address_vector(attr: pyverbs_objects.AhAttr) -> dict[str, Any]:
     }
     if attr.is_global:
         grh = attr.grh
-        fields.update(
-            dgid=grh.dgid,
-            flow_label=grh.flow_label,
-            sgid_index=grh.sgid_index,
-            hop_limit=grh.hop_limit,
-            traffic_class=grh.traffic_class,
-        )
+        fields["dgid"] = grh.dgid
+        fields["flow_label"] = grh.flow_label
+        fields["sgid_index"] = grh.sgid_index
+        fields["hop_limit"] = grh.hop_limit
+        fields["traffic_class"] = grh.traffic_class
     return fields
 
 
-def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> dict[str, Any]:
+def masked_fields(attr: pyverbs_objects.Attr, mask: int) -> QpFields:
     """The fields of an ibv_qp_attr that a mask selects (without the state)."""
-    fields = {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit}
+    fields = cast(QpFields, {name: getattr(attr, name) for bit, name in _FIELDS.items() if mask & bit})
     if mask & QpAttrMask.AV:
         fields["ah_attr"] = address_vector(attr.ah_attr)
     if mask & QpAttrMask.ALT_PATH:
         fields["alt_ah_attr"] = address_vector(attr.alt_ah_attr)
-        fields.update(
-            {name: getattr(attr, name) for name in ("alt_pkey_index", "alt_port_num", "alt_timeout")}
-        )
+        fields["alt_pkey_index"] = attr.alt_pkey_index
+        fields["alt_port_num"] = attr.alt_port_num
+        fields["alt_timeout"] = attr.alt_timeout
     return fields
 
 
-def refusal(attr: Any, mask: int, before: int) -> int:
+def refusal(attr: pyverbs_objects.Attr, mask: int, before: int) -> int:
     """What a NIC would say to this of an RC QP in state `before`: an errno, 0 where it is in order.
 
     For a QP whose default one is out of service, and cannot be asked. attr: struct ibv_qp_attr.
@@ -133,7 +183,7 @@ class QpAttributes:
         # Since the last RESET. Only ever appended to, or replaced: a reader sees all of it or the former one.
         self._notes: list[_Note] = []
         # What was read: of which list, how many of its notes, what they come to. Replaced as a whole.
-        self._read: tuple[list[_Note], int, Transitions, dict[str, Any]] = (self._notes, 0, {}, {})
+        self._read: tuple[list[_Note], int, Transitions, QpFields] = (self._notes, 0, {}, {})
 
     def note(self, attr: pyverbs_objects.Attr, mask: int, before: int, state: int) -> None:
         """The application's `modify` succeeded: it came from state `before` to `state` (enum ibv_qp_state)."""
@@ -153,11 +203,11 @@ class QpAttributes:
         return self._all()[0]
 
     @property
-    def merged(self) -> dict[str, Any]:
+    def merged(self) -> QpFields:
         """The same in one: later ones over earlier ones."""
         return self._all()[1]
 
-    def _all(self) -> tuple[Transitions, dict[str, Any]]:
+    def _all(self) -> tuple[Transitions, QpFields]:
         notes = self._notes
         of, count, transitions, merged = self._read
         if of is not notes:
@@ -178,7 +228,7 @@ class QpAttributes:
         """Write all of it into an ibv_qp_attr."""
         for name, value in self.merged.items():
             if name in ("ah_attr", "alt_ah_attr"):
-                _set_address_vector(getattr(attr, name), value)
+                _set_address_vector(getattr(attr, name), cast(AddressVector, value))
             else:
                 setattr(attr, name, value)
 
@@ -199,7 +249,7 @@ def _apply(transitions: Transitions, note: _Note) -> None:
     transitions[name] = fields
 
 
-def _set_address_vector(attr: pyverbs_objects.AhAttr, fields: dict[str, Any]) -> None:
+def _set_address_vector(attr: pyverbs_objects.AhAttr, fields: AddressVector) -> None:
     for name, value in fields.items():
         if name == "dgid":
             attr.grh.dgid = value

@@ -366,7 +366,7 @@ class ShadowMR(Shadow):
         self.unshadowable = unshadowable
         self._flags = flags
         # What is waited for, again where that was interrupted, though it takes another one's place meanwhile.
-        self._endings: list[Ending] = before._endings if before is not None else []
+        self.endings: list[Ending] = before.endings if before is not None else []
         for slot, handle in zip(self.slots, former, strict=False):
             slot.former = handle
         self.domain.runtime.mr_made(self)
@@ -382,7 +382,7 @@ class ShadowMR(Shadow):
         for handle, slot, nic in zip(former, self.slots, self.domain.backups, strict=False):
             if handle:
                 changed = functools.partial(_is_changed, slot, nic.in_turn((nic.worker, nic.registrar), int))
-                self._endings.append((nic, nic.memory_hangs, changed))
+                self.endings.append((nic, nic.memory_hangs, changed))
 
     def keys(self, k: int) -> tuple[int, int] | None:
         """(lkey, rkey) on NIC k; None unless READY."""
@@ -511,7 +511,7 @@ class ShadowMR(Shadow):
         """
         if self._pid != os.getpid():
             return
-        for ending in tuple(self._endings):
+        for ending in tuple(self.endings):
             nic, hangs, ended = ending
             if is_busy():  # failover waits for this thread
                 is_over = self.domain.runtime.patience[nic].wait(ended, hangs)
@@ -520,7 +520,7 @@ class ShadowMR(Shadow):
             if not is_over:
                 logger.error("%s still holds the memory of an MR that is being closed", nic.name)
             with contextlib.suppress(ValueError):  # another thread has waited for it, too
-                self._endings.remove(ending)
+                self.endings.remove(ending)
 
     def close(self) -> None:
         """As for the others; but wait, since the memory may be freed next. Keys go first."""
@@ -554,7 +554,7 @@ class ShadowMR(Shadow):
             self.pd.behind_memory |= under_way
             # Nobody knows its keys yet: it is only about pages that are held.
             if under_way and not is_busy() and not _exiting:
-                self._endings.append((nic, nic.memory_hangs, nic.registrar.call(int).wait))
+                self.endings.append((nic, nic.memory_hangs, nic.registrar.call(int).wait))
         elif _exiting:  # the threads are stopped, or are being
             if not nic.hangs(0.0):
                 self._end(k, nic, handle)
@@ -562,7 +562,7 @@ class ShadowMR(Shadow):
             self._end(k, nic, handle)
         else:
             nic.worker.destroy(functools.partial(self._destroyed, k, nic), self.kind, handle)
-            self._endings.append((nic, nic.hangs, functools.partial(_is_destroyed, nic, handle)))
+            self.endings.append((nic, nic.hangs, functools.partial(_is_destroyed, nic, handle)))
             return True
         return False
 

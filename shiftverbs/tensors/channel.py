@@ -24,7 +24,7 @@ from shiftverbs.tensors.messages import (
 from shiftverbs.tensors.pool import Pool
 from shiftverbs.tensors.publication import Publication, Published
 from shiftverbs.tensors.publisher import Publisher, serve
-from shiftverbs.tensors.pull import Pull
+from shiftverbs.tensors.pull import Pull, Transfer
 from shiftverbs.tensors.puller import Puller, cancelled
 from shiftverbs.tensors.tensor import view_of
 from shiftverbs.transport import Message as Arrived
@@ -147,12 +147,11 @@ class Channel:
         check_key(key, step)
         view = None if out is None else view_of(out, writable=True)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        pull = Pull(key, step, view, timeout_s, deadline)
-        pull._cancel = self._cancel
+        transfer = Transfer(key, step, view, timeout_s, deadline)
         if self._puller.is_full:
             raise TensorsError(f"{self._peer} is asked for too much: too many pulls wait for their turn")
-        self._owner.engine.submit(lambda: self._start(pull))
-        return pull
+        self._owner.engine.submit(lambda: self._start(transfer))
+        return Pull(transfer, self._cancel)
 
     def wait_protected(self, timeout_s: float) -> bool:
         """Whether the channel would survive the loss of a NIC, waiting for it for so many seconds."""
@@ -232,6 +231,11 @@ class Channel:
         thread = threading.Thread(target=self._finish, args=(self._error,), name="tensors-end", daemon=True)
         without_signals(thread.start)
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether a pull waits for memory. Any thread."""
+        return self._puller.is_starved
+
     def attend(self, call: Callable[[], None]) -> None:
         """call(), which may send; then the engine looks at the channel. What it raises ends the channel."""
         if self._error is not None:
@@ -268,15 +272,15 @@ class Channel:
         else:
             self._puller.handle_message(message)
 
-    def _start(self, pull: Pull) -> None:
+    def _start(self, pull: Transfer) -> None:
         if self._error is not None:
-            pull._settle(None, self._error)
+            pull.settle(None, self._error)
             return
         self.attend(lambda: self._puller.start(pull))
         now = time.monotonic()
-        self._owner.engine.kick(self, min(pull._deadline, now + PROBE_S))
+        self._owner.engine.kick(self, min(pull.deadline, now + PROBE_S))
 
-    def _cancel(self, pull: Pull) -> None:
+    def _cancel(self, pull: Transfer) -> None:
         def cancel() -> None:
             if self._error is None:
                 self.attend(lambda: self._puller.cancel(pull, cancelled(pull)))

@@ -220,7 +220,7 @@ class Node:
 
     def _memory_free(self) -> None:
         """In any thread, under any lock: a finalizer."""
-        if any(channel._puller.is_starved for channel in self._channels):
+        if any(channel.is_starved for channel in self._channels):
             self.engine.submit_later(self._feed)
 
     def _feed(self) -> None:

@@ -138,6 +138,10 @@ class Publication:
         self._check()
         return given_back
 
+    def copied(self) -> None:
+        """The application's memory is free from the beginning."""
+        self._future.set_result(None)
+
     def withdrawn(self) -> None:
         """Nobody gets it any more."""
         self._left, self._withdrawn = 0, True
@@ -208,7 +212,7 @@ class Published:
         publication = Publication(scope, tag, metadata, source, pulls, error)
         if source is not None and view is not None and source.address != view.address:
             # A copy at once: the application's memory is free.
-            publication._future.set_result(None)
+            publication.copied()
         try:
             with self._lock:
                 return publication, self._table.publish(scope, tag, publication, pulls)

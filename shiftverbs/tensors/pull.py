@@ -27,13 +27,13 @@ class State(enum.Enum):
     DONE = "done"
 
 
-class Pull:
-    """One tensor on its way: `result()` in a thread, `await` in asyncio."""
+class Transfer:
+    """One tensor on its way, as the puller has it: its fields are that one's."""
 
     def __init__(
         self, key: str, step: int, out: View | None, timeout_s: float | None, deadline: float
     ) -> None:
-        """Made by `Channel.pull`.
+        """It waits for its turn.
 
         :param key, step: the tag of the tensor
         :param out: where it is to go; None: to new memory
@@ -41,18 +41,47 @@ class Pull:
         :param deadline: in time.monotonic()'s seconds
         """
         self.key, self.step = key, step
-        self._out, self._timeout_s, self._deadline = out, timeout_s, deadline
-        self._state = State.QUEUED
-        self._index = -1
-        self._missing = 0  # chunks
-        self._give_up_at = 0.0
-        self._metadata: Metadata | None = None
-        self._block: Block | None = None
-        self._lease: Lease | None = None
-        self._error: BaseException | None = None
-        self._cancel: Callable[[Pull], None] = lambda pull: None
-        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._future.set_running_or_notify_cancel()
+        self.out, self.timeout_s, self.deadline = out, timeout_s, deadline
+        self.state = State.QUEUED
+        self.index = -1
+        self.missing = 0  # chunks
+        self.give_up_at = 0.0
+        self.metadata: Metadata | None = None
+        self.block: Block | None = None
+        self.lease: Lease | None = None
+        self.error: BaseException | None = None
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.future.set_running_or_notify_cancel()
+
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """It has ended.
+
+        :param value: the tensor, or None for a dead one
+        :param error: what it has ended with instead
+        """
+        self.state = State.DONE
+        if self.lease is not None:
+            self.lease.end()
+        self.lease = self.block = None
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+
+class Pull:
+    """One tensor on its way: `result()` in a thread, `await` in asyncio."""
+
+    def __init__(self, transfer: Transfer, cancel: Callable[[Transfer], None]) -> None:
+        """Made by `Channel.pull`.
+
+        :param transfer: what the puller has of it
+        :param cancel: ends that
+        """
+        self.key, self.step = transfer.key, transfer.step
+        self._transfer, self._cancel, self._future = transfer, cancel, transfer.future
 
     def result(self) -> Any:
         """Wait for the tensor, as long as `timeout_s` of `pull` allows.
@@ -74,7 +103,7 @@ class Pull:
 
     def cancel(self) -> None:
         """End it. It has ended, and the memory is the application's again, when `done` holds."""
-        self._cancel(self)
+        self._cancel(self._transfer)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """As `result`, in asyncio. A task that is cancelled here ends when nothing is written to `out` any longer."""
@@ -92,17 +121,5 @@ class Pull:
                     pass  # how it ends is said to who asks the pull, and who is cancelled again waits all the same
             raise
 
-    def _settle(self, value: Any, error: BaseException | None = None) -> None:
-        self._state = State.DONE
-        if self._lease is not None:
-            self._lease.end()
-        self._lease = self._block = None
-        if self._future.done():
-            return
-        if error is None:
-            self._future.set_result(value)
-        else:
-            self._future.set_exception(error)
-
     def __repr__(self) -> str:
-        return f"<Pull {self.key!r} step {self.step} {self._state.value}>"
+        return f"<Pull {self.key!r} step {self.step} {self._transfer.state.value}>"

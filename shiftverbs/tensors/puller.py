@@ -43,7 +43,7 @@ from shiftverbs.tensors.messages import (
 )
 from shiftverbs.tensors.metadata import Metadata, MetadataCache
 from shiftverbs.tensors.pool import Pool
-from shiftverbs.tensors.pull import Pull, State
+from shiftverbs.tensors.pull import State, Transfer
 from shiftverbs.tensors.tensor import Tensor
 from shiftverbs.transport import MrCache
 
@@ -80,12 +80,12 @@ class Puller:
         self._peer, self._send, self._pool, self._regions, self._clock = peer, send, pool, regions, clock
         self._max_requests = max_requests
         self.cache = MetadataCache()
-        self._pending: dict[int, Pull] = {}
-        self._queued: deque[Pull] = deque()
-        self._starved: deque[Pull] = deque()
+        self._pending: dict[int, Transfer] = {}
+        self._queued: deque[Transfer] = deque()
+        self._starved: deque[Transfer] = deque()
         self._next = 0
         # Weak: a pull that has ended has a tensor, and that is its application's to keep.
-        self._deadlines: list[tuple[float, int, weakref.ref[Pull]]] = []
+        self._deadlines: list[tuple[float, int, weakref.ref[Transfer]]] = []
         self._count = itertools.count()
 
     @property
@@ -103,21 +103,21 @@ class Puller:
         """Whether a pull waits for memory."""
         return bool(self._starved)
 
-    def start(self, pull: Pull) -> None:
+    def start(self, pull: Transfer) -> None:
         """Begin a pull, now or when it is its turn."""
-        self._watch(pull, pull._deadline)
+        self._watch(pull, pull.deadline)
         self._queued.append(pull)
         self._begin_queued()
 
-    def cancel(self, pull: Pull, error: BaseException) -> None:
+    def cancel(self, pull: Transfer, error: BaseException) -> None:
         """End a pull with an error, as soon as nothing can be written to its memory any longer."""
-        if pull._state in (State.CANCELLING, State.DONE):
+        if pull.state in (State.CANCELLING, State.DONE):
             return
-        if pull._state is State.QUEUED:
+        if pull.state is State.QUEUED:
             self._queued.remove(pull)
-            pull._settle(None, error)
+            pull.settle(None, error)
             return
-        was = pull._state
+        was = pull.state
         if was in (State.STARVED, State.STARVED_AGAIN):
             self._starved.remove(pull)
         if was is State.STARVED:
@@ -131,10 +131,10 @@ class Puller:
         if pull is None:
             raise MessageError(f"{type(message).__name__} for request {message.index}, which there is not")
         if isinstance(message, Cancelled):
-            if pull._error is None:
+            if pull.error is None:
                 raise MessageError(f"Cancelled for request {message.index}, which is not being cancelled")
-            self._finish(pull, None, pull._error)
-        elif pull._error is not None:
+            self._finish(pull, None, pull.error)
+        elif pull.error is not None:
             pass  # Cancelled comes
         elif isinstance(message, ErrorStatus):
             self._forget_starved(pull)
@@ -145,12 +145,12 @@ class Puller:
     def handle_content(self, index: int) -> None:
         """A chunk was written for a request. Raises MessageError where none was to come."""
         pull = self._pending.get(index)
-        if pull is None or not pull._missing:
+        if pull is None or not pull.missing:
             raise MessageError(f"content for request {index}, which is to get none")
-        pull._missing -= 1
-        if pull._missing:
+        pull.missing -= 1
+        if pull.missing:
             return
-        if pull._error is not None:
+        if pull.error is not None:
             # All of it is there, before the publisher heard. Its index is free when Cancelled has come.
             self._deliver(pull)
             return
@@ -160,10 +160,10 @@ class Puller:
         """Memory was let go of: go on with those who wait for some, in order."""
         while self._starved:
             pull = self._starved[0]
-            before = pull._state
+            before = pull.state
             self._starved.popleft()
             self._ask(pull, again=before is State.STARVED_AGAIN, first=True)
-            if pull._state in (State.STARVED, State.STARVED_AGAIN) and not self._pool.has_gained:
+            if pull.state in (State.STARVED, State.STARVED_AGAIN) and not self._pool.has_gained:
                 return
 
     def handle_time(self) -> float:
@@ -176,10 +176,10 @@ class Puller:
             pull = heapq.heappop(deadlines)[2]()
             if pull is None:
                 continue
-            if pull._error is not None:
-                if pull._give_up_at <= now and self._pending.get(pull._index) is pull:
+            if pull.error is not None:
+                if pull.give_up_at <= now and self._pending.get(pull.index) is pull:
                     raise ChannelError(f"it did not answer a cancel within {CANCEL_S} s")
-            elif pull._state is not State.DONE:
+            elif pull.state is not State.DONE:
                 self.cancel(pull, self._too_late(pull))
         return deadlines[0][0] if deadlines else math.inf
 
@@ -191,22 +191,22 @@ class Puller:
         self._starved.clear()
         self._deadlines.clear()
         for pull in pulls:
-            pull._settle(None, pull._error if isinstance(pull._error, MismatchError) else error)
+            pull.settle(None, pull.error if isinstance(pull.error, MismatchError) else error)
 
     # Inside
 
-    def _about(self, pull: Pull) -> str:
+    def _about(self, pull: Transfer) -> str:
         return f"{pull.key!r} of step {pull.step} from {self._peer}"
 
-    def _too_late(self, pull: Pull) -> PullTimeout:
+    def _too_late(self, pull: Transfer) -> PullTimeout:
         why = {
             State.QUEUED: f"{self._max_requests} requests before it have no answer",
             State.STARVED: f"there is no room for it: {self._pool.text()}",
             State.STARVED_AGAIN: f"there is no room for it: {self._pool.text()}",
-        }.get(pull._state, "the publisher has not published it, or not sent all of it")
-        return PullTimeout(f"{self._about(pull)} did not come within {pull._timeout_s} s: {why}")
+        }.get(pull.state, "the publisher has not published it, or not sent all of it")
+        return PullTimeout(f"{self._about(pull)} did not come within {pull.timeout_s} s: {why}")
 
-    def _watch(self, pull: Pull, at: float) -> None:
+    def _watch(self, pull: Transfer, at: float) -> None:
         if at != math.inf:
             heapq.heappush(self._deadlines, (at, next(self._count), weakref.ref(pull)))
 
@@ -216,19 +216,19 @@ class Puller:
             while self._next in self._pending:
                 self._next = (self._next + 1) % INDICES
             # The next index is another one, so that a late message finds nothing rather than another pull.
-            pull._index, self._next = self._next, (self._next + 1) % INDICES
-            self._pending[pull._index] = pull
-            pull._metadata = self.cache.get(pull.key) if pull._out is None else pull._out.metadata
+            pull.index, self._next = self._next, (self._next + 1) % INDICES
+            self._pending[pull.index] = pull
+            pull.metadata = self.cache.get(pull.key) if pull.out is None else pull.out.metadata
             self._ask(pull, again=False)
 
-    def _ask(self, pull: Pull, again: bool, first: bool = False) -> None:
+    def _ask(self, pull: Transfer, again: bool, first: bool = False) -> None:
         """Send the request, or the re-request, if there is memory. first: it is its turn to get some."""
         try:
             target = self._target(pull, first)
         except PoolError as error:
-            if not again and pull._out is None:
+            if not again and pull.out is None:
                 # What the cache says is too large; this one may be smaller.
-                pull._metadata, target = None, NOWHERE
+                pull.metadata, target = None, NOWHERE
             else:
                 error = PoolError(f"{self._about(pull)}: {error}")
                 if again:
@@ -237,98 +237,98 @@ class Puller:
                     self._finish(pull, None, error)
                 return
         if target is None:
-            pull._state = State.STARVED_AGAIN if again else State.STARVED
+            pull.state = State.STARVED_AGAIN if again else State.STARVED
             (self._starved.appendleft if first else self._starved.append)(pull)
             # What another thread let go of before it could see that somebody waits.
             if self._pool.has_gained and not first:
                 self.handle_memory()
         elif again:
-            pull._state = State.RE_REQUESTED
-            self._send(ReRequest(pull._index, target))
+            pull.state = State.RE_REQUESTED
+            self._send(ReRequest(pull.index, target))
         else:
-            pull._state = State.REQUESTED
-            self._send(Request(pull._index, pull.key, pull.step, pull._metadata, target))
+            pull.state = State.REQUESTED
+            self._send(Request(pull.index, pull.key, pull.step, pull.metadata, target))
 
-    def _target(self, pull: Pull, first: bool) -> Target | None:
-        nbytes = pull._metadata.nbytes if pull._metadata is not None else 0
+    def _target(self, pull: Transfer, first: bool) -> Target | None:
+        nbytes = pull.metadata.nbytes if pull.metadata is not None else 0
         if not nbytes:
             return NOWHERE
-        if pull._out is not None:
-            if pull._lease is None:
-                pull._lease = self._regions.lease()
+        if pull.out is not None:
+            if pull.lease is None:
+                pull.lease = self._regions.lease()
             try:
-                mr = pull._lease.get(pull._out.address, nbytes, pull._out.owner, pull._out.where)
+                mr = pull.lease.get(pull.out.address, nbytes, pull.out.owner, pull.out.where)
             except PyverbsError as error:
                 raise PoolError(f"its memory cannot be registered: {error}") from error
-            target = Target(pull._out.address, int(mr.rkey))
+            target = Target(pull.out.address, int(mr.rkey))
         else:
             # Who waits already comes first.
-            pull._block = self._pool.allocate(nbytes) if first or not self._starved else None
-            if pull._block is None:
+            pull.block = self._pool.allocate(nbytes) if first or not self._starved else None
+            if pull.block is None:
                 return None
-            target = Target(pull._block.address, pull._block.rkey)
-        pull._missing = -(-nbytes // CHUNK_BYTES)
+            target = Target(pull.block.address, pull.block.rkey)
+        pull.missing = -(-nbytes // CHUNK_BYTES)
         return target
 
-    def _metadata_came(self, pull: Pull, metadata: Metadata) -> None:
-        if pull._state is not State.REQUESTED:
-            raise MessageError(f"metadata for request {pull._index}, which is {pull._state.value}")
+    def _metadata_came(self, pull: Transfer, metadata: Metadata) -> None:
+        if pull.state is not State.REQUESTED:
+            raise MessageError(f"metadata for request {pull.index}, which is {pull.state.value}")
         self.cache.put(pull.key, metadata)
         if metadata.dead:
             self._finish(pull, None)
-        elif pull._out is not None and metadata != pull._out.metadata:
-            text = f"{self._about(pull)} is {metadata}, and out is {pull._out.metadata}"
+        elif pull.out is not None and metadata != pull.out.metadata:
+            text = f"{self._about(pull)} is {metadata}, and out is {pull.out.metadata}"
             if metadata.nbytes:
                 self._give_up(pull, MismatchError(text))
             else:
                 self._finish(pull, None, MismatchError(text))
         elif not metadata.nbytes:
-            pull._metadata = metadata
+            pull.metadata = metadata
             self._finish_well(pull)
-        elif metadata == pull._metadata:
-            raise MessageError(f"metadata for request {pull._index} that it had")
+        elif metadata == pull.metadata:
+            raise MessageError(f"metadata for request {pull.index} that it had")
         else:
-            pull._metadata, pull._block, pull._missing = metadata, None, 0  # the old memory is free first
+            pull.metadata, pull.block, pull.missing = metadata, None, 0  # the old memory is free first
             self._ask(pull, again=True)
 
-    def _give_up(self, pull: Pull, error: BaseException) -> None:
+    def _give_up(self, pull: Transfer, error: BaseException) -> None:
         """The publisher knows of it, and must say that it writes no more."""
-        pull._state, pull._error, pull._give_up_at = State.CANCELLING, error, self._clock() + CANCEL_S
-        self._watch(pull, pull._give_up_at)
-        self._send(Cancel(pull._index))
+        pull.state, pull.error, pull.give_up_at = State.CANCELLING, error, self._clock() + CANCEL_S
+        self._watch(pull, pull.give_up_at)
+        self._send(Cancel(pull.index))
 
-    def _forget_starved(self, pull: Pull) -> None:
-        if pull._state in (State.STARVED, State.STARVED_AGAIN):
+    def _forget_starved(self, pull: Transfer) -> None:
+        if pull.state in (State.STARVED, State.STARVED_AGAIN):
             self._starved.remove(pull)
 
-    def _deliver(self, pull: Pull) -> None:
-        if pull._out is not None:
-            pull._settle(pull._out.tensor)
+    def _deliver(self, pull: Transfer) -> None:
+        if pull.out is not None:
+            pull.settle(pull.out.tensor)
         else:
-            assert pull._metadata is not None
-            array = pull._block.array if pull._block is not None else (ctypes.c_ubyte * 1)()
-            pull._settle(Tensor(pull._metadata, array))
+            assert pull.metadata is not None
+            array = pull.block.array if pull.block is not None else (ctypes.c_ubyte * 1)()
+            pull.settle(Tensor(pull.metadata, array))
 
-    def _finish_well(self, pull: Pull) -> None:
-        if pull._metadata is not None:
-            self.cache.put(pull.key, pull._metadata)
+    def _finish_well(self, pull: Transfer) -> None:
+        if pull.metadata is not None:
+            self.cache.put(pull.key, pull.metadata)
         self._deliver(pull)
         self._free_index(pull)
 
-    def _finish(self, pull: Pull, value: object, error: BaseException | None = None) -> None:
-        pull._settle(value, error)
+    def _finish(self, pull: Transfer, value: object, error: BaseException | None = None) -> None:
+        pull.settle(value, error)
         self._free_index(pull)
 
-    def _free_index(self, pull: Pull) -> None:
-        del self._pending[pull._index]
+    def _free_index(self, pull: Transfer) -> None:
+        del self._pending[pull.index]
         self._begin_queued()
 
 
-def _is_over(reference: weakref.ref[Pull]) -> bool:
+def _is_over(reference: weakref.ref[Transfer]) -> bool:
     pull = reference()
-    return pull is None or (pull._state is State.DONE and pull._error is None)
+    return pull is None or (pull.state is State.DONE and pull.error is None)
 
 
-def cancelled(pull: Pull) -> PullCancelled:
+def cancelled(pull: Transfer) -> PullCancelled:
     """What a cancelled pull ends with."""
     return PullCancelled(f"the pull of {pull.key!r} of step {pull.step} was cancelled")

@@ -108,7 +108,8 @@ def view_of(tensor: Any, writable: bool = False) -> View:
         elements that there is no dtype for
     """
     if isinstance(tensor, Tensor):
-        return View(ctypes.addressof(tensor._array), tensor._metadata, tensor._array, tensor)
+        array, metadata = tensor._array, tensor._metadata  # noqa: SLF001  (no program needs their names)
+        return View(ctypes.addressof(array), metadata, array, tensor)
     try:
         view = memoryview(tensor)
     except (TypeError, ValueError, BufferError) as error:

@@ -54,7 +54,8 @@ class CheckpointOnFallback(checkpoint.CheckpointOnFallback):
             raise RuntimeError("CheckpointOnFallback needs a process group: call init_process_group first")
         super().__init__(
             save,
-            _Counters(dist.distributed_c10d._get_default_store()),
+            # torch has no public name for it.
+            _Counters(dist.distributed_c10d._get_default_store()),  # noqa: SLF001
             dist.get_rank(),
             dist.get_world_size(),
             savers=savers,

@@ -504,7 +504,7 @@ def _lists(tensors: Any) -> list[Any]:
 def _last(works: list[ShiftWork], outputs: list[Any]) -> ShiftWork:
     """The last one of works that end in order; it stands for all of them."""
     work = works[-1]
-    work._tensors = outputs
+    work.stand_for(outputs)
     return work
 
 
@@ -514,7 +514,8 @@ def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Pr
 
 def paths(group: Any = None) -> list[str]:
     """The NICs that a group's traffic runs on now: one, unless something fails. group: None for the default one."""
-    own = dist.distributed_c10d._get_default_group() if group is None else group
+    # torch has no public name for the default one.
+    own = dist.distributed_c10d._get_default_group() if group is None else group  # noqa: SLF001
     transport = own.transport
     if transport is None:
         return []

@@ -16,7 +16,7 @@ from shiftverbs.transport import Lease, TransportError
 def nbytes(tensor: Any) -> int:
     """Bytes of its elements; of a sparse one, of those that it has."""
     if tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
+        tensor = tensor._values()  # noqa: SLF001  (values() refuses one that is not coalesced)
     return int(tensor.numel() * tensor.element_size())
 
 
@@ -72,7 +72,7 @@ def is_dense(tensor: Any) -> bool:
 
 def overlaps(tensor: Any) -> bool:
     """Whether several of its elements are known to be in one place, as those of an expanded one."""
-    return bool(torch._debug_has_internal_overlap(tensor) == 1)
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)  # noqa: SLF001  (torch has no other)
 
 
 def check(tensor: Any) -> None:

@@ -51,6 +51,13 @@ class ShiftWork(Work):
         if base is not None:
             self._level.complete(base)
 
+    def stand_for(self, tensors: list[Any]) -> None:
+        """It is the last one of several, which end in order.
+
+        :param tensors: their outputs
+        """
+        self._tensors = tensors
+
     def wait(self, timeout: Any = None) -> bool:
         """Until it has ended.
 

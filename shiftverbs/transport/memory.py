@@ -43,8 +43,8 @@ class Lease:
         self._held: list[_Entry] = []
 
     def get(self, address: int, length: int, owner: object, where: Where | None = None) -> Any:
-        """As MrCache.get, until `end`."""
-        entry = self._cache._take(address, length, owner, where)
+        """The MR of what MrCache.take gives, until `end`."""
+        entry = self._cache.take(address, length, owner, where)
         self._held.append(entry)
         return entry.mr
 
@@ -52,7 +52,7 @@ class Lease:
         """Let go of all."""
         held, self._held = self._held, []
         if held:
-            self._cache._give_back(held)
+            self._cache.give_back(held)
 
 
 class MrCache:
@@ -87,7 +87,7 @@ class MrCache:
         """For one operation."""
         return Lease(self)
 
-    def _take(self, address: int, length: int, owner: object, where: Where | None) -> _Entry:
+    def take(self, address: int, length: int, owner: object, where: Where | None) -> _Entry:
         """The region of memory at address, made if need be.
 
         :param owner: what keeps the memory; it is held as long as the region is
@@ -118,7 +118,11 @@ class MrCache:
         _close(stale)
         return entry
 
-    def _give_back(self, entries: list[_Entry]) -> None:
+    def give_back(self, entries: list[_Entry]) -> None:
+        """What `take` gave is not used any more.
+
+        :param entries: each as often as it was taken
+        """
         stale: list[_Entry] = []
         with self._lock:
             for entry in entries:

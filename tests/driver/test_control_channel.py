@@ -33,11 +33,11 @@ def test_a_removed_device_does_not_keep_the_control_thread_awake(
     monkeypatch.setattr(channel, "_watch", watched.add)
     monkeypatch.setattr(channel, "_unwatch", watched.discard)
     port = Port()
-    channel._port_made(nic, port, None)
+    channel._port_made(nic, port)
     assert watched == {port.fd}
     driver.nic_events._on_async(nic, EventType.DEVICE_FATAL)
     assert not watched
-    channel._port_made(nic, port, None)
+    channel._port_made(nic, port)
     assert not watched
 
 

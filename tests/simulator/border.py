@@ -13,7 +13,7 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from simulator.clock import US
 from simulator.provider import library
@@ -28,6 +28,9 @@ from shiftverbs.shadows.shadow import ShadowMR
 if TYPE_CHECKING:
     from simulator.host import Host
     from simulator.network import Network
+
+    from shiftverbs import _nic
+    from shiftverbs.shadows import raw_verbs
 
 _handles = itertools.count(1 << 20)
 
@@ -512,11 +515,11 @@ class Attention:
 
 
 class VirtualMachine:
-    """A Machine."""
+    """A Machine. What it makes stands for what is compiled, and is final there."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.verbs = host.verbs
+        self.verbs = cast("raw_verbs.Verbs", host.verbs)
         self.attention: Any = Attention(host)
         clock = host.net.clock
         self.now_ns = lambda: clock.now
@@ -548,11 +551,11 @@ class VirtualMachine:
     def clear_attention(self) -> None:
         self.attention.value = 0
 
-    def waiter(self) -> Waiter:
-        return Waiter(self.host)
+    def waiter(self) -> _nic.Waiter:
+        return cast("_nic.Waiter", Waiter(self.host))
 
-    def worker(self, name: str, waiter: Waiter) -> Worker:
-        return Worker(self.host, name)
+    def worker(self, name: str, waiter: _nic.Waiter) -> _nic.NicWorker:
+        return cast("_nic.NicWorker", Worker(self.host, name))
 
     def exchanger(self, config: Any) -> VirtualExchanger:
         return VirtualExchanger(self.host)

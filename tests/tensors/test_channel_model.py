@@ -38,7 +38,7 @@ from shiftverbs.tensors.metadata import Metadata
 from shiftverbs.tensors.pool import Pool
 from shiftverbs.tensors.publication import COPY_BYTES, Published
 from shiftverbs.tensors.publisher import Publisher, serve
-from shiftverbs.tensors.pull import Pull, State
+from shiftverbs.tensors.pull import Pull, State, Transfer
 from shiftverbs.tensors.puller import CANCEL_S, CHUNK_BYTES, Puller, cancelled
 from shiftverbs.tensors.tensor import view_of
 from shiftverbs.transport import MrCache
@@ -94,10 +94,9 @@ class Side:
 
     def pull(self, step: int, out: Any = None, timeout_s: float = 10.0) -> Pull:
         view = None if out is None else view_of(out, writable=True)
-        pull = Pull("k", step, view, timeout_s, self.now + timeout_s)
-        pull._cancel = lambda pull: self.puller.cancel(pull, cancelled(pull))
-        self.puller.start(pull)
-        return pull
+        transfer = Transfer("k", step, view, timeout_s, self.now + timeout_s)
+        self.puller.start(transfer)
+        return Pull(transfer, lambda each: self.puller.cancel(each, cancelled(each)))
 
 
 class Pair:
@@ -291,13 +290,13 @@ def test_memory_that_is_not_there_is_waited_for():
     first, second, third, fourth = (b.pull(step) for step in range(4))
     pair.settle()
     assert first.done() and second.done() and not third.done()
-    assert third._state is State.STARVED_AGAIN
+    assert third._transfer.state is State.STARVED_AGAIN
     with pytest.raises(TensorsError, match=r"there is no room for it: \d+ bytes of"):
         b.now = 10.0
         b.puller.handle_time()
         pair.settle()
         third.result()
-    assert fourth._state is State.DONE
+    assert fourth._transfer.state is State.DONE
     del first, second
     assert b.pool.in_use == 0, "nobody else holds them"
     a.publish(9, BIG)
@@ -573,7 +572,7 @@ def test_any_schedule(actions, limit_bytes):
             elif error is None:
                 assert value is None and tensors[pull.step] is None
         for pull in pulls:
-            if pull.done() and pull._out is None:
+            if pull.done() and pull._transfer.out is None:
                 error = pull._future.exception()
                 if error is None:
                     value = pull.result()

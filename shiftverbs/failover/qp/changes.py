@@ -15,14 +15,24 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _core
 from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.native.ibv import AccessFlag, AtomicCap
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol import events as ev
-from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, ERR, INIT, LIVE, RTS
+from shiftverbs.shadows.qp_attributes import (
+    ALTERNATE,
+    CONNECTED,
+    ERR,
+    INIT,
+    LIVE,
+    RTS,
+    Alternate,
+    Connected,
+    QpFields,
+)
 
 if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
@@ -34,7 +44,7 @@ logger = logging.getLogger("shiftverbs.driver")
 UNLIKE = "it was connected before the application gave its QP all attributes"
 
 
-def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, Any]) -> dict[str, Any]:
+def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, int]) -> dict[str, int]:
     """What the application gave its QP, as pair k's QP is to have it: atomics only where they are atomic.
 
     A peer may reach a word by a backup while another peer's QP, or another process's, is at the default NIC; most NICs
@@ -54,9 +64,16 @@ class Given:
     state: INIT, RTR or RTS; attrs: fields of ibv_qp_attr by name. Another one each time the pair is brought further.
     """
 
-    def __init__(self, state: int, attrs: dict[str, Any]) -> None:
+    def __init__(self, state: int, attrs: dict[str, object]) -> None:
         self.state = state
         self.attrs = attrs
+
+    @property
+    def rights(self) -> int:
+        """The peer's, enum ibv_access_flags."""
+        flags = self.attrs.get("qp_access_flags", 0)
+        assert isinstance(flags, int)
+        return flags
 
 
 class ChangedQp(ProtectedQp, Protocol):
@@ -92,8 +109,7 @@ class _Told:
 
     def steps(self, k: int) -> ModifySteps:
         """An empty list of transitions for pair k's QP."""
-        made: ModifySteps = self.connection.nic(k).verbs.ModifySteps()
-        return made
+        return self.connection.nic(k).verbs.ModifySteps()
 
     def tell(self, k: int, given: Given, steps: ModifySteps) -> None:
         """Under the driver's lock: queue steps for pair k's QP, whose last command was `given`."""
@@ -148,7 +164,7 @@ class _Told:
         }
 
 
-def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: float) -> int:
+def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: float) -> int:
     """Have the backup pair that carries traffic take the changes, in place of the default NIC: its errno.
 
     0 too where none carries any, or it is not to be believed: its QP broke, or its NIC does not answer.
@@ -179,7 +195,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, Any], timeout_s: 
         return err
 
 
-def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> None:
+def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
     """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
 
     wanted: fields of ibv_qp_attr by name.
@@ -189,11 +205,12 @@ def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> N
         if connection.closed:
             return
         rights = wanted.get("qp_access_flags", 0)
+        live: dict[str, int] = {name: wanted[name] for name in LIVE if name in wanted}
         connection.pairing.rights_changed(
             lambda before: before & rights
         )  # those that are left; new ones not before
         for k, given in list(connection.given.items()):
-            _follow(told, k, given, on_pair(connection, k, wanted))
+            _follow(told, k, given, on_pair(connection, k, live))
         anew = _connect_anew(connection, wanted)
         if not told.answers:
             connection.pairing.rights_changed(lambda before: rights)
@@ -213,22 +230,20 @@ def spread(connection: ChangedQp, wanted: dict[str, Any], timeout_s: float) -> N
     connection.wait_for(lambda: not any(_carries(connection, k) for k in broken), deadline)
 
 
-def _follow(told: _Told, k: int, given: Given, wanted: dict[str, Any]) -> None:
-    changes = {
-        name: wanted[name] for name in LIVE if name in wanted and given.attrs.get(name) != wanted[name]
-    }
+def _follow(told: _Told, k: int, given: Given, wanted: dict[str, int]) -> None:
+    changes = {name: value for name, value in wanted.items() if given.attrs.get(name) != value}
     if not changes or given.state in (INIT, ERR):
         return  # the next command takes them along, and no peer is served meanwhile
     if given.state == RTS:
         given.attrs.update(changes)
         told.tell(k, given, told.steps(k).add(**changes))
-    elif given.attrs.get("qp_access_flags", 0) & ~wanted.get("qp_access_flags", 0):
+    elif given.rights & ~wanted.get("qp_access_flags", 0):
         # Nothing can be changed in RTR. ARM begins again.
         given.state = ERR
         told.tell(k, given, told.steps(k).add(state=ERR))
 
 
-def _connect_anew(connection: ChangedQp, wanted: dict[str, Any]) -> bool:
+def _connect_anew(connection: ChangedQp, wanted: QpFields) -> bool:
     """Of the QPs that were connected before the application said how: ARM does it again, what is in use waits.
 
     Returns whether ARM does.
@@ -237,7 +252,7 @@ def _connect_anew(connection: ChangedQp, wanted: dict[str, Any]) -> bool:
     if p is None or p.over or "timeout" not in wanted:
         return False
     for k, given in list(connection.given.items()):
-        names = CONNECTED if k else CONNECTED + ALTERNATE
+        names: tuple[Connected | Alternate, ...] = CONNECTED if k else CONNECTED + ALTERNATE
         if given.state == RTS and any(given.attrs.get(name) != wanted.get(name) for name in names):
             if k in (p.send_pair, p.recv_pair):
                 connection.unlike.add(k)

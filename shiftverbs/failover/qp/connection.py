@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from pyverbs.pyverbs_error import PyverbsRDMAError
@@ -26,14 +26,14 @@ from shiftverbs.failover.qp.early_errors import EarlyErrors
 from shiftverbs.failover.qp.ending import FLUSHED, Ending
 from shiftverbs.failover.qp.evidence import Evidence
 from shiftverbs.failover.qp.key_wait import KeyWait
-from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.qp.pairing import Pairing, PeerShown
 from shiftverbs.failover.qp.rebuild import Rebuild
 from shiftverbs.failover.qp.reports import Reports
 from shiftverbs.failover.qp.requirement import Requirement
 from shiftverbs.failover.qp.timeline import Timeline
 from shiftverbs.failover.qp.watchdog import Watchdog
 from shiftverbs.failover.services.control_channel import Path
-from shiftverbs.failover.services.host import Host, LocalPort
+from shiftverbs.failover.services.host import AnyCall, Host, LocalPort
 from shiftverbs.native.ibv import AccessFlag, QpState, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.codec import Entry
@@ -45,6 +45,7 @@ from shiftverbs.state_machine import RecvState, SendState
 
 if TYPE_CHECKING:
     from shiftverbs.shadows.nic import Nic
+    from shiftverbs.shadows.qp import ShadowQP
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -100,7 +101,7 @@ class Connection:
         "why",
     )
 
-    def __init__(self, driver: Host, shadow: Any) -> None:
+    def __init__(self, driver: Host, shadow: ShadowQP) -> None:
         self.driver = driver
         self.shadow = shadow
         self.core = shadow.core
@@ -200,7 +201,7 @@ class Connection:
         name: str = domain.nic.name if k == 0 else domain.backups[k - 1].name
         return name
 
-    def describe_pairing(self) -> dict[str, Any] | None:
+    def describe_pairing(self) -> PeerShown | None:
         """For `qp.shift.pairing`."""
         peer = self.peer
         if peer is None:
@@ -433,7 +434,7 @@ class Connection:
             wanted = None
         if wanted == self._looked_for:
             return
-        queues: list[tuple[Any, int]] = []
+        queues: list[tuple[_core.CQCore, int]] = []
         if wanted is not None:
             pairs, recv_only = wanted
             cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
@@ -785,7 +786,7 @@ class Connection:
             self.driver.channel.suspect(self.paths[left], self.driver.now_ns())
         self.reports.switch_started(action.target, action.reason)
 
-    _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
+    _HANDLERS: dict[type, AnyCall] = {
         ev.CloseSend: _close_send,
         ev.CloseRecv: _close_recv,
         ev.Fence: _do_fence,

@@ -7,7 +7,7 @@ What is known of keys, here and there, is in memory_keys.py. Runs under the driv
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _core
 from shiftverbs.failover.services import memory_keys
@@ -15,6 +15,9 @@ from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.failover.services.memory_keys import KeyBook, KeyUser, PeerKeys, Told, is_final, push
 from shiftverbs.protocol.messages import Keys, KeyState, Message, Move, MoveStep, Phase, Sync, WantKeys
 from shiftverbs.protocol.state import MS
+
+if TYPE_CHECKING:
+    from shiftverbs.exchanger.records import QpRecord
 
 # How many rkeys a question has at most. A message's body has 255 bytes.
 RKEYS_AT_ONCE = 59
@@ -68,8 +71,8 @@ class ConnectionKeys:
 
     # ---- from pairing to its end ------------------------------------------------------------------------------------
 
-    def open(self, mine: Any, theirs: Any) -> None:
-        """The connection is paired; mine, theirs: the two QpRecords."""
+    def open(self, mine: QpRecord, theirs: QpRecord) -> None:
+        """The connection is paired; mine, theirs: the two entries."""
         c = self._connection
         self._told = self._book.told(theirs.instance, mine.default.gid or "", c.nic(0))
         self._told.users.add(c)

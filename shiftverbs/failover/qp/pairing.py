@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from msgspec.structs import replace
 
@@ -35,6 +35,17 @@ _seldom = Seldom(logger)  # for what peers cause
 def gid_text(gid: bytes) -> str:
     """16 bytes in record spelling: eight groups of four hex digits."""
     return gid.hex(":", 2)
+
+
+class PeerShown(TypedDict):
+    """For `qp.shift.pairing`: the peer's address and QPN, its process, how many pairs there are, our devices."""
+
+    gid: str | None
+    lid: int
+    qpn: int
+    instance: str
+    pairs: int
+    devices: list[str]
 
 
 class PairedQp(ProtectedQp, Protocol):

@@ -10,19 +10,30 @@ import collections
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs.failover.qp.changes import ChangedQp, Given, on_pair
 from shiftverbs.native.ibv import MigState, QpState
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Stage
-from shiftverbs.shadows.qp_attributes import ALTERNATE, CONNECTED, INIT, LIVE, RTR, RTS
+from shiftverbs.shadows.qp_attributes import (
+    ALTERNATE,
+    CONNECTED,
+    INIT,
+    LIVE,
+    RTR,
+    RTS,
+    AddressVector,
+    Alternate,
+    Connected,
+    QpFields,
+)
 
 if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
 
 # What the application has not given yet, because its QP only receives so far.
-_NOT_GIVEN = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
+_NOT_GIVEN: QpFields = {"timeout": 14, "retry_cnt": 7, "rnr_retry": 7}
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -121,7 +132,7 @@ class Rebuild:
         # Again: a former RESET may have ended since `reset`, and then the pair is known again. A fence that begins
         # from here on must hear that a RESET lies before its ERR.
         c.core.forget_pair(k)
-        c.given[k] = Given(INIT, rights)
+        c.given[k] = Given(INIT, {**rights})
         c.driver.command(c, k, steps, done)
 
     def connect(self, action: ev.ConnectPair) -> None:
@@ -137,8 +148,8 @@ class Rebuild:
         steps = c.nic(k).verbs.ModifySteps()
         if action.stage is not Stage.RTS:
             remote = action.remote
-            app_ah = attrs.get("ah_attr") or {}
-            ah: dict[str, Any] = {
+            app_ah: AddressVector = attrs.get("ah_attr") or {}
+            ah: AddressVector = {
                 "port_num": route.port,
                 "dlid": remote.lid,
                 "sl": app_ah.get("sl", 0),
@@ -146,14 +157,12 @@ class Rebuild:
                 "static_rate": app_ah.get("static_rate", 0),
             }
             if c.nic(k).uses_grh or remote.lid == 0:
-                ah.update(
-                    is_global=1,
-                    dgid=remote.gid,
-                    sgid_index=route.gid_index,
-                    hop_limit=app_ah.get("hop_limit") or 64,
-                    traffic_class=app_ah.get("traffic_class", 0),
-                    flow_label=app_ah.get("flow_label", 0),
-                )
+                ah["is_global"] = 1
+                ah["dgid"] = remote.gid
+                ah["sgid_index"] = route.gid_index
+                ah["hop_limit"] = app_ah.get("hop_limit") or 64
+                ah["traffic_class"] = app_ah.get("traffic_class", 0)
+                ah["flow_label"] = app_ah.get("flow_label", 0)
             steps.add(
                 state=QpState.RTR,
                 path_mtu=min(attrs.get("path_mtu", route.mtu), route.mtu, remote.mtu),
@@ -174,7 +183,7 @@ class Rebuild:
         if k == 0 and action.stage is not Stage.RTR:
             self._alternate_path(steps, attrs)
         state = RTR if action.stage is Stage.RTR else RTS
-        names = CONNECTED if k else CONNECTED + ALTERNATE
+        names: tuple[Connected | Alternate, ...] = CONNECTED if k else CONNECTED + ALTERNATE
         c.given[k] = Given(state, {**live, **{name: attrs.get(name) for name in names}})
 
         def done(err: int, step: int) -> None:
@@ -188,22 +197,27 @@ class Rebuild:
 
         c.driver.command(c, k, steps, done)
 
-    def _attributes(self, k: int) -> dict[str, Any]:
+    def _attributes(self, k: int) -> QpFields:
         """The application's, and for what it has not given yet something with which its QP can work.
 
         As many READs at a time as it answers itself: as a rule both sides say the same.
         """
         c = self._c
-        attrs = {**_NOT_GIVEN, **c.shadow.attrs}
+        attrs: QpFields = {**_NOT_GIVEN, **c.shadow.attrs}
         if "max_rd_atomic" not in attrs:
             most = c.nic(k).limits.get("max_qp_init_rd_atom", 0)
             attrs["max_rd_atomic"] = min(attrs.get("max_dest_rd_atomic", 0), most)
         return attrs
 
     @staticmethod
-    def _alternate_path(steps: ModifySteps, attrs: dict[str, Any]) -> None:
+    def _alternate_path(steps: ModifySteps, attrs: QpFields) -> None:
         """The application's alternate path lies on its own NIC: that QP gets it back, if the NIC has it still."""
         if "alt_ah_attr" in attrs:
-            steps.add(**{name: attrs[name] for name in ALTERNATE if name != "path_mig_state"})
+            steps.add(
+                alt_ah_attr=attrs["alt_ah_attr"],
+                alt_pkey_index=attrs["alt_pkey_index"],
+                alt_port_num=attrs["alt_port_num"],
+                alt_timeout=attrs["alt_timeout"],
+            )
         if attrs.get("path_mig_state", MigState.MIGRATED) != MigState.MIGRATED:
             steps.add(path_mig_state=attrs["path_mig_state"])

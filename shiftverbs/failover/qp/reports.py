@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import observe
-from shiftverbs.failover.services.host import ProtectedQp
+from shiftverbs.failover.services.host import MeasuredQp
 from shiftverbs.protocol.events import Status
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shiftverbs.failover.qp.timeline import Timeline
 
 
-class ReportedQp(ProtectedQp, Protocol):
+class ReportedQp(MeasuredQp, Protocol):
     """A connection of which something is said."""
 
     @property
@@ -39,11 +39,9 @@ class Reports:
     def __init__(self, connection: ReportedQp) -> None:
         self.connection = connection
 
-    def _publish(self, kind: type[Any], **fields: Any) -> None:
+    def _publish(self, event: observe.Event) -> None:
         """Tell subscribers, when there is time for it."""
-        c = self.connection
-        event = kind(qp_num=c.shadow.qp_num, device=c.device(0), **fields)
-        c.driver.aside(functools.partial(observe.publish, event))
+        self.connection.driver.aside(functools.partial(observe.publish, event))
 
     def _log(self, level: int, text: str) -> None:
         c = self.connection
@@ -59,26 +57,31 @@ class Reports:
 
     def paired(self) -> None:
         """It knows its peer, and its backups are being connected."""
-        peer = self.connection.peer
+        c = self.connection
+        peer = c.peer
         assert peer is not None
         named = f"{peer.default.gid or peer.default.lid} QPN {peer.default.qpn:#x}"
-        self._publish(observe.Paired, backups=self._backups(), peer=named)
+        self._publish(
+            observe.Paired(qp_num=c.shadow.qp_num, device=c.device(0), backups=self._backups(), peer=named)
+        )
 
     def status_changed(self, why: str | None, what: str) -> None:
         """It has another status. why: the reason alone; what: for the log, what is so where that is FAILED."""
         c = self.connection
         if c.status is Status.PROTECTED:
             c.requirement.met()
-            self._publish(observe.Protected, backups=self._backups())
+            self._publish(
+                observe.Protected(qp_num=c.shadow.qp_num, device=c.device(0), backups=self._backups())
+            )
             if c.driver.measures is not None:
                 c.driver.measures.joined(c)
         elif c.status is Status.FAILED:
             self._log(logging.ERROR, f"{what}: {c.why}")
             c.timeline.last_failure = (c.driver.now_ns(), c.why or "")
             c.driver.totals.gave_up(why or "")
-            self._publish(observe.Failed, why=c.why or "")
+            self._publish(observe.Failed(qp_num=c.shadow.qp_num, device=c.device(0), why=c.why or ""))
         elif c.status is Status.UNPROTECTED:
-            self._publish(observe.Unprotected, why=why or "")
+            self._publish(observe.Unprotected(qp_num=c.shadow.qp_num, device=c.device(0), why=why or ""))
 
     def never_protected(self, why: str) -> None:
         """It cannot be protected; said once for each reason."""
@@ -95,16 +98,24 @@ class Reports:
         c.timeline.last_failure = (now, f"{left}: {reason}")
         c.driver.totals.switches += 1
         self._log(logging.WARNING, f"leaving {left} for {c.device(target)}: {reason}")
-        self._publish(observe.PathFailed, path=left, why=why)
+        self._publish(observe.PathFailed(qp_num=c.shadow.qp_num, device=c.device(0), path=left, why=why))
 
     def first_wc(self, k: int, t_ns: int) -> None:
         """A completion has come from pair k, where a SWITCH went."""
-        timeline = self.connection.timeline
+        c = self.connection
+        timeline = c.timeline
         took_ms = timeline.first_wc(t_ns)
         if took_ms is not None:
-            target = self.connection.device(k)
+            target = c.device(k)
+            durations = {"fallback_ms": took_ms}
             self._publish(
-                observe.Fallback, epoch=self._epoch(), target=target, durations={"fallback_ms": took_ms}
+                observe.Fallback(
+                    qp_num=c.shadow.qp_num,
+                    device=c.device(0),
+                    epoch=self._epoch(),
+                    target=target,
+                    durations=durations,
+                )
             )
             timeline.tell()
 
@@ -121,4 +132,13 @@ class Reports:
         c.driver.totals.away_ns += int(away_ms * 1e6)
         name = c.device(k)
         self._log(logging.INFO, f"traffic is back on {name}")
-        self._publish(observe.Failback, epoch=self._epoch(), target=name, durations={"away_ms": away_ms})
+        durations = {"away_ms": away_ms}
+        self._publish(
+            observe.Failback(
+                qp_num=c.shadow.qp_num,
+                device=c.device(0),
+                epoch=self._epoch(),
+                target=name,
+                durations=durations,
+            )
+        )

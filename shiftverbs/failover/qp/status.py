@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shiftverbs.failover.qp.connection import Connection
+    from shiftverbs.failover.qp.pairing import PeerShown
 
 
 class ShiftStatus:
@@ -70,7 +71,7 @@ class ShiftStatus:
         return self._connection.device(self._connection.recv_pair) if self._connection is not None else None
 
     @property
-    def pairing(self) -> dict[str, Any] | None:
+    def pairing(self) -> PeerShown | None:
         """The peer's default GID and QPN, its instance, and the number of pairs; None before the peer is known."""
         return self._connection.describe_pairing() if self._connection is not None else None
 

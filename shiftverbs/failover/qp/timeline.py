@@ -7,7 +7,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from shiftverbs.process.waiting import SLICE_S, look_for_signals
 from shiftverbs.state_machine import SendState
@@ -34,7 +33,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.history = [(time.monotonic_ns(), SendState.DEFAULT.value)]
-        self._waiting: list[Any] = []  # a lock of each thread in wait_for
+        self._waiting: list[threading.Lock] = []  # a lock of each thread in wait_for
         # When the last SWITCH began, or failover gave up, and why; over all lives of the QP.
         self.last_failure: tuple[int, str] | None = None
         self.begin()

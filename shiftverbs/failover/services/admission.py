@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from shiftverbs.protocol.pair import MS
 
@@ -28,7 +28,10 @@ class Beginner(Protocol):
         """None where there is nothing to begin."""
 
 
-class Turns:
+_Beginner = TypeVar("_Beginner", bound=Beginner)
+
+
+class Turns(Generic[_Beginner]):
     """Which connections have begun, and which wait for their turn.
 
     waiting: those that wait, oldest first; for reading. now_ns: the clock; run_again: has the driver run once more;
@@ -39,16 +42,18 @@ class Turns:
         self,
         now_ns: Callable[[], int],
         run_again: Callable[[], None],
-        later: Callable[..., None],
+        later: Callable[
+            [_Beginner, Callable[[_Beginner, Callable[[], None]], None], _Beginner, Callable[[], None]], None
+        ],
     ) -> None:
         self._now_ns = now_ns
         self._run_again = run_again
         self._later = later
-        self.waiting: dict[Beginner, Callable[[], None]] = {}
-        self.going: set[Beginner] = set()  # those that began in their turn, and have not arrived
+        self.waiting: dict[_Beginner, Callable[[], None]] = {}
+        self.going: set[_Beginner] = set()  # those that began in their turn, and have not arrived
         self._moved_ns = 0
 
-    def begin_in_turn(self, connection: Beginner, begin: Callable[[], None]) -> None:
+    def begin_in_turn(self, connection: _Beginner, begin: Callable[[], None]) -> None:
         """Have a connection begin what is not urgent: at once, or when few others are in the middle of that."""
         if self.waiting or self._room() <= 0:
             if not self.waiting:
@@ -57,7 +62,7 @@ class Turns:
         else:
             self._begin(connection, begin)
 
-    def arrived(self, connection: Beginner) -> None:
+    def arrived(self, connection: _Beginner) -> None:
         """A connection has finished what it began in its turn, or never will."""
         if connection in self.going:
             self.going.remove(connection)
@@ -68,7 +73,7 @@ class Turns:
     def _room(self) -> int:
         return UNDER_WAY - len(self.going)
 
-    def _begin(self, connection: Beginner, begin: Callable[[], None]) -> None:
+    def _begin(self, connection: _Beginner, begin: Callable[[], None]) -> None:
         self.going.add(connection)
         begin()
         if connection.protocol is None:  # there was nothing to begin
@@ -85,7 +90,7 @@ class Turns:
             self._moved_ns = now
             self._later(connection, self._begin, connection, begin)
 
-    def drop(self, connection: Beginner) -> None:
+    def drop(self, connection: _Beginner) -> None:
         """The life of its QP is over that it has begun something for, or would."""
         self.waiting.pop(connection, None)
         self.arrived(connection)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shiftverbs.exchanger.records import ControlEndpoint
 from shiftverbs.process.log_lines import Seldom
@@ -21,6 +21,7 @@ from shiftverbs.protocol.seal import SECRET_BYTES, Seals
 from shiftverbs.stragglers.trains import PATIENCE_NS, TRAIN_MESSAGES, Trains
 
 if TYPE_CHECKING:
+    from shiftverbs._nic import ControlPort
     from shiftverbs.failover.services.machine import Machine
     from shiftverbs.shadows.nic import Nic
 
@@ -119,7 +120,7 @@ class ControlChannel:
         self._unwatch = unwatch
         self._ping_interval_ns = ping_interval_ns
         self._ping_dead_after = ping_dead_after
-        self._ports: dict[str, Any] = {}  # device name -> ControlPort
+        self._ports: dict[str, ControlPort] = {}  # by device
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._failed: dict[str, str] = {}
         self._reviving: set[str] = set()
@@ -142,7 +143,7 @@ class ControlChannel:
 
     # ---- ports ------------------------------------------------------------------------------------------------------
 
-    def port(self, nic: Nic) -> Any | None:
+    def port(self, nic: Nic) -> ControlPort | None:
         """The control port on `nic`, or None while it is not there."""
         return self._ports.get(nic.name)
 
@@ -174,24 +175,25 @@ class ControlChannel:
                 port.rearm()
             except OSError as error:
                 reason = f"{nic.name}: no control port: {error}"
-                self._post(lambda: self._port_made(nic, None, reason))
+                self._post(lambda: self._port_made(nic, reason))
             else:
-                self._post(lambda: self._port_made(nic, port, None))
+                self._post(lambda: self._port_made(nic, port))
 
         nic.worker.call(make)
 
-    def _port_made(self, nic: Nic, port: Any, reason: str | None) -> None:
-        if reason is not None:
-            self._failed[nic.name] = reason
-            logger.warning("%s", reason)
+    def _port_made(self, nic: Nic, made: ControlPort | str) -> None:
+        """Or why there is none."""
+        if isinstance(made, str):
+            self._failed[nic.name] = made
+            logger.warning("%s", made)
         else:
-            self._ports[nic.name] = port
+            self._ports[nic.name] = made
             if not nic.dead:
-                self._watch(port.fd)
+                self._watch(made.fd)
         for then in self._waiting.pop(nic.name, []):
             then()
 
-    def _revive(self, nic_name: str, nic: Nic, port: Any) -> None:
+    def _revive(self, nic_name: str, nic: Nic, port: ControlPort) -> None:
         if nic_name in self._reviving or nic.dead:
             return
         self._reviving.add(nic_name)
@@ -273,7 +275,7 @@ class ControlChannel:
             path.failed = self._failed.get(path.nic.name, f"{path.nic.name} has no control port")
             return
         endpoint = path.endpoint
-        attrs: dict[str, Any] = {"dlid": endpoint.lid}
+        attrs: dict[str, int | bytes] = {"dlid": endpoint.lid}
         if path.nic.uses_grh or endpoint.lid == 0:
             attrs["dgid"] = gid_bytes(endpoint.gid)
             attrs["sgid_index"] = path.nic.gid_index

@@ -9,12 +9,12 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 if TYPE_CHECKING:
-    from shiftverbs._core import QPCore
+    from shiftverbs._core import CQCore, QPCore
 
 logger = logging.getLogger("shiftverbs.driver")
 
@@ -47,16 +47,16 @@ class Looks:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         # The CQs, by pair, where connections have work: the application's polls look there.
-        self._active: collections.Counter[tuple[Any, int]] = collections.Counter()
+        self._active: collections.Counter[tuple[CQCore, int]] = collections.Counter()
         # The CQs that some connection wants polled: what each wants, how many want each.
-        self._looks: dict[Carrier, list[tuple[Any, int]]] = {}
-        self._looked_at: collections.Counter[tuple[Any, int]] = collections.Counter()
+        self._looks: dict[Carrier, list[tuple[CQCore, int]]] = {}
+        self._looked_at: collections.Counter[tuple[CQCore, int]] = collections.Counter()
         self._look_ns = 0
         self.due_ns: int | None = None
         # Since when they found nothing, and nothing happened.
         self._in_vain_ns = 0
 
-    def activate(self, cq: Any, k: int) -> None:
+    def activate(self, cq: CQCore, k: int) -> None:
         """One more connection carries work on pair k of this CQ: the application's polls look there too."""
         cq.set_active(k, True)
         self._active[cq, k] += 1
@@ -70,7 +70,7 @@ class Looks:
                     del self._active[cq, k]
                     cq.set_active(k, False)
 
-    def look_at(self, connection: Carrier, queues: list[tuple[Any, int]]) -> None:
+    def look_at(self, connection: Carrier, queues: list[tuple[CQCore, int]]) -> None:
         """From now on look for completions in these (CQ, pair), for this connection's sake, and in none else.
 
         Connections share CQs: a thousand of them in the middle of something cost one look at each CQ, not a thousand.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from shiftverbs.exchanger.interface import Connected, ExchangerEvent, Found, Rejected, Unavailable
 from shiftverbs.exchanger.records import QpRecord
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shiftverbs.exchanger.interface import Exchanger
 
 logger = logging.getLogger("shiftverbs.driver")
+Args = TypeVarTuple("Args")
 
 NOT_YET = "etcd has not answered yet"
 AWAY = "etcd cannot be used: "
@@ -65,7 +66,7 @@ class DirectoryHost(Protocol):
     def post(self, call: Callable[[], None]) -> None:
         """Have `call` run under the lock, soon."""
 
-    def later(self, connection: None, call: Callable[..., None], *args: Any) -> None:
+    def later(self, connection: None, call: Callable[[*Args], None], *args: *Args) -> None:
         """Append to what has to be handled."""
 
 
@@ -102,7 +103,7 @@ class Directory:
             value = self._values[key]
             self._driver.post(lambda: found(value))
 
-    def unwant(self, key: str, found: Any = None) -> None:
+    def unwant(self, key: str, found: Callable[[QpRecord | None], None] | None = None) -> None:
         """Stop calling `found` for `key` (for a key with one user, whatever found is)."""
         users = self._wanted.get(key)
         if users is None:

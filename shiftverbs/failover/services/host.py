@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from msgspec import Struct
 
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from shiftverbs.protocol.pair import PairProtocol, ProtocolConfig
     from shiftverbs.shadows.nic import Nic
     from shiftverbs.shadows.qp import ShadowQP
+
+
+# What is called later, and is given then.
+Args = TypeVarTuple("Args")
+# The same where it is kept: only whoever keeps it knows that the two belong together.
+AnyCall = Callable[..., None]  # type: ignore[explicit-any]
 
 
 class LocalPort(Struct, frozen=True):
@@ -97,7 +103,7 @@ class HostedQp(Protocol):
 class Measures(Protocol):
     """Who measures how long sends take."""
 
-    def joined(self, connection: Any) -> None:
+    def joined(self, connection: MeasuredQp) -> None:
         """A connection is protected from now on."""
 
 
@@ -141,7 +147,7 @@ class Host(Protocol):
         """What is known of ports."""
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> Turns[HostedQp]:
         """Who may begin what is not urgent."""
 
     @property
@@ -176,7 +182,7 @@ class Host(Protocol):
     def post(self, call: Callable[[], None]) -> None:
         """Have `call` run under the lock, soon; from any thread."""
 
-    def later(self, connection: HostedQp | None, call: Callable[..., None], *args: Any) -> None:
+    def later(self, connection: HostedQp | None, call: Callable[[*Args], None], *args: *Args) -> None:
         """Put at the end of what is to be handled."""
 
     def schedule(self, connection: HostedQp, due_ns: int) -> None:
@@ -187,7 +193,7 @@ class Host(Protocol):
     ) -> None:
         """Have pair k's NIC carry out steps on its QP; done(errno, step) is called, unless the pairing is over then."""
 
-    def safely(self, connection: HostedQp, call: Callable[..., None], *args: Any) -> None:
+    def safely(self, connection: HostedQp, call: Callable[[*Args], None], *args: *Args) -> None:
         """Call into one connection; what it raises costs that QP its protection, and nobody else anything."""
 
     def hurry(self, now_ns: int) -> None:
@@ -274,3 +280,11 @@ class ProtectedQp(HostedQp, Protocol):
 
     def set_status(self, status: Status, why: str | None, what: str = "") -> None:
         """Change what `qp.shift` shows. what: for the log, what is so where status is FAILED."""
+
+
+class MeasuredQp(ProtectedQp, Protocol):
+    """A connection whose sends are measured, and which may be moved."""
+
+    @property
+    def preferred(self) -> int:
+        """The pair that traffic should be on while all is well."""

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs import _core, _nic
 from shiftverbs.exchanger import open_exchanger
@@ -21,6 +21,7 @@ from shiftverbs.exchanger import open_exchanger
 if TYPE_CHECKING:
     from shiftverbs.config import Config
     from shiftverbs.exchanger.interface import Exchanger
+    from shiftverbs.shadows.raw_verbs import Verbs
 
 # An event of the data path: (kind, QPCore, pair, a, b, CLOCK_MONOTONIC in ns), see _core.take_events.
 CoreEvent = tuple[int, "_core.QPCore", int, int, int, int]
@@ -41,7 +42,7 @@ class Machine(Protocol):
     attention: Flag
 
     @property
-    def verbs(self) -> Any:
+    def verbs(self) -> Verbs:
         """The module of raw verbs, as `_nic`."""
 
     @property
@@ -73,11 +74,11 @@ class Machine(Protocol):
 
     # ---- what is made once ------------------------------------------------------------------------------------------
 
-    def waiter(self) -> Any:
-        """The control thread's sleep, as `_nic.Waiter`."""
+    def waiter(self) -> _nic.Waiter:
+        """The control thread's sleep."""
 
-    def worker(self, name: str, waiter: Any) -> Any:
-        """A thread for a NIC, as `_nic.NicWorker`."""
+    def worker(self, name: str, waiter: _nic.Waiter) -> _nic.NicWorker:
+        """A thread for a NIC."""
 
     def exchanger(self, config: Config) -> Exchanger | None:
         """Where peers are found; None where none is configured. Raises ShiftError."""

@@ -17,15 +17,15 @@ import collections
 import functools
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs._core import Unbroken
 from shiftverbs.process.waiting import look_for_signals
 from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 
 if TYPE_CHECKING:
-    from shiftverbs._core import QPCore
+    from shiftverbs._core import KeyMap, QPCore, RemoteKeys
     from shiftverbs.shadows.nic import Nic
     from shiftverbs.shadows.shadow import ShadowMR
 
@@ -87,6 +87,18 @@ class KeyUser(Protocol):
 
     def keys_missing(self, why: str) -> None:
         """What was posted cannot be handed over where the traffic is, and never will be."""
+
+
+class Mapped(Protocol):
+    """A domain, as local keys are translated in it."""
+
+    @property
+    def nic(self) -> Nic:
+        """The default NIC."""
+
+    @property
+    def keymap(self) -> KeyMap:
+        """What its lkeys are on the others."""
 
 
 class Told:
@@ -172,7 +184,7 @@ class PeerKeys:
     remote: what the data path translates with; version: the peer's number of the last withdrawal that this heeds.
     """
 
-    def __init__(self, remote: Any) -> None:
+    def __init__(self, remote: RemoteKeys) -> None:
         self.remote = remote
         self.version = 0
         self.users: set[KeyUser] = set()
@@ -330,7 +342,7 @@ class KeyBook:
         """The ShadowMR with this lkey on `nic`."""
         return self._by_lkey.get((nic, lkey))
 
-    def stand_in(self, domain: Any, lkey: int, k: int, there: int) -> None:
+    def stand_in(self, domain: Mapped, lkey: int, k: int, there: int) -> None:
         """On NIC k `there` stands for an lkey of no memory, until memory has that lkey."""
         with self._lock:  # memory that comes meanwhile enters the book first
             if self.local(domain.nic, lkey) is None and not self.is_changing(domain.nic, lkey=lkey):
@@ -442,7 +454,7 @@ class KeyBook:
 
     # ---- what peers told us -----------------------------------------------------------------------------------------
 
-    def peer_keys(self, instance: str, gid: str, remote: type[Any]) -> PeerKeys:
+    def peer_keys(self, instance: str, gid: str, remote: Callable[[], RemoteKeys]) -> PeerKeys:
         """What the process `instance` told us of its memory behind its port with `gid`."""
         keys = self._theirs.get((instance, gid))
         if keys is None:

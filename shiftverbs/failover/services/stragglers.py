@@ -16,12 +16,11 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeVarTuple
 
 from msgspec import Struct
 
 from shiftverbs import _core, observe
-from shiftverbs.failover.services.host import ProtectedQp
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows import congestion
@@ -47,9 +46,10 @@ from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
 if TYPE_CHECKING:
     from shiftverbs.failover.services.control_channel import Path as ControlPath
-    from shiftverbs.failover.services.host import Host
+    from shiftverbs.failover.services.host import Host, MeasuredQp
 
 logger = logging.getLogger("shiftverbs.stragglers")
+Args = TypeVarTuple("Args")
 
 # Between the end of a path's sample and the next: fewer than 20 a second.
 REST_NS = 60 * MS
@@ -73,14 +73,6 @@ COUNT_NS = 500 * MS
 SAID_NS = 10 * SECOND
 # A MOVE that has not come to its end by then is called off.
 MOVE_NS = 5 * SECOND
-
-
-class MeasuredQp(ProtectedQp, Protocol):
-    """A connection whose sends are measured, and which may be moved."""
-
-    @property
-    def preferred(self) -> int:
-        """The pair that traffic should be on while all is well."""
 
 
 class Slow(Struct, frozen=True):
@@ -157,7 +149,7 @@ class SlowPaths:
         self._peers: dict[tuple[ControlPath, ...], _Peer] = {}
         self._by_name: dict[str, _Peer] = {}
         self._by_path: dict[ControlPath, list[tuple[_Peer, int]]] = {}
-        self._by_sample: dict[Any, _Peer] = {}
+        self._by_sample: dict[_core.SendSample, _Peer] = {}
         self._peer_of: dict[MeasuredQp, _Peer] = {}
         self._number = 0
         self._ended: collections.deque[_Peer] = collections.deque()
@@ -192,7 +184,7 @@ class SlowPaths:
         if path in self._by_path and heard_ns > sent_ns:
             self._safely(self._take_in_pong, path, sent_ns, heard_ns)
 
-    def _safely(self, call: Callable[..., None], *args: Any) -> None:
+    def _safely(self, call: Callable[[*Args], None], *args: *Args) -> None:
         if self.failed:
             return
         try:
@@ -560,24 +552,27 @@ class SlowPaths:
         )
         self._publish(
             peer,
-            observe.Straggler,
-            path=device,
-            peer=peer.address,
-            ratio=evidence.ratio,
-            since_ns=evidence.since_ns,
-            samples=evidence.samples,
-            lost_ns=evidence.lost_ns,
-            counted=counted,
-            fault=evidence.attribution.name.lower(),
-            qp_nums=tuple(c.shadow.qp_num for c in peer.members),
+            lambda qp_num, own: observe.Straggler(
+                qp_num=qp_num,
+                device=own,
+                path=device,
+                peer=peer.address,
+                ratio=evidence.ratio,
+                since_ns=evidence.since_ns,
+                samples=evidence.samples,
+                lost_ns=evidence.lost_ns,
+                counted=counted,
+                fault=evidence.attribution.name.lower(),
+                qp_nums=tuple(c.shadow.qp_num for c in peer.members),
+            ),
         )
 
-    def _publish(self, peer: _Peer, kind: type[observe.Event], /, **fields: Any) -> None:
+    def _publish(self, peer: _Peer, event: Callable[[int, str], observe.Event]) -> None:
+        """event: makes it, of one of the QPs: from its number and its device."""
         first = next(iter(peer.members), None)
         if first is None:
             return
-        event = kind(qp_num=first.shadow.qp_num, device=first.device(0), **fields)
-        self._host.aside(functools.partial(observe.publish, event))
+        self._host.aside(functools.partial(observe.publish, event(first.shadow.qp_num, first.device(0))))
 
     def _recovered(self, peer: _Peer, path: Path) -> None:
         if self._verdicts.pop(path, None) is None:
@@ -588,7 +583,12 @@ class SlowPaths:
         self._told.discard(path)
         device = peer.devices[path.rail]
         logger.info("%s to %s is as it was before", device, peer.address)
-        self._publish(peer, observe.StragglerOver, path=device, peer=peer.address)
+        self._publish(
+            peer,
+            lambda qp_num, own: observe.StragglerOver(
+                qp_num=qp_num, device=own, path=device, peer=peer.address
+            ),
+        )
 
     # ---- moves ------------------------------------------------------------------------------------------------------
 
