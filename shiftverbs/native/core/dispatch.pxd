@@ -15,8 +15,8 @@ from shiftverbs.native.core.journal cimport (
     EV_RX_REACHED, EV_SQ_FENCED, KIND_APP, KIND_ARM, KIND_FENCE, KIND_MARKER, MARKER_SEEN, MAX_PAIRS, REC_DONE,
     REC_HW_SIGNALED, REC_PROVEN, REC_SIGNALED, WATCH_FIRST, WATCH_SAMPLE, CQState, KeptError, Pair, QPState,
     RecvRec, SendRec, abort_recvs, abort_sends, after_retire, cq_push, device_gone, discount_answered, emit,
-    last_is_fence_wr, flush_proven, hand_over, post_refused, provider_errno, pump_recv, pump_send, recv_append, recv_rec,
-    retire_below, send_append, send_cut, send_rec, sends_shown, seq_mask,
+    flush_proven, hand_over, last_is_fence_wr, post_refused, provider_errno, pump_recv, pump_send, recv_append,
+    recv_rec, retire_below, send_append, send_cut, send_rec, sends_shown, seq_mask,
 )
 from shiftverbs.native.core.map cimport MapSlot, map_find
 from shiftverbs.native.core.sampling cimport sample_break, sample_reached

@@ -969,7 +969,8 @@ cdef inline void start_fence_wr(QPState *q, uint64_t seq) noexcept nogil:
 cdef inline int post_own_fence_write(QPState *q) noexcept nogil:
     """A signaled zero-length WRITE behind everything on the send pair; the gate closes. 0, or the provider's errno.
 
-    EAGAIN: one of a MOVE that was called off is on its way still. Its WC brings us here again, if `own_fence_write` is set.
+    EAGAIN: one of a MOVE that was called off is on its way still. Its WC brings us here again, if `own_fence_write`
+    is set.
     """
     cdef ibv_send_wr wr
     cdef ibv_send_wr *bad = NULL
