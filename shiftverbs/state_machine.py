@@ -19,9 +19,8 @@ class SendState(enum.Enum):
     DEFAULT = "DEFAULT"  # on the default pair
     FALLBACK = "FALLBACK"  # on a backup pair, or between pairs (then closed: posts are only journaled)
     WAIT_SIGNALED = "WAIT_SIGNALED"  # a MOVE waits for its fence WR
-    WAIT_DRAINED = (
-        "WAIT_DRAINED"  # the fence WR is posted; later posts are withheld until it and the peer are through
-    )
+    # The fence WR is posted; later posts are withheld until it and the peer are through.
+    WAIT_DRAINED = "WAIT_DRAINED"
 
 
 class RecvState(enum.Enum):
@@ -35,9 +34,8 @@ class SendInput(enum.Enum):
     """What can happen to the send direction."""
 
     ASKED = "ASKED"  # an advisory trigger: the peer is asked before anything is fenced
-    ASK_DROPPED_HOME = (
-        "ASK_DROPPED_HOME"  # the peer refused, or did not answer; sends stay on the default pair
-    )
+    # The peer refused, or did not answer; sends stay on the default pair.
+    ASK_DROPPED_HOME = "ASK_DROPPED_HOME"
     ASK_DROPPED_AWAY = "ASK_DROPPED_AWAY"  # the same on a backup pair
     PATH_FAILED = "PATH_FAILED"  # a SWITCH starts, is joined, or starts over with another target
     SWITCHED_HOME = "SWITCHED_HOME"  # the peer is READY on the default pair
@@ -47,9 +45,8 @@ class SendInput(enum.Enum):
     FENCE_WR_DONE = "FENCE_WR_DONE"
     MOVED_HOME = "MOVED_HOME"  # the peer took the receive side over to the default pair
     MOVED_AWAY = "MOVED_AWAY"
-    MOVE_CANCELLED_HOME = (
-        "MOVE_CANCELLED_HOME"  # the peer refused; sends stay where they are: the default pair
-    )
+    # The peer refused; sends stay where they are: the default pair.
+    MOVE_CANCELLED_HOME = "MOVE_CANCELLED_HOME"
     MOVE_CANCELLED_AWAY = "MOVE_CANCELLED_AWAY"  # the same on a backup pair
     ABORTED = "ABORTED"  # no error is hidden any more
 

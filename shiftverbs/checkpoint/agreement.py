@@ -66,9 +66,8 @@ class Round:
         # From the rank
         self.is_waiting = False
         self.paused_ns = 0  # when it stopped at the boundary
-        self.is_taken = (
-            False  # a call of step() takes part: another one, in save or of another thread, does not
-        )
+        # A call of step() takes part: another one, in save or of another thread, does not.
+        self.is_taken = False
         self.gave_up = False  # it has waited too long: nobody is to save any more
         self.result = 0
         self.left = False  # it goes on, whatever comes

@@ -21,9 +21,8 @@ class Phase(enum.IntEnum):
     ASK = 0  # advisory: nothing is fenced yet, the peer may refuse
     START = 1  # fencing
     FENCED = 2  # fenced, the target is in INIT with the announced `arm` and PSN
-    POSTING = (
-        3  # connected; the receives are being posted, which takes as long as the registration of their memory
-    )
+    # Connected; the receives are being posted, which takes as long as the registration of their memory.
+    POSTING = 3
     READY = 4  # receives posted: the peer may send
     REFUSE = 5  # the answer to an ASK that came while unsafe work was outstanding
     ABORT = 6  # this pairing is over, both sides get their original errors
@@ -65,9 +64,8 @@ class Sync(Struct, frozen=True):
     seen_phase: int = -1
     seen_arm: int = -1
     settled: bool = False
-    keys: int = (
-        0  # number of the last memory key that this side withdrew (memory_keys.py); put in where it is sent
-    )
+    # Number of the last memory key that this side withdrew (memory_keys.py); put in where it is sent.
+    keys: int = 0
     receipts_lost: bool = False
 
     @property
