@@ -64,9 +64,8 @@ def arguments():
 
 def main():
     options = arguments()
-    os.environ.setdefault(
-        "USE_LIBUV", "0"
-    )  # for ranks to meet, any backend: Debian's torch 2.6 is built without
+    # For ranks to meet, any backend: Debian's torch 2.6 is built without.
+    os.environ.setdefault("USE_LIBUV", "0")
     if "RANK" in os.environ:
         dist.init_process_group(options.backend)
     else:

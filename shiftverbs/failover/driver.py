@@ -110,9 +110,8 @@ class Driver:
         self.protocol_config = ProtocolConfig.patient(config.peer_deadline_ms * MS, config.invariants)
         self.connections: dict[_core.QPCore, Connection] = {}
         self.by_life: dict[int, HostedQp] = {}
-        self._left: collections.OrderedDict[int, Sync] = (
-            collections.OrderedDict()
-        )  # what a life said when it ended
+        # What a life said when it ended.
+        self._left: collections.OrderedDict[int, Sync] = collections.OrderedDict()
         self.channel = ControlChannel(
             self.post, waiter.add, waiter.remove, QUIET_PING_NS, PINGS_UNTIL_DEAD, machine
         )

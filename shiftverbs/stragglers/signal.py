@@ -143,9 +143,8 @@ class Reference:
         self.recent: list[Record] = []
         self.level = 0.0  # the median
         self.spread = 0.0  # standard deviation by the median, from the quartiles
-        self._anchor = (
-            math.inf
-        )  # what it may be measured by: the level of the first, or of the last that got faster
+        # What it may be measured by: the level of the first, or of the last that got faster.
+        self._anchor = math.inf
         self._faster: list[float] = []
 
     def learn(self, record: Record, level: Callable[[Record], float]) -> bool:

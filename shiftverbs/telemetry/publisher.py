@@ -88,9 +88,8 @@ class Publisher:
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.EBADF):  # closed
                     return
-                time.sleep(
-                    ACCEPT_PAUSE_S
-                )  # no descriptor is free, say; whoever asks still waits to be accepted
+                # No descriptor is free, say; whoever asks still waits to be accepted.
+                time.sleep(ACCEPT_PAUSE_S)
                 continue
             try:
                 self._answer(connection)

@@ -519,9 +519,8 @@ def test_fallbacks_in_quick_succession_are_one_pause_in_each_interval(jobs):
 
     wait_until(goes_on_falling_back, 20)
     counts = [len(rank.outcomes) for rank in job.ranks]
-    took = (
-        time.monotonic() - began
-    )  # the first pause is at once, each other one an interval behind the one before
+    # The first pause is at once, each other one an interval behind the one before.
+    took = time.monotonic() - began
     assert seen > 20 and max(counts) <= 1 + took / 0.6
     wait_until(lambda: all(len(rank.outcomes) > c for rank, c in zip(job.ranks, counts, strict=True)), 10)
 

@@ -69,9 +69,8 @@ class Side:
     rhead: int = 0
     shown_sends: int = 0  # WRs whose WC the application has had (or would have had)
     shown_recvs: int = 0
-    executed: list[int] = field(
-        default_factory=lambda: [0] * NICS
-    )  # posts per pair that the peer carried out
+    # Posts per pair that the peer carried out.
+    executed: list[int] = field(default_factory=lambda: [0] * NICS)
     received: list[int] = field(default_factory=list)  # sequence numbers of two-sided messages at the peer
     life: list[int] = field(default_factory=lambda: [0] * NICS)
     former: list[list[int]] = field(default_factory=lambda: [[] for _ in range(NICS)])

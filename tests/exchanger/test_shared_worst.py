@@ -246,9 +246,8 @@ def test_who_is_not_polled_takes_nobodys_broker_away(
     etcd_world: EtcdWorld, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its program has had no turn for long: the answers of the broker wait, and so does what it hears meanwhile."""
-    monkeypatch.setattr(
-        etcd_module, "PING_S", 0.25
-    )  # a broker that is starved for three of these is another story
+    # A broker that is starved for three of these is another story.
+    monkeypatch.setattr(etcd_module, "PING_S", 0.25)
     one = make(etcd_world, config)
     one.next(Connected)
     broker = pid_of(one)

@@ -133,9 +133,8 @@ def test_half_home_default_fails(network: Network, faults: Any) -> None:
     faults.down("a/soft0")
     for h in (a, b):
         h(f"ep.wait({AWAY!r})")
-    b(
-        "ep.fill(6, 'waits'); ep.post('SEND', slot=6, length=5, wr_id=40)"
-    )  # a has no receive: b's fence cannot complete
+    # Host a has no receive: b's fence cannot complete.
+    b("ep.fill(6, 'waits'); ep.post('SEND', slot=6, length=5, wr_id=40)")
     faults.up("a/soft0")
     b("ep.wait(\"s.state == 'WAIT_DRAINED'\", 20)")
     a("ep.wait(\"s.state == 'DEFAULT'\", 20)")

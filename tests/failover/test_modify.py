@@ -322,9 +322,8 @@ def test_a_fence_that_the_peer_refuses_is_our_affair(network: Network, faults: A
     state = "ep.qp._shadow.connection.protocol.state"
     due = f"({state}.timers.due_ns({int(Timer.FENCE_WRITE)}) or 0)"
     now = "ep.qp._shadow.connection.driver.now_ns()"
-    a(
-        f"ep.wait('{state}.move_out is not None and {due} - {now} > 100_000_000')"
-    )  # it was tried, and will be again
+    # It was tried, and will be again.
+    a(f"ep.wait('{state}.move_out is not None and {due} - {now} > 100_000_000')")
     a("ep.post('SEND', wr_id=3)")
     assert [wc[:2] for wc in a("ep.poll(1, 20)")] == [[3, "SUCCESS"]], a("ep.shift()")
     assert [wc[:2] for wc in b("ep.poll(3, 20)")] == [[50 + i, "SUCCESS"] for i in range(3)]

@@ -166,9 +166,8 @@ def test_each_of_two_waiting_threads_gets_its_event(device: Device) -> None:
 def test_a_listener_that_fails_wakes_who_waits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a signal's handler raises in the driver, in another thread than the one that waits for events."""
     wait, taken = os.pipe()
-    events = AsyncEvents(
-        4711, wait, device.take
-    )  # the device's own descriptor wakes nobody: the event is taken
+    # The device's own descriptor wakes nobody: the event is taken.
+    events = AsyncEvents(4711, wait, device.take)
     got: list[Any] = []
     found_nothing, wait_readable = threading.Event(), async_events.wait_readable
 

@@ -59,9 +59,8 @@ def ended(app: Application) -> bool:
     """Whether this application's QP is not a working one any more: errors, its own doing, or the peer's."""
     p = app.endpoint.protocol
     on_its_way = p is not None and p.switching  # it is protected in a moment, or ends
-    nobody_s = (
-        app.endpoint.hardware.nic.dead and not on_its_way and not was_protected(app.net, app)
-    )  # as with plain verbs
+    # As with plain verbs.
+    nobody_s = app.endpoint.hardware.nic.dead and not on_its_way and not was_protected(app.net, app)
     return app.failed or app.left or nobody_s or over(app) is not None
 
 

@@ -206,9 +206,8 @@ def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
             return
         rights = wanted.get("qp_access_flags", 0)
         live: dict[str, int] = {name: wanted[name] for name in LIVE if name in wanted}
-        connection.pairing.rights_changed(
-            lambda before: before & rights
-        )  # those that are left; new ones not before
+        # Those that are left; new ones not before.
+        connection.pairing.rights_changed(lambda before: before & rights)
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, live))
         anew = _connect_anew(connection, wanted)

@@ -148,9 +148,8 @@ class Connection:
             self._count_away()
         self.timeline.begin()
         self.was_protected = False
-        self.unlike: set[int] = (
-            set()
-        )  # pairs that carry traffic, and are to be connected anew when that can be
+        # Pairs that carry traffic, and are to be connected anew when that can be.
+        self.unlike: set[int] = set()
         self.watchdog.forget()
         self._fence_refused = 0  # the rights that were the peer's when it refused our fence all the same
         self._stop_looking()

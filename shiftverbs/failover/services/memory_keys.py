@@ -249,9 +249,8 @@ class PeerKeys:
                 self._leave_behind(None)
             for rkey in m.gone:
                 if self._known.pop(rkey, None) is not None:
-                    self.remote.del_remote(
-                        rkey
-                    )  # before the WRs are looked for: the application posts meanwhile
+                    # Before the WRs are looked for: the application posts meanwhile.
+                    self.remote.del_remote(rkey)
                     for user in list(self.users):
                         user.core.forget_rkey(rkey)
                 self._leave_behind(rkey)

@@ -137,9 +137,8 @@ def test_a_changed_mr_has_a_changed_shadow(v: Verbs) -> None:
     assert len(keymap) == 0
     moved = v.mr.MR(pd, 4096, 7, address=first)
     settled(moved)
-    parent = v.pd.ParentDomain(
-        ctx, v.pd.ParentDomainInitAttr(pd=pd)
-    )  # has no shadow: no backup keeps the memory
+    # Has no shadow: no backup keeps the memory.
+    parent = v.pd.ParentDomain(ctx, v.pd.ParentDomainInitAttr(pd=pd))
     moved.rereg(e.IBV_REREG_MR_CHANGE_PD, parent, 0, 0, 0)
     assert moved._shadow is None and len(keymap) == 0
     moved.close()
