@@ -406,14 +406,21 @@ def memory_is_right(app: Application, peer: Application) -> None:
 
 
 def nothing_behind_a_flush(net: Network) -> None:
-    """Once a flush, or an error not its own doing, was shown to an application, its memory takes nothing any more."""
+    """Once a flush, or an error not its own doing, was shown to an application, its memory is its own.
+
+    No message comes there, no WRITE or atomic of the peer's is executed and no READ, and no result of its own lands.
+    """
     flushed = {app.name: app.flushed for app in net.apps if app.flushed is not None}
-    for t, _, qp, _, wr, slot in net.executions:
-        receiver = net.apps_by_name[wr.side].peer
-        if slot is not None and t > flushed.get(receiver.name, t):
+    receivers = {app.peer.name: app.name for app in net.apps}
+    for t, _, qp, _, wr, _ in net.executions:
+        receiver = receivers[wr.side]
+        if t > flushed.get(receiver, t):
             raise Violation(
-                "memory given back", f"{wr} at {t} on NIC {qp.nic.k}, flushed at {flushed[receiver.name]}"
+                "memory given back", f"{wr} at {t} on NIC {qp.nic.k}, flushed at {flushed[receiver]}"
             )
+    for t, name, what in net.behind_flush:
+        if t > flushed.get(name, t):
+            raise Violation("memory given back", f"{what}, at {t}, flushed at {flushed[name]}")
 
 
 def nothing_after_the_fence(net: Network) -> None:

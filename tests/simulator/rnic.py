@@ -738,6 +738,7 @@ class HwQp:
             if target is None:
                 self._refuse("access", packet)
             else:
+                self.log(self, "again", packet.ref, target, None)
                 self._answer("resp", packet.psn, "READ", self.memory.read(target), packet.ref)
         elif packet.opcode == "FADD":
             if packet.psn in self.atomics:
