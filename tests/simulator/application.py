@@ -421,8 +421,7 @@ class Application:
             self.look()
             return
         self.told = len(self.wcs)
-        base = self._recvs
-        self.net.forbid(self.device.name, base, MOST_RECEIVES)
+        self.net.given_back(self.endpoint)
 
     def take_memory_away(self) -> None:
         """It deregisters the memory of its sends and receives, whatever uses it."""

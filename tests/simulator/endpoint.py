@@ -222,7 +222,7 @@ class Endpoint:
             if self.shadow is not None:
                 self.shadow.closing()
             self.closed = True
-            self.net.closed(self)
+            self.net.given_back(self)
             self.host.verbs.destroy_qp(self.pointer)
             if self.shadow is not None:
                 self.shadow.close()

@@ -279,7 +279,7 @@ class Network:
                     self.strays.append((self.clock.now, name, f"{wr} meant another place"))
                 if wr.opcode == "SEND" and extra is not None:
                     self._look_for_stray(name, extra, wr)
-                elif wr.opcode != "SEND" and wr.opcode != "READ":
+                elif wr.opcode != "SEND":
                     self._look_for_stray(name, address, wr)
         elif ref:
             if what == "again":
@@ -354,8 +354,8 @@ class Network:
         """It may be reached again."""
         self._forbidden[name].difference_update(range(word, word + count))
 
-    def closed(self, endpoint: Endpoint) -> None:
-        """A QP was closed: its receives' memory is the application's."""
+    def given_back(self, endpoint: Endpoint) -> None:
+        """A QP was closed, or reset: all of its memory is the application's."""
         base = endpoint.number * WORDS
         self.forbid(endpoint.device.name, base, WORDS)
 

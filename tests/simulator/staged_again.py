@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from simulator.application import CELLS, MOST_RECEIVES, Application
+from simulator.application import CELLS, WORDS, Application
 from simulator.clock import MS
 from simulator.network import Network
 from simulator.rnic import INIT, RESET, RTR, RTS, Datagram
@@ -44,7 +44,7 @@ def begins_anew(app: Application) -> None:
         qp.completed.clear()
     for n in range(CELLS):
         app.memory.words[app._cells + n] = 0
-    net.allow(app.device.name, app._recvs, MOST_RECEIVES)
+    net.allow(app.device.name, app.endpoint.number * WORDS, WORDS)
 
 
 def connect_anew(net: Network) -> None:
