@@ -92,6 +92,7 @@ class Application:
         self.received: list[tuple[int, int]] = []
         self.reads: list[tuple[Wr, int]] = []
         self.unread: deque[Wr] = deque()  # READs and atomics whose results are not there yet
+        self.complete = 0  # so many of its sends have ended, as it was told
         self.next_recv = 0
         self.poll_due = False
         self.failed = False
@@ -107,6 +108,7 @@ class Application:
         self.ends: int | None = None  # when it first saw an error or a flush
         self.flushed: int | None = None  # when it first saw a flush, or an error that is not its own doing
         self.rights = ALL_RIGHTS
+        self.renewed = False  # what it sends from, and receives into, is registered more than once
         self.renewing = False  # the peer is to use nothing of ours
         self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
         self.answers = False  # it posts one for each message that comes, and knows by that what was executed
@@ -173,6 +175,7 @@ class Application:
         nic = self.endpoint.hardware.nic
         if not (self.at_its_end or self.own_error or self.endpoint.blocked or nic.dead or nic.failing):
             words = MOST_SENDS + MOST_RECEIVES
+            self.renewed = True
             self.buffers = OwnMr(self.device, self.memory.address(self._sends), words, 1)
 
     def uses_window(self) -> bool:
@@ -369,6 +372,7 @@ class Application:
             return
         wr = self.by_ref[wr_id]
         self.wcs.append(("send", wr, status))
+        self.complete = wr.index + 1
         if status != OK:
             self.failed = True
             return
@@ -429,6 +433,8 @@ class Application:
             return
         self.own_error = "it has taken its memory away"
         self.buffers.close()
+        if not self.renewed:
+            self.net.forbid(self.device.name, self._sends, MOST_SENDS + MOST_RECEIVES)
 
     def change_rights(self, rights: int) -> None:
         """It changes what the peer may do, to something that the peer does not notice."""

@@ -408,7 +408,8 @@ def memory_is_right(app: Application, peer: Application) -> None:
 def nothing_behind_a_flush(net: Network) -> None:
     """Once a flush, or an error not its own doing, was shown to an application, its memory is its own.
 
-    No message comes there, no WRITE or atomic of the peer's is executed and no READ, and no result of its own lands.
+    No message comes there, no WRITE or atomic of the peer's is executed and no READ, no result of its own lands, and
+    nothing is sent out of it.
     """
     flushed = {app.name: app.flushed for app in net.apps if app.flushed is not None}
     receivers = {app.peer.name: app.name for app in net.apps}

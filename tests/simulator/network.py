@@ -264,7 +264,7 @@ class Network:
     def note(self, qp: HwQp, what: str, ref: int, address: int, extra: Any) -> None:
         """A NIC has touched memory. ref: of the WR; address: where; extra: the receive's address, or what was read.
 
-        what: a request is executed; its response has come; a READ is answered again.
+        what: a request is executed; its response has come; a READ is answered again; what is sent is read.
         """
         name = qp.nic.host
         if what == "executed":
@@ -286,7 +286,10 @@ class Network:
                 app, told = self._sender(qp, ref).peer, f"a READ that comes again, from {qp.nic.name}"
             else:
                 app = self._apps_of[name][ref >> 16]
-                told = f"the {what} of {app.name}'s WR {(ref & 0xFFFF) - 1}, by {qp.nic.name}"
+                index = (ref & 0xFFFF) - 1
+                told = f"{what} of {app.name}'s WR {index}, by {qp.nic.name}"
+                if index < app.complete:
+                    self.strays.append((self.clock.now, name, f"{told}: it is complete, as was told"))
             self._look_for_stray(name, address, told)
             if app.flushed is not None:
                 self.behind_flush.append((self.clock.now, app.name, told))

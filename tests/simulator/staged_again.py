@@ -36,7 +36,7 @@ def begins_anew(app: Application) -> None:
     net = app.net
     app.left = app.was_reset = app.failed = False
     app.ends = app.flushed = None
-    app.next_recv = app.backlog = 0
+    app.next_recv = app.backlog = app.complete = 0
     for known in (app.plan, app.posted, app.by_ref, app.wcs, app.received, app.reads, app.unread):
         known.clear()
     net.executions[:] = [e for e in net.executions if e[4].side != app.peer.name and e[4].side != app.name]
