@@ -41,8 +41,8 @@ class Wr:
     """
 
     __slots__ = (
-        "bad", "cell", "data", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side", "signaled",
-        "slot", "target",
+        "bad", "cell", "data", "denied", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side",
+        "signaled", "slot", "target",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Wr:
         self.target = 0
         self.ref = 0
         self.bad = False  # it names no memory of the peer's
+        self.denied = False  # the peer has withdrawn the right that it needs
 
     def __repr__(self) -> str:
         return f"{self.side}{self.index} {self.opcode}"
@@ -108,6 +109,9 @@ class Application:
         self.ends: int | None = None  # when it first saw an error or a flush
         self.flushed: int | None = None  # when it first saw a flush, or an error that is not its own doing
         self.rights = ALL_RIGHTS
+        self.withheld: tuple[str, ...] = ()  # operations that the peer has been told to do no more
+        self.withdrawn_ns: int | None = None  # since when it has no right to them
+        self.trespasses = False  # it does what it has no right to
         self.renewed = False  # what it sends from, and receives into, is registered more than once
         self.renewing = False  # the peer is to use nothing of ours
         self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
@@ -184,6 +188,10 @@ class Application:
         # Not all of its plan was posted: an exception tells that a device is gone.
         return any(wr.opcode != "SEND" and wr.index > seen for wr in self.posted)
 
+    def has_under_way(self, kinds: tuple[str, ...]) -> bool:
+        """Whether it does not know of the end of some WR of these."""
+        return any(wr.opcode in kinds and wr.index >= self.complete for wr in self.posted)
+
     # ---- life -------------------------------------------------------------------------------------------------------
 
     @property
@@ -244,6 +252,8 @@ class Application:
                     self.plan.popleft()  # there will be no such memory any more
                     self.backlog -= 1
                     continue
+                if wr.opcode in self.peer.withheld and not wr.bad:
+                    self._obey(wr)
                 try:
                     wr.posted_ns = self.clock.now
                     self.endpoint.core.post_send(self._send_wr(wr))
@@ -261,6 +271,14 @@ class Application:
                 if self.backlog <= 0:
                     break
         self.look()
+
+    def _obey(self, wr: Wr) -> None:
+        """It sends a message instead of what the peer does not want any more; or it does not obey."""
+        if self.trespasses and self.peer.withdrawn_ns is not None:
+            wr.denied = True
+            return
+        wr.opcode, wr.data, wr.slot = "SEND", wr.index + 1, wr.index
+        wr.shared = False
 
     def _note_refusal(self) -> None:
         """The queue is full, it is said."""
@@ -308,6 +326,8 @@ class Application:
     def _note(self, wr: Wr) -> None:
         self.posted.append(wr)
         self.by_ref[wr.ref] = wr
+        if wr.denied and self.own_error is None:
+            self.own_error = "it has no right any more to what it does"
         if wr.opcode in ("READ", "FADD"):
             self.unread.append(wr)
         if wr.inline:
@@ -445,3 +465,18 @@ class Application:
         except PyverbsRDMAError:
             return
         self.rights = rights
+
+    def withdraw(self, right: int, kinds: tuple[str, ...]) -> None:
+        """It takes a right from the peer, which has been told, and has nothing under way that needs it."""
+        self.withheld = kinds
+        if self.left or self.failed or self.peer.failed:
+            return
+        if self.endpoint.blocked or self.peer.has_under_way(kinds):
+            self.clock.later(1 * MS, self.withdraw, right, kinds)
+            return
+        try:
+            self.endpoint.set_rights(self.rights & ~right)
+        except PyverbsRDMAError:
+            return
+        self.rights &= ~right
+        self.withdrawn_ns = self.clock.now

@@ -93,6 +93,7 @@ def check(net: Network) -> None:
     no_more_than_asked_for(net)
     nothing_after_the_fence(net)
     nothing_behind_a_flush(net)
+    nothing_without_a_right(net)
     nothing_strays(net)
     moves_end(net)
     fences_end(net)
@@ -127,8 +128,8 @@ def room_is_known(app: Application) -> None:
 
 
 def nothing_bad_succeeds(app: Application) -> None:
-    """A WR that names no memory fails as with plain verbs, and nothing behind it is executed."""
-    bad = next((wr.index for wr in app.posted if wr.bad), None)
+    """A WR that names no memory, or has no right, fails as with plain verbs, and nothing behind it is executed."""
+    bad = next((wr.index for wr in app.posted if wr.bad or wr.denied), None)
     if bad is None:
         return
     for queue, wr, status in app.wcs:
@@ -137,6 +138,16 @@ def nothing_bad_succeeds(app: Application) -> None:
     for _, _, _, _, wr, _ in app.net.executions:
         if wr.side == app.name and wr.index >= bad:
             raise Violation("what names no memory fails", f"{wr} was executed")
+
+
+def nothing_without_a_right(net: Network) -> None:
+    """Once a right was withdrawn, and the verb has returned, no NIC executes what needs it."""
+    for app in net.apps:
+        for t, _, qp, _, wr, _ in net.executions if app.withdrawn_ns is not None else ():
+            if wr.side == app.peer.name and wr.opcode in app.withheld and t > app.withdrawn_ns:
+                raise Violation(
+                    "no right, no work", f"{wr} at {t} on NIC {qp.nic.k}, withdrawn at {app.withdrawn_ns}"
+                )
 
 
 def nothing_strays(net: Network) -> None:

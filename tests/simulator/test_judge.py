@@ -34,7 +34,7 @@ from simulator.story import (
 )
 
 from shiftverbs.failover.qp.ending import Ending
-from shiftverbs.native.ibv import WcStatus
+from shiftverbs.native.ibv import AccessFlag, WcStatus
 from shiftverbs.protocol import events as ev
 
 Change = Callable[[Network], object]
@@ -567,3 +567,31 @@ def test_a_read_is_not_answered_again_behind_a_flush() -> None:
         wait(net, 10)
         with pytest.raises(Violation, match="a READ that comes again"):
             checks.nothing_behind_a_flush(net)
+
+
+@pytest.mark.parametrize("opcode", ["WRITE", "READ"])
+def test_what_was_withdrawn_is_not_executed(opcode: str) -> None:
+    """Here the peer's NIC does not know that, and its backups neither."""
+    with telling(armed) as net:
+        a, b = ends(net)
+        b.withdraw(0, (opcode,))
+        assert b.withdrawn_ns is not None
+        a.trespasses = True
+        post(a, "SEND")
+        wait(net, 1)
+        checks.nothing_without_a_right(net)
+        post(a, opcode, 1)
+        wait(net, 1)
+        fires(net, "what names no memory fails")
+        with pytest.raises(Violation, match="no right, no work"):
+            checks.nothing_without_a_right(net)
+
+
+def test_who_obeys_sends_a_message_instead() -> None:
+    with telling(armed) as net:
+        a, b = ends(net)
+        b.withdraw(int(AccessFlag.REMOTE_WRITE), ("WRITE", "WRITE_IMM"))
+        wr = post(a, "WRITE", 1)
+        wait(net, 1)
+        assert wr.opcode == "SEND" and len(b.received) == 1
+        checks.check(net)
