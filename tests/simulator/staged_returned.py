@@ -106,6 +106,31 @@ def a_qp_is_reset_while_a_peer_writes() -> Network:
     return _resets(_writes_slowly)
 
 
+def _closes(work: Change) -> Network:
+    """a closes its QP while its NIC is at work."""
+    net = armed()
+    a, _ = _slow_away(net)
+    work(net)
+    a.close()
+    wait(net, 500)
+    return net
+
+
+def a_qp_is_closed_while_reads_are_answered() -> Network:
+    """None of them lands behind that."""
+    return _closes(_reads_slowly)
+
+
+def a_qp_is_closed_while_its_nic_sends() -> Network:
+    """Nothing is sent behind that."""
+    return _closes(_sends_in_vain)
+
+
+def a_qp_is_closed_while_a_peer_writes() -> Network:
+    """Nothing is written behind that."""
+    return _closes(_writes_slowly)
+
+
 def memory_is_taken_away_that_a_backup_sends_from() -> Network:
     """a deregisters what it sends from: no NIC reads that when the verb has returned."""
     net = armed()
@@ -116,6 +141,7 @@ def memory_is_taken_away_that_a_backup_sends_from() -> Network:
     return net
 
 
+CLOSE = ("close_while_backups_are_at_work",)
 RESET = ("reset_while_backups_are_at_work",)
 TOLD: dict[Story, tuple[str, ...]] = {
     we_fail_while_a_peer_writes: ("flush_at_once_where_we_failed",),
@@ -124,5 +150,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_qp_is_reset_while_reads_are_answered: RESET,
     a_qp_is_reset_while_its_nic_sends: RESET,
     a_qp_is_reset_while_a_peer_writes: RESET,
+    a_qp_is_closed_while_reads_are_answered: CLOSE,
+    a_qp_is_closed_while_its_nic_sends: CLOSE,
+    a_qp_is_closed_while_a_peer_writes: CLOSE,
     memory_is_taken_away_that_a_backup_sends_from: ("deregister_beside_the_backups",),
 }
