@@ -460,6 +460,7 @@ class Application:
         """It changes what the peer may do, to something that the peer does not notice."""
         if self.left or self.failed or self.endpoint.blocked:
             return
+        rights &= self.rights  # what was withdrawn stays so
         try:
             self.endpoint.set_rights(rights)
         except PyverbsRDMAError:
