@@ -41,8 +41,8 @@ class Wr:
     """
 
     __slots__ = (
-        "bad", "cell", "data", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side", "signaled",
-        "slot", "target",
+        "bad", "cell", "data", "denied", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side",
+        "signaled", "slot", "target",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Wr:
         self.target = 0
         self.ref = 0
         self.bad = False  # it names no memory of the peer's
+        self.denied = False  # the peer has withdrawn the right that it needs
 
     def __repr__(self) -> str:
         return f"{self.side}{self.index} {self.opcode}"
@@ -92,6 +93,7 @@ class Application:
         self.received: list[tuple[int, int]] = []
         self.reads: list[tuple[Wr, int]] = []
         self.unread: deque[Wr] = deque()  # READs and atomics whose results are not there yet
+        self.complete = 0  # so many of its sends have ended, as it was told
         self.next_recv = 0
         self.poll_due = False
         self.failed = False
@@ -107,6 +109,10 @@ class Application:
         self.ends: int | None = None  # when it first saw an error or a flush
         self.flushed: int | None = None  # when it first saw a flush, or an error that is not its own doing
         self.rights = ALL_RIGHTS
+        self.withheld: tuple[str, ...] = ()  # operations that the peer has been told to do no more
+        self.withdrawn_ns: int | None = None  # since when it has no right to them
+        self.trespasses = False  # it does what it has no right to
+        self.renewed = False  # what it sends from, and receives into, is registered more than once
         self.renewing = False  # the peer is to use nothing of ours
         self.own_error: str | None = None  # what it has done that ends its QP, as with plain verbs
         self.answers = False  # it posts one for each message that comes, and knows by that what was executed
@@ -173,6 +179,7 @@ class Application:
         nic = self.endpoint.hardware.nic
         if not (self.at_its_end or self.own_error or self.endpoint.blocked or nic.dead or nic.failing):
             words = MOST_SENDS + MOST_RECEIVES
+            self.renewed = True
             self.buffers = OwnMr(self.device, self.memory.address(self._sends), words, 1)
 
     def uses_window(self) -> bool:
@@ -180,6 +187,10 @@ class Application:
         seen = max((wr.index for queue, wr, _ in self.wcs if queue == "send"), default=-1)
         # Not all of its plan was posted: an exception tells that a device is gone.
         return any(wr.opcode != "SEND" and wr.index > seen for wr in self.posted)
+
+    def has_under_way(self, kinds: tuple[str, ...]) -> bool:
+        """Whether it does not know of the end of some WR of these."""
+        return any(wr.opcode in kinds and wr.index >= self.complete for wr in self.posted)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -241,6 +252,8 @@ class Application:
                     self.plan.popleft()  # there will be no such memory any more
                     self.backlog -= 1
                     continue
+                if wr.opcode in self.peer.withheld and not wr.bad:
+                    self._obey(wr)
                 try:
                     wr.posted_ns = self.clock.now
                     self.endpoint.core.post_send(self._send_wr(wr))
@@ -258,6 +271,14 @@ class Application:
                 if self.backlog <= 0:
                     break
         self.look()
+
+    def _obey(self, wr: Wr) -> None:
+        """It sends a message instead of what the peer does not want any more; or it does not obey."""
+        if self.trespasses and self.peer.withdrawn_ns is not None:
+            wr.denied = True
+            return
+        wr.opcode, wr.data, wr.slot = "SEND", wr.index + 1, wr.index
+        wr.shared = False
 
     def _note_refusal(self) -> None:
         """The queue is full, it is said."""
@@ -305,6 +326,8 @@ class Application:
     def _note(self, wr: Wr) -> None:
         self.posted.append(wr)
         self.by_ref[wr.ref] = wr
+        if wr.denied and self.own_error is None:
+            self.own_error = "it has no right any more to what it does"
         if wr.opcode in ("READ", "FADD"):
             self.unread.append(wr)
         if wr.inline:
@@ -369,6 +392,7 @@ class Application:
             return
         wr = self.by_ref[wr_id]
         self.wcs.append(("send", wr, status))
+        self.complete = wr.index + 1
         if status != OK:
             self.failed = True
             return
@@ -421,8 +445,7 @@ class Application:
             self.look()
             return
         self.told = len(self.wcs)
-        base = self._recvs
-        self.net.forbid(self.device.name, base, MOST_RECEIVES)
+        self.net.given_back(self.endpoint)
 
     def take_memory_away(self) -> None:
         """It deregisters the memory of its sends and receives, whatever uses it."""
@@ -430,13 +453,31 @@ class Application:
             return
         self.own_error = "it has taken its memory away"
         self.buffers.close()
+        if not self.renewed:
+            self.net.forbid(self.device.name, self._sends, MOST_SENDS + MOST_RECEIVES)
 
     def change_rights(self, rights: int) -> None:
         """It changes what the peer may do, to something that the peer does not notice."""
         if self.left or self.failed or self.endpoint.blocked:
             return
+        rights &= self.rights  # what was withdrawn stays so
         try:
             self.endpoint.set_rights(rights)
         except PyverbsRDMAError:
             return
         self.rights = rights
+
+    def withdraw(self, right: int, kinds: tuple[str, ...]) -> None:
+        """It takes a right from the peer, which has been told, and has nothing under way that needs it."""
+        self.withheld = kinds
+        if self.left or self.failed or self.peer.failed:
+            return
+        if self.endpoint.blocked or self.peer.has_under_way(kinds):
+            self.clock.later(1 * MS, self.withdraw, right, kinds)
+            return
+        try:
+            self.endpoint.set_rights(self.rights & ~right)
+        except PyverbsRDMAError:
+            return
+        self.rights &= ~right
+        self.withdrawn_ns = self.clock.now

@@ -92,6 +92,7 @@ def check(net: Network) -> None:
     no_more_than_asked_for(net)
     nothing_after_the_fence(net)
     nothing_behind_a_flush(net)
+    nothing_without_a_right(net)
     nothing_strays(net)
     moves_end(net)
     fences_end(net)
@@ -126,8 +127,8 @@ def room_is_known(app: Application) -> None:
 
 
 def nothing_bad_succeeds(app: Application) -> None:
-    """A WR that names no memory fails as with plain verbs, and nothing behind it is executed."""
-    bad = next((wr.index for wr in app.posted if wr.bad), None)
+    """A WR that names no memory, or has no right, fails as with plain verbs, and nothing behind it is executed."""
+    bad = next((wr.index for wr in app.posted if wr.bad or wr.denied), None)
     if bad is None:
         return
     for queue, wr, status in app.wcs:
@@ -136,6 +137,16 @@ def nothing_bad_succeeds(app: Application) -> None:
     for _, _, _, _, wr, _ in app.net.executions:
         if wr.side == app.name and wr.index >= bad:
             raise Violation("what names no memory fails", f"{wr} was executed")
+
+
+def nothing_without_a_right(net: Network) -> None:
+    """Once a right was withdrawn, and the verb has returned, no NIC executes what needs it."""
+    for app in net.apps:
+        for t, _, qp, _, wr, _ in net.executions if app.withdrawn_ns is not None else ():
+            if wr.side == app.peer.name and wr.opcode in app.withheld and t > app.withdrawn_ns:
+                raise Violation(
+                    "no right, no work", f"{wr} at {t} on NIC {qp.nic.k}, withdrawn at {app.withdrawn_ns}"
+                )
 
 
 def nothing_strays(net: Network) -> None:
@@ -405,14 +416,22 @@ def memory_is_right(app: Application, peer: Application) -> None:
 
 
 def nothing_behind_a_flush(net: Network) -> None:
-    """Once a flush, or an error not its own doing, was shown to an application, its memory takes nothing any more."""
+    """Once a flush, or an error not its own doing, was shown to an application, its memory is its own.
+
+    No message comes there, no WRITE or atomic of the peer's is executed and no READ, no result of its own lands, and
+    nothing is sent out of it.
+    """
     flushed = {app.name: app.flushed for app in net.apps if app.flushed is not None}
-    for t, _, qp, _, wr, slot in net.executions:
-        receiver = net.apps_by_name[wr.side].peer
-        if slot is not None and t > flushed.get(receiver.name, t):
+    receivers = {app.peer.name: app.name for app in net.apps}
+    for t, _, qp, _, wr, _ in net.executions:
+        receiver = receivers[wr.side]
+        if t > flushed.get(receiver, t):
             raise Violation(
-                "memory given back", f"{wr} at {t} on NIC {qp.nic.k}, flushed at {flushed[receiver.name]}"
+                "memory given back", f"{wr} at {t} on NIC {qp.nic.k}, flushed at {flushed[receiver]}"
             )
+    for t, name, what in net.behind_flush:
+        if t > flushed.get(name, t):
+            raise Violation("memory given back", f"{what}, at {t}, flushed at {flushed[name]}")
 
 
 def nothing_after_the_fence(net: Network) -> None:

@@ -21,6 +21,7 @@ from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.protocol import events as ev
+from shiftverbs.shadows.shadow import ShadowMR
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
 mutation = mutations_of(MUTATIONS)
@@ -187,6 +188,18 @@ def end_without_a_drain() -> Iterator[None]:
             "    for k in range(c.n_pairs):\n        c.core.forget_pair(k)\n    c.fence = Fence(",
         ),
     ):
+        yield
+
+
+@mutation("a QP is in RESET when no backup's QP can touch its memory any more")
+def reset_while_backups_are_at_work() -> Iterator[None]:
+    with rewritten(Runtime, "qp_touched", ("self._await_stop(connection.nic(k), shadow.handle(k))", "pass")):
+        yield
+
+
+@mutation("memory is deregistered when no backup's NIC has it any more")
+def deregister_beside_the_backups() -> Iterator[None]:
+    with replaced(ShadowMR, "wait", lambda mr: None):
         yield
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from simulator.rnic import ERR, INIT, RESET, RTR, RTS, SQD, HwQp
 from shiftverbs import _core
 from shiftverbs.native.ibv import QpAttrMask
 from shiftverbs.protocol.events import Status
+from shiftverbs.shadows.nic import GONE
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
 
@@ -156,14 +158,24 @@ class Endpoint:
         if held is None:
             self._hardware_modify(attr, state)
             return
+        refused = mask != QpAttrMask.STATE if state in (RESET, ERR) else not held.may_drain(mask)
+        if refused:
+            raise PyverbsRDMAError("Failed to modify QP", errno.EINVAL)
+        if state == SQD:
+            held.look_for_failure()
         was_guarded = held.core.guarded or held.core.ending
         was_out = held.is_away() or (was_guarded and held.core.first_error(0) is not None)
-        if not held.leaving(state):
-            raise PyverbsRDMAError("Failed to modify QP", errno.EBUSY)
+        while True:
+            if not held.leaving(state):
+                raise PyverbsRDMAError("Failed to modify QP", errno.EBUSY)
+            if self.closed:  # while that waited for a NIC
+                return
+            if not held.is_connected or held.connection is None or held.is_inherited:
+                break
         try:
             self._hardware_modify(attr, state)
         except PyverbsRDMAError as error:
-            gone = was_guarded and error.error_code == errno.EIO
+            gone = was_guarded and error.error_code in GONE
             if state != ERR or not gone:
                 if state == ERR or (state == RESET and (gone or was_out or held.core.forgets)):
                     held.ended(gone)
@@ -197,9 +209,6 @@ class Endpoint:
 
     def drain(self) -> None:
         """RTS to SQD: nothing that is posted is begun any more. Raises PyverbsRDMAError."""
-        if self.shadow is not None:
-            with self.host:
-                self.shadow.look_for_failure()
         self.modify(Attr(), SQD, int(QpAttrMask.STATE))
 
     def set_rights(self, rights: int) -> None:
@@ -222,7 +231,10 @@ class Endpoint:
             if self.shadow is not None:
                 self.shadow.closing()
             self.closed = True
-            self.net.closed(self)
-            self.host.verbs.destroy_qp(self.pointer)
-            if self.shadow is not None:
-                self.shadow.close()
+            self.net.given_back(self)
+            try:
+                destroy = functools.partial(self.host.verbs.destroy_qp, self.pointer)
+                _core.destroy_qp(destroy, self.core, [], self.qp_num)
+            finally:
+                if self.shadow is not None:
+                    self.shadow.close()

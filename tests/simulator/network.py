@@ -136,6 +136,8 @@ class Network:
         self.trace: list[tuple[int, str, ev.Action]] = []
         self.executions: list[tuple[int, str, HwQp, int, Wr, Any]] = []
         self.strays: list[tuple[int, str, str]] = []  # what a NIC did to memory that was not to be touched
+        # What NICs did to a program's memory that had seen a flush, and is in no execution: when, whose, what.
+        self.behind_flush: list[tuple[int, str, str]] = []
         self.lost_cqes: set[tuple[str, HwQp, int, int]] = set()  # receives' words
         self.took_along: set[tuple[str, int]] = set()  # NICs that died with completions
         self.fences: dict[tuple[HwQp, int], int] = {}
@@ -260,7 +262,10 @@ class Network:
     # ---- what happens, noted for the checkers -----------------------------------------------------------------------
 
     def note(self, qp: HwQp, what: str, ref: int, address: int, extra: Any) -> None:
-        """A NIC has touched memory. ref: of the WR; address: where; extra: the receive's address, or what was read."""
+        """A NIC has touched memory. ref: of the WR; address: where; extra: the receive's address, or what was read.
+
+        what: a request is executed; its response has come; a READ is answered again; what is sent is read.
+        """
         name = qp.nic.host
         if what == "executed":
             if ref:
@@ -274,10 +279,20 @@ class Network:
                     self.strays.append((self.clock.now, name, f"{wr} meant another place"))
                 if wr.opcode == "SEND" and extra is not None:
                     self._look_for_stray(name, extra, wr)
-                elif wr.opcode != "SEND" and wr.opcode != "READ":
+                elif wr.opcode != "SEND":
                     self._look_for_stray(name, address, wr)
-        elif what == "response":
-            self._look_for_stray(name, address, ref)
+        elif ref:
+            if what == "again":
+                app, told = self._sender(qp, ref).peer, f"a READ that comes again, from {qp.nic.name}"
+            else:
+                app = self._apps_of[name][ref >> 16]
+                index = (ref & 0xFFFF) - 1
+                told = f"{what} of {app.name}'s WR {index}, by {qp.nic.name}"
+                if index < app.complete:
+                    self.strays.append((self.clock.now, name, f"{told}: it is complete, as was told"))
+            self._look_for_stray(name, address, told)
+            if app.flushed is not None:
+                self.behind_flush.append((self.clock.now, app.name, told))
 
     def _look_for_acks(self, qp: HwQp, app: Application) -> None:
         """A message came: where our NIC still waits for the ACK of what that answers, the way back has lost it.
@@ -342,8 +357,8 @@ class Network:
         """It may be reached again."""
         self._forbidden[name].difference_update(range(word, word + count))
 
-    def closed(self, endpoint: Endpoint) -> None:
-        """A QP was closed: its receives' memory is the application's."""
+    def given_back(self, endpoint: Endpoint) -> None:
+        """A QP was closed, or reset: all of its memory is the application's."""
         base = endpoint.number * WORDS
         self.forbid(endpoint.device.name, base, WORDS)
 

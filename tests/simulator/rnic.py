@@ -558,7 +558,11 @@ class HwQp:
         if wqe.opcode == "FADD":
             packet.data = wqe.data
         elif wqe.opcode != "READ" and wqe.length:
-            packet.data = self.memory.read(wqe.addr) if wqe.inline is None else wqe.inline
+            if wqe.inline is not None:
+                packet.data = wqe.inline
+            else:
+                packet.data = self.memory.read(wqe.addr)
+                self.log(self, "sending", wqe.ref, wqe.addr, None)
         nic.out.send(packet, to)
 
     def _start_timer(self) -> None:
@@ -578,9 +582,20 @@ class HwQp:
         if self.retries > self.RETRIES:
             self.to_error(int(WcStatus.RETRY_EXC_ERR))
             return
+        if self._send_again():
+            self._start_timer()
+
+    def _send_again(self) -> bool:
+        """Send what is not answered once more, with the memory that it has now. False: the first of it has none."""
         for wqe in list(self.unacked):
+            if wqe.inline is None and wqe.length:
+                if not self.nic.local(wqe.addr, wqe.length, wqe.lkey, wqe.opcode in RESPONDED):
+                    if wqe is self.unacked[0]:
+                        self._local_error()
+                        return False
+                    break
             self._transmit(wqe)
-        self._start_timer()
+        return True
 
     def on_answer(self, packet: Packet) -> None:
         """An ACK, a NAK or a response arrived."""
@@ -649,8 +664,8 @@ class HwQp:
         if life != self.life or self.state != RTS:
             return
         self.rnr_wait = False
-        for wqe in self.unacked:
-            self._transmit(wqe)
+        if not self._send_again():
+            return
         if self.unacked:
             self._start_timer()
         self._kick()
@@ -738,6 +753,7 @@ class HwQp:
             if target is None:
                 self._refuse("access", packet)
             else:
+                self.log(self, "again", packet.ref, target, None)
                 self._answer("resp", packet.psn, "READ", self.memory.read(target), packet.ref)
         elif packet.opcode == "FADD":
             if packet.psn in self.atomics:

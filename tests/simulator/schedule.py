@@ -23,6 +23,11 @@ KINDS = (
     " slow hung failing migrate migrate kill qp_fatal close etcd freeze datagrams datagrams slow_memory refusing"
     " refuse_post gone drop_and_kill drop_and_kill"
 ).split()
+#: What may be withdrawn from the peer, and what it can do no more then.
+WITHDRAWN = {
+    AccessFlag.REMOTE_WRITE: ("WRITE", "WRITE_IMM"),
+    AccessFlag.REMOTE_READ: ("READ",),
+}
 #: What is still broken is mended then, after the last that begins by itself.
 HEAL_FIRST_NS, HEAL_LAST_NS = 60 * MS, 400 * MS
 END_NS = 90_000 * MS
@@ -97,6 +102,14 @@ class Schedule:
         self.heal_ns = self.span_ns + min(HEAL_LAST_NS, max(HEAL_FIRST_NS, *ends))
         # How long a control thread takes to wake up.
         self.lag_ns = [rng.choice([2 * US, 30 * US, 30 * US, 200 * US]) for _ in "ab"]
+        # In some, the right to write or to read is withdrawn; half of the peers try it all the same.
+        apart = random.Random(seed + 5)
+        self.withdrawal: tuple[AccessFlag, int, int, bool] | None = None
+        if apart.random() < 0.06 and len(self.opcodes) > 1:
+            right = apart.choice([each for each, kinds in WITHDRAWN.items() if {*kinds} & {*self.opcodes}])
+            when = apart.randrange(2 * self.span_ns)
+            self.withdrawal = right, apart.randrange(2), when, apart.random() < 0.5
+            self.signaled = max(self.signaled, 0.5)
         self.net: Network
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
@@ -171,6 +184,11 @@ class Schedule:
             clock.later(
                 self.start_ns + rng.randrange(2 * self.span_ns), app.change_rights, ALL_RIGHTS & ~spare
             )
+        if self.withdrawal is not None:
+            right, whose, when, trespasses = self.withdrawal
+            app = net.apps[whose]
+            app.peer.trespasses = trespasses
+            clock.later(self.start_ns + when, app.withdraw, int(right), WITHDRAWN[right])
         for when, what, name, k, lasts in self.faults:
             clock.later(self.start_ns + when, self._begin, what, name, k, lasts)
         clock.later(self.start_ns + self.heal_ns, self._heal)
@@ -401,7 +419,7 @@ class Schedule:
         """Where failover ended in errors, plain verbs must have too."""
         if any(what not in self.DETERMINISTIC or k for _, what, _, k, _ in self.faults) or self.renewals:
             return  # chance would differ between the two runs, or the backup's failures count as well
-        if self.rights_change or self.bad is not None:
+        if self.rights_change or self.bad is not None or self.withdrawal is not None:
             return
         why = [over(app) for app in net.apps]
         plain = copy.copy(self)

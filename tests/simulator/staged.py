@@ -24,6 +24,7 @@ from simulator import (
     staged_paths,
     staged_peers,
     staged_posts,
+    staged_returned,
     staged_rights,
     staged_silence,
 )
@@ -408,6 +409,7 @@ _FILES = (
     staged_again,
     staged_moves,
     staged_posts,
+    staged_returned,
     staged_ends,
     staged_key_waits,
     staged_keys,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from simulator.application import CELLS, MOST_RECEIVES, Application
+from simulator.application import CELLS, WORDS, Application
 from simulator.clock import MS
 from simulator.network import Network
 from simulator.rnic import INIT, RESET, RTR, RTS, Datagram
@@ -36,7 +36,7 @@ def begins_anew(app: Application) -> None:
     net = app.net
     app.left = app.was_reset = app.failed = False
     app.ends = app.flushed = None
-    app.next_recv = app.backlog = 0
+    app.next_recv = app.backlog = app.complete = 0
     for known in (app.plan, app.posted, app.by_ref, app.wcs, app.received, app.reads, app.unread):
         known.clear()
     net.executions[:] = [e for e in net.executions if e[4].side != app.peer.name and e[4].side != app.name]
@@ -44,7 +44,7 @@ def begins_anew(app: Application) -> None:
         qp.completed.clear()
     for n in range(CELLS):
         app.memory.words[app._cells + n] = 0
-    net.allow(app.device.name, app._recvs, MOST_RECEIVES)
+    net.allow(app.device.name, app.endpoint.number * WORDS, WORDS)
 
 
 def connect_anew(net: Network) -> None:

@@ -18,10 +18,23 @@ from simulator.clock import MS
 from simulator.network import Network
 from simulator.patching import rewritten
 from simulator.staged_posts import has_patience
-from simulator.story import armed, ends, go, hole, is_answer, plan, post, split, telling, until, wait
+from simulator.story import (
+    armed,
+    drop_next,
+    ends,
+    go,
+    hole,
+    is_answer,
+    plan,
+    post,
+    split,
+    telling,
+    until,
+    wait,
+)
 
 from shiftverbs.failover.qp.ending import Ending
-from shiftverbs.native.ibv import WcStatus
+from shiftverbs.native.ibv import AccessFlag, WcStatus
 from shiftverbs.protocol import events as ev
 
 Change = Callable[[Network], object]
@@ -495,3 +508,90 @@ def test_who_was_not_left_is_told_at_once() -> None:
     with telling(the_half_that_sends_breaks) as net:
         del net.let_go["a"]
         fires(net, "what failed is told")
+
+
+# ---- memory that is a program's again --------------------------------------------------------------------------------
+
+
+def test_what_was_told_as_complete_is_not_sent_again() -> None:
+    """Whatever stands there by then."""
+    with telling(armed) as net:
+        a, _ = ends(net)
+        qp = a.endpoint.hardware
+        post(a, "SEND")
+        net.deliver()
+        (wqe,) = qp.unacked
+        qp._transmit(wqe)
+        wait(net, 1)
+        checks.check(net)
+        qp._transmit(wqe)
+        fires(net, "no DMA where none may be")
+
+
+@pytest.mark.parametrize("opcode", ["READ", "FADD"])
+def test_what_was_told_as_failed_brings_nothing(opcode: str) -> None:
+    with telling(armed) as net:
+        a, _ = ends(net)
+        net.links["b", 0].delay_ns = 2 * MS
+        wr = post(a, opcode, 8)
+        wait(net, 1)
+        a._take(wr.ref, FLUSHED, 0)
+        wait(net, 5)
+        with pytest.raises(Violation, match="response of a's WR 0, by a0, at"):
+            checks.nothing_behind_a_flush(net)
+        with pytest.raises(Violation, match="it is complete, as was told"):
+            checks.nothing_strays(net)
+
+
+@pytest.mark.parametrize("opcode", ["WRITE", "WRITE_IMM", "READ", "FADD"])
+def test_nothing_of_the_peers_is_executed_behind_a_flush(opcode: str) -> None:
+    with telling(armed) as net:
+        a, b = ends(net)
+        for _ in range(2):
+            checks.nothing_behind_a_flush(net)
+            post(b, opcode, 8)
+            wait(net, 1)
+            a.flushed = a.flushed or net.clock.now
+        with pytest.raises(Violation, match="memory given back"):
+            checks.nothing_behind_a_flush(net)
+
+
+def test_a_read_is_not_answered_again_behind_a_flush() -> None:
+    with telling(armed) as net:
+        a, b = ends(net)
+        drop_next(net, "a", 0, "resp")
+        post(b, "READ", 1)
+        wait(net, 1)
+        a.flushed = net.clock.now
+        checks.nothing_behind_a_flush(net)
+        wait(net, 10)
+        with pytest.raises(Violation, match="a READ that comes again"):
+            checks.nothing_behind_a_flush(net)
+
+
+@pytest.mark.parametrize("opcode", ["WRITE", "READ"])
+def test_what_was_withdrawn_is_not_executed(opcode: str) -> None:
+    """Here the peer's NIC does not know that, and its backups neither."""
+    with telling(armed) as net:
+        a, b = ends(net)
+        b.withdraw(0, (opcode,))
+        assert b.withdrawn_ns is not None
+        a.trespasses = True
+        post(a, "SEND")
+        wait(net, 1)
+        checks.nothing_without_a_right(net)
+        post(a, opcode, 1)
+        wait(net, 1)
+        fires(net, "what names no memory fails")
+        with pytest.raises(Violation, match="no right, no work"):
+            checks.nothing_without_a_right(net)
+
+
+def test_who_obeys_sends_a_message_instead() -> None:
+    with telling(armed) as net:
+        a, b = ends(net)
+        b.withdraw(int(AccessFlag.REMOTE_WRITE), ("WRITE", "WRITE_IMM"))
+        wr = post(a, "WRITE", 1)
+        wait(net, 1)
+        assert wr.opcode == "SEND" and len(b.received) == 1
+        checks.check(net)
