@@ -30,7 +30,7 @@ cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.object cimport PyObject, PyObject_GenericGetAttr, PyTypeObject
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear, PyErr_SetObject
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear, PyErr_Occurred, PyErr_SetObject
 from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, EIO, ENOENT, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -81,6 +81,7 @@ from _signal import getsignal as _getsignal
 from collections import deque as _deque
 from functools import wraps as _wraps
 from logging import getLogger as _getLogger
+from operator import index as _index
 from sys import _getframe
 from sys import is_finalizing as _is_finalizing
 from time import sleep as _sleep
@@ -362,10 +363,18 @@ cdef class RemoteKeys:
 
 cdef tuple no_args = ()
 ctypedef PyObject *(*new_function)(PyTypeObject *, PyObject *, PyObject *) noexcept
+ctypedef int (*quiet_run)() noexcept
 
 cdef extern from "Python.h":
     # What they raise is not looked for by Cython here: a failure has what was taken to put back first.
     int list_append "PyList_Append"(object taken, PyObject *item) noexcept
+    PyObject *list_item "PyList_GET_ITEM"(object taken, Py_ssize_t i) noexcept
+    void list_set "PyList_SET_ITEM"(object taken, Py_ssize_t i, PyObject *item) noexcept
+    void list_cut "Py_SET_SIZE"(object taken, Py_ssize_t n) noexcept
+    PyObject *new_int "PyLong_FromLong"(long value) noexcept
+    PyObject *new_tuple "PyTuple_New"(Py_ssize_t n) noexcept
+    void tuple_set "PyTuple_SET_ITEM"(PyObject *made, Py_ssize_t i, PyObject *item) noexcept
+    void keep_reference "Py_INCREF"(PyObject *held) noexcept
     void drop_reference "Py_DECREF"(PyObject *held) noexcept
 
 
@@ -383,6 +392,20 @@ cdef inline bint append_wc(list taken, const ibv_wc *wc) noexcept:
     failed = list_append(taken, made)
     drop_reference(made)
     return failed == 0
+
+
+cdef inline PyObject *new_answer(long got, list result) noexcept:
+    """(got, result), or NULL: no memory, and an exception is set."""
+    cdef PyObject *count = new_int(got)
+    cdef PyObject *made = NULL if count == NULL else new_tuple(2)
+    if made == NULL:
+        if count != NULL:
+            drop_reference(count)
+        return NULL
+    tuple_set(made, 0, count)
+    keep_reference(<PyObject *>result)
+    tuple_set(made, 1, <PyObject *>result)
+    return made
 
 
 cdef int look_ended(CQState *c) noexcept nogil:
@@ -461,6 +484,7 @@ cdef class CQCore:
 
     cdef void activate(self, int k, bint active) noexcept:
         cdef int i
+        self.c.orders += 1
         self.c.active[k] = active
         self.c.n_active = 0
         for i in range(MAX_PAIRS):
@@ -530,6 +554,9 @@ cdef class CQCore:
         cdef long got = 0
         cdef long had
         cdef uint64_t before = c.cleanings
+        cdef uint32_t orders = c.orders
+        cdef PyObject *made_answer
+        cdef tuple answer
         c.in_hand += 1
         while True:
             if n > 0:
@@ -572,8 +599,13 @@ cdef class CQCore:
                 if n == 0:
                     at += 1
                 continue
-            elif shared.attention and self.run_driver_with(result, before) and c.count and got < want:
-                pass  # what was just polled gave the driver something to do, and that has made WCs
+            elif shared.attention and self.run_driver_with(result, before):
+                # What was just polled gave the driver something to do: that may have made WCs, or added a CQ.
+                if c.orders != orders:
+                    orders = c.orders
+                    at = 0
+                elif c.cleanings == before and (got >= want or not c.count):
+                    break
             elif c.cleanings == before:
                 break
             if c.cleanings != before:
@@ -582,10 +614,15 @@ cdef class CQCore:
                 before = c.cleanings
                 if got < had:
                     at = 0  # others may have had no room beside what is gone, and nothing else tells of them
+        made_answer = new_answer(got, result)
+        if made_answer == NULL:
+            self.break_off(result, NULL, 0, before)
         c.in_hand -= 1
+        answer = <tuple>made_answer
+        drop_reference(made_answer)
         if c.heed:
             self.heed_poll(got)
-        return got, result
+        return answer
 
     cdef int heed_poll(self, long got) except -1:
         """A poll ended, where that is to be heeded. Not a part of it: it would be in its way."""
@@ -599,38 +636,50 @@ cdef class CQCore:
         cdef MapSlot *slot = map_find(&self.c.cleaned, qp_num)
         return slot != NULL and slot.value > before
 
-    cdef long forget_taken(self, list taken, uint64_t before) except -1:
+    cdef long forget_taken(self, list taken, uint64_t before) noexcept:
         """Amid a poll a QP was reset or closed: nobody has polled what was taken of it. How many are left.
 
-        taken: nothing of it is newer than that; before: as for is_forgotten. Needs no memory.
+        taken: nothing of it is newer than that; before: as for is_forgotten. Needs no memory, and so fails never.
         """
+        cdef Py_ssize_t n = len(taken)
+        cdef Py_ssize_t kept = 0
         cdef Py_ssize_t i
-        for i in range(len(taken) - 1, -1, -1):
-            if self.is_forgotten((<WC>taken[i]).wc.qp_num, before):
-                del taken[i]
-        return len(taken)
+        cdef PyObject *item
+        for i in range(n):
+            item = list_item(taken, i)
+            if not self.is_forgotten((<WC>item).wc.qp_num, before):
+                list_set(taken, i, list_item(taken, kept))
+                list_set(taken, kept, item)
+                kept += 1
+        list_cut(taken, kept)
+        for i in range(kept, n):
+            drop_reference(list_item(taken, i))
+        return kept
 
     cdef int run_driver_with(self, list taken, uint64_t before) except -1:
         """A driver run in the middle of a poll, which what a signal's handler raises breaks off.
 
-        taken, before: as for break_off.
+        taken, before: as for put_back.
         """
-        try:
-            return run_driver_inline()
-        except BaseException:
+        cdef int ran = (<quiet_run>run_driver_inline)()
+        if ran == -1:
             self.c.in_hand -= 1
             self.put_back(taken, NULL, 0, before)
-            raise
+            if PyErr_Occurred() == NULL:  # out of memory, where the exception itself was to be made
+                raise MemoryError
+        return ran
 
     cdef int break_off(self, list taken, const ibv_wc *more, int n, uint64_t before) except -1:
-        """No memory for one more WC: MemoryError, and those that were taken are polled again. As for put_back."""
+        """No memory for one more WC, or the answer: MemoryError, and what was taken is polled again. As for put_back."""
         PyErr_Clear()
         self.c.in_hand -= 1
         self.put_back(taken, more, n, before)
         raise MemoryError
 
-    cdef int put_back(self, list taken, const ibv_wc *more, int n, uint64_t before) except -1:
+    cdef void put_back(self, list taken, const ibv_wc *more, int n, uint64_t before) noexcept:
         """A poll was broken off: what it had taken is the first to be polled next, taken before the n of more.
+
+        An exception may be set, and stays.
 
         before: as for is_forgotten. Where another thread polls or waits meanwhile, it has what is put back; so the
         order of a QP's WCs is kept for who polls alone.
@@ -639,12 +688,12 @@ cdef class CQCore:
         cdef int i
         cdef Py_ssize_t j
         if c.hw[0] == NULL:  # closed meanwhile
-            return 0
+            return
         self.forget_taken(taken, before)
         if not cq_reserve(c, <uint32_t>(len(taken) + n)):
             c.failed = ENOMEM
             c.heed |= HEED_FAILED
-            return 0
+            return
         for i in range(n - 1, -1, -1):
             if not self.is_forgotten(more[i].qp_num, before):
                 cq_unpop(c, &more[i])
@@ -652,7 +701,6 @@ cdef class CQCore:
             cq_unpop(c, &(<WC>taken[j]).wc)
         if c.count:
             cq_signal(c)
-        return 0
 
     def forget_qp(self, uint32_t qp_num) -> None:
         """A QP without a journal was reset or destroyed: what was taken out of the default NIC's CQ of it goes.
@@ -758,13 +806,15 @@ cdef long most_or_none(int sign) noexcept:
 
 cdef long poll_count(num_entries) except? -1:
     """What pyverbs takes as a count: anything that compares with an int."""
-    try:
-        if isinstance(num_entries, float):
-            return math.ceil(num_entries)
-        if isinstance(num_entries, int):
-            return num_entries
-    except OverflowError:
-        return most_or_none(1 if num_entries > 0 else -1)
+    if num_entries != num_entries:  # no number is less than NaN
+        return 0
+    for rounded in (_index, math.ceil):
+        try:
+            return rounded(num_entries)
+        except OverflowError:
+            return most_or_none(1 if num_entries > 0 else -1)
+        except TypeError:
+            pass
     return 1 if 0 < num_entries else 0
 
 

@@ -55,6 +55,7 @@ class QP(lifetime.Ended, _base.QP):
     _core: Any = None
     _why = ""
     _counted: list[Any] = []
+    _cqs: list[Any] = []
     _parents: list[Any] = []
     _number = 0
 
@@ -79,7 +80,7 @@ class QP(lifetime.Ended, _base.QP):
         parents = [getattr(init_attr, name, None) for name in _PARENTS]
         self._node = lifetime.Node(self, creator, *parents)
         self._number = self.qp_num
-        self._parents = [*parents, creator]
+        self._cqs, self._parents = parents[:2], [creator, *parents]
         if self._shadow is None:
             self._counted = eligibility.count_other(init_attr)
         if qp_attr is not None:
@@ -196,7 +197,7 @@ class QP(lifetime.Ended, _base.QP):
         if held is None or not isinstance(qp_attr, _base.QPAttr):
             super().modify(qp_attr, comp_mask)
             if state == e.IBV_QPS_RESET:
-                forget_unpolled(self._parents, self._number)
+                forget_unpolled(self._cqs, self._number)
             return
         if state not in _LEAVING:
             self._change(held, qp_attr, comp_mask, super().modify, qp_attr, comp_mask)
@@ -219,7 +220,7 @@ class QP(lifetime.Ended, _base.QP):
             if self._shadow is not held:  # one has bound a window through it
                 super().modify(qp_attr, comp_mask)
                 if state == e.IBV_QPS_RESET:
-                    forget_unpolled(self._parents, self._number)
+                    forget_unpolled(self._cqs, self._number)
                 return
             if not held.is_connected or held.connection is None or held.is_inherited:
                 break  # nor has one connected it anew
@@ -379,7 +380,7 @@ class QP(lifetime.Ended, _base.QP):
             self._why = "it is closed"
         try:
             core = None if held is None else held.core
-            destroy_qp(super().close, core, self._parents, self._number)
+            destroy_qp(super().close, core, self._cqs, self._number)
         except PyverbsRDMAError:
             # Still there, with a window bound to it: it goes on as with pyverbs.
             if held is not None:
@@ -389,7 +390,8 @@ class QP(lifetime.Ended, _base.QP):
         finally:
             if held is not None:
                 held.close()
-        self._parents = []  # which may go now, and not before: their end may run a program's code
+        # They may go now, and not before: their end may run a program's code.
+        self._cqs, self._parents = [], []
         eligibility.uncount_other(self._counted)
         if self._node is not None:
             self._node.closed()

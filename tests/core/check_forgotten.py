@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from check_answered import away
@@ -416,25 +418,27 @@ def test_a_poll_that_gives_back_all_it_took_looks_again(make: Callable[..., Worl
     assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [100, 101, 102][wanted:]
 
 
-def test_a_want_of_memory_loses_none_of_what_a_poll_took(make: Callable[..., World]) -> None:
-    """Each allocation of a poll fails once; a QP that is reset meanwhile is still forgotten."""
+@pytest.mark.parametrize("each", [3, 150])
+def test_a_want_of_memory_loses_none_of_what_a_poll_took(make: Callable[..., World], each: int) -> None:
+    """Each allocation of a poll fails once, that of its count too; a QP that is reset meanwhile is still forgotten."""
     testcapi = pytest.importorskip("_testcapi")
-    w = make()
+    w = make(max_send=each + 1)
     w.protect()
-    other = make(join=w, qp_num=0x200)
+    other = make(join=w, qp_num=0x200, max_send=each + 1)
     other.protect()
     failures = 0
     while True:
-        for i in range(3):
-            for each, wr_id in ((w, i), (other, 100 + i)):
-                each.send(wr_id)
-                each.hw[0].complete()
-            if i == 1:
+        for i in range(each):
+            for one, wr_id in ((w, i), (other, 1000 + i)):
+                one.send(wr_id)
+                one.hw[0].complete()
+            if i == each // 2:
                 w.scq.drain(0)  # some of them are in the buffer
         _core.clear_attention()
-        testcapi.set_nomemory(failures + 1, failures + 2)
+        at = failures + 1 if each < 10 or failures < 3 else failures + 2 * each - 20
+        testcapi.set_nomemory(at, at + 1)
         try:
-            w.scq.poll(64)
+            w.scq.poll(4 * each)
         except MemoryError:
             testcapi.remove_mem_hooks()
             failures += 1
@@ -442,11 +446,82 @@ def test_a_want_of_memory_loses_none_of_what_a_poll_took(make: Callable[..., Wor
             testcapi.remove_mem_hooks()
             break
         if failures % 2:
-            assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [0, 100, 1, 101, 2, 102]
+            every = [wr_id for i in range(each) for wr_id in (i, 1000 + i)]
+            assert [wr_id for wr_id, _ in w.poll_cq(w.scq, 4 * each)] == every
         else:
             reset(w)
-            assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [100, 101, 102]
+            assert [wr_id for wr_id, _ in w.poll_cq(w.scq, 4 * each)] == [1000 + i for i in range(each)]
     assert failures >= 6, "one for each WC, at least"
+
+
+def test_what_is_forgotten_amid_a_poll_needs_no_memory(make: Callable[..., World]) -> None:
+    """Most of what a poll had taken goes: its list would be made smaller, and there is no memory for that."""
+    testcapi = pytest.importorskip("_testcapi")
+    w = make(max_send=40)
+    w.protect()
+    other = make(join=w, qp_num=0x200)
+    other.protect()
+    w.qp.open_send(0)
+    w.events()
+    for i in range(30):
+        w.send(i)
+        w.hw[0].complete()
+    for i in range(5):
+        other.send(100 + i)
+        other.hw[0].complete()
+
+    def driver() -> None:
+        _core.clear_attention()
+        reset(w)
+        testcapi.set_nomemory(1, 0)
+
+    _core.clear_attention()
+    _core.set_driver(driver)
+    try:
+        count, wcs = w.scq.poll(64)
+    finally:
+        testcapi.remove_mem_hooks()
+        _core.set_driver(None)
+    assert count == 5 and [wc.wr_id for wc in wcs] == [100, 101, 102, 103, 104]
+
+
+def test_a_cq_that_a_driver_run_adds_is_polled_in_the_same_poll(make: Callable[..., World]) -> None:
+    """The poll is past it, and it is not armed: who arms it after an empty answer hears of nothing."""
+    w = make(shared_cq=True)
+    w.protect()
+    other = make(join=w, shared_cq=True, qp_num=0x200)
+    other.protect()
+    away(other)
+    w.scq.set_active(1, False)
+    other.send(5)
+    other.hw[1].complete()
+    w.send(1)
+    w.hw[0].fail_send(RETRY_EXC)
+
+    def driver() -> None:
+        _core.clear_attention()
+        w.scq.set_active(1, True)
+
+    w.events()
+    _core.clear_attention()
+    _core.set_driver(driver)
+    seen = w.poll_cq(w.scq)
+    _core.set_driver(None)
+    assert seen == [(5, SUCCESS)]
+
+
+@pytest.mark.parametrize("count", [Fraction(5, 2), Decimal("2.5"), 2.5, float("inf"), 1 << 80, 3])
+def test_counts_are_what_compares_with_an_int(guarded: World, count: object) -> None:
+    """pyverbs polls until it has as many."""
+    w = guarded
+    for i in range(5):
+        w.send(i)
+        w.hw[0].complete()
+    wanted = 5 if count in (float("inf"), 1 << 80) else 3
+    assert w.scq.poll(count)[0] == wanted
+    for none in (float("nan"), float("-inf"), 0, -1, -(1 << 80), False):
+        assert w.scq.poll(none) == (0, [])
+    assert w.scq.poll(True)[0] == min(1, 5 - wanted)
 
 
 def test_what_is_put_back_raises_an_event(make: Callable[..., World]) -> None:

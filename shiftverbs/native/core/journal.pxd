@@ -151,6 +151,7 @@ ctypedef struct CQState:
     uint32_t sampled       # how many samples wait for a completion here
     int64_t looked_ns      # when a poll last ended, while there were any
     int in_hand            # polls that are under way
+    uint32_t orders        # how often the hardware CQs that are polled changed
     uint64_t cleanings     # cq_clean calls so far
     Map cleaned            # of those amid polls: qp_num -> which of the cleanings was its last
     uint64_t polled

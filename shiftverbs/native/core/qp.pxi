@@ -1048,22 +1048,22 @@ cdef class QPCore:
         return self.post_own_send(k, KIND_ARM)
 
 
-def destroy_qp(destroy, QPCore core, list parents, uint32_t qp_num):
+def destroy_qp(destroy, QPCore core, list cqs, uint32_t qp_num):
     """destroy(), pyverbs' QP.close, and take what nobody has polled before another thread can have the number.
 
-    core: the QP's, or None; parents: its CQs, and all else whose last reference destroy() might drop, which would run
-    a program's code between the two. Raises what destroy() does.
+    core: the QP's, or None; cqs: its CQs. The caller holds all that destroy() might drop the last reference of, which
+    would run a program's code between the two. Raises what destroy() does.
     """
     destroy()
     if core is not None:
         core.destroyed()
     else:
-        forget_unpolled(parents, qp_num)
+        forget_unpolled(cqs, qp_num)
 
 
-def forget_unpolled(list parents, uint32_t qp_num):
-    """A QP without a journal was reset or destroyed: CQCore.forget_qp on those of its parents that have one."""
-    for each in parents:
-        core = getattr(each, '_core', None)
+def forget_unpolled(list cqs, uint32_t qp_num):
+    """A QP without a journal was reset or destroyed: CQCore.forget_qp on those of its CQs that have one."""
+    for cq in cqs:
+        core = getattr(cq, '_core', None)
         if isinstance(core, CQCore):
             (<CQCore>core).forget_qp(qp_num)
