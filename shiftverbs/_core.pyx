@@ -670,7 +670,7 @@ cdef class CQCore:
         return ran
 
     cdef int break_off(self, list taken, const ibv_wc *more, int n, uint64_t before) except -1:
-        """No memory for one more WC, or the answer: MemoryError, and what was taken is polled again. As for put_back."""
+        """No memory for a WC, or the answer: MemoryError, and what was taken is polled again. As for put_back."""
         PyErr_Clear()
         self.c.in_hand -= 1
         self.put_back(taken, more, n, before)
