@@ -117,6 +117,16 @@ cdef extern from "Python.h":
     int Py_AddPendingCall(int (*call)(void *) noexcept, void *argument)
     Py_ssize_t Py_REFCNT(PyObject *)
     void PyErr_WriteUnraisable(PyObject *where)
+    # What they raise is not looked for by Cython here: a failure has what was taken to put back first.
+    int list_append "PyList_Append"(object taken, PyObject *item) noexcept
+    PyObject *list_item "PyList_GET_ITEM"(object taken, Py_ssize_t i) noexcept
+    void list_set "PyList_SET_ITEM"(object taken, Py_ssize_t i, PyObject *item) noexcept
+    void list_cut "Py_SET_SIZE"(object taken, Py_ssize_t n) noexcept
+    PyObject *new_int "PyLong_FromLong"(long value) noexcept
+    PyObject *new_tuple "PyTuple_New"(Py_ssize_t n) noexcept
+    void tuple_set "PyTuple_SET_ITEM"(PyObject *made, Py_ssize_t i, PyObject *item) noexcept
+    void keep_reference "Py_INCREF"(PyObject *held) noexcept
+    void drop_reference "Py_DECREF"(PyObject *held) noexcept
 
 
 include "native/core/finalizers.pxi"
@@ -364,19 +374,6 @@ cdef class RemoteKeys:
 cdef tuple no_args = ()
 ctypedef PyObject *(*new_function)(PyTypeObject *, PyObject *, PyObject *) noexcept
 ctypedef int (*quiet_run)() noexcept
-
-cdef extern from "Python.h":
-    # What they raise is not looked for by Cython here: a failure has what was taken to put back first.
-    int list_append "PyList_Append"(object taken, PyObject *item) noexcept
-    PyObject *list_item "PyList_GET_ITEM"(object taken, Py_ssize_t i) noexcept
-    void list_set "PyList_SET_ITEM"(object taken, Py_ssize_t i, PyObject *item) noexcept
-    void list_cut "Py_SET_SIZE"(object taken, Py_ssize_t n) noexcept
-    PyObject *new_int "PyLong_FromLong"(long value) noexcept
-    PyObject *new_tuple "PyTuple_New"(Py_ssize_t n) noexcept
-    void tuple_set "PyTuple_SET_ITEM"(PyObject *made, Py_ssize_t i, PyObject *item) noexcept
-    void keep_reference "Py_INCREF"(PyObject *held) noexcept
-    void drop_reference "Py_DECREF"(PyObject *held) noexcept
-
 
 cdef inline bint append_wc(list taken, const ibv_wc *wc) noexcept:
     """A WC without its Python-level constructor, which costs twenty times as much (`logger` is None then).
