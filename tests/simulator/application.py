@@ -277,8 +277,9 @@ class Application:
         if self.trespasses and self.peer.withdrawn_ns is not None:
             wr.denied = True
             return
-        wr.opcode, wr.data, wr.slot = "SEND", wr.index + 1, wr.index
-        wr.shared = False
+        if wr.opcode == "READ":
+            wr.slot, wr.shared = wr.index, False  # where it would have landed are another one's bytes
+        wr.opcode, wr.data = "SEND", wr.index + 1
 
     def _note_refusal(self) -> None:
         """The queue is full, it is said."""

@@ -38,6 +38,7 @@ FOUND_SOMETHING = {
     116509: "the same, where the command was refused",
     304366: "posts that an exception refused: a program that took its READs for complete gave their memory away",
     10097358: "RESET amid errors that waited for protection: flushes behind those that it had taken",
+    30001226: "the simulator's own: a WRITE that a READ lands over became a message that did not know so",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"
     ),
