@@ -481,7 +481,7 @@ cdef class CQCore:
 
     cdef void activate(self, int k, bint active) noexcept:
         cdef int i
-        self.c.orders += 1
+        self.c.changes += 1
         self.c.active[k] = active
         self.c.n_active = 0
         for i in range(MAX_PAIRS):
@@ -549,9 +549,7 @@ cdef class CQCore:
         cdef int batch, i, k, kept
         cdef int made  # of those that are kept
         cdef long got = 0
-        cdef long had
-        cdef uint64_t before = c.cleanings
-        cdef uint32_t orders = c.orders
+        cdef uint64_t before = c.changes
         cdef PyObject *made_answer
         cdef tuple answer
         c.in_hand += 1
@@ -597,20 +595,16 @@ cdef class CQCore:
                     at += 1
                 continue
             elif shared.attention and self.run_driver_with(result, before):
-                # What was just polled gave the driver something to do: that may have made WCs, or added a CQ.
-                if c.orders != orders:
-                    orders = c.orders
-                    at = 0
-                elif c.cleanings == before and (got >= want or not c.count):
+                # What was just polled gave the driver something to do: that may have made WCs.
+                if c.changes == before and (got >= want or not c.count):
                     break
-            elif c.cleanings == before:
+            elif c.changes == before:
                 break
-            if c.cleanings != before:
-                had = got
+            if c.changes != before:
                 got = self.forget_taken(result, before)
-                before = c.cleanings
-                if got < had:
-                    at = 0  # others may have had no room beside what is gone, and nothing else tells of them
+                before = c.changes
+                # Others may have had no room beside what is gone, or a CQ came or went, and nothing else tells of that.
+                at = 0
         made_answer = new_answer(got, result)
         if made_answer == NULL:
             self.break_off(result, NULL, 0, before)
@@ -629,7 +623,7 @@ cdef class CQCore:
         return 0
 
     cdef bint is_forgotten(self, uint32_t qp_num, uint64_t before) noexcept:
-        """Whether that QP was reset or closed amid this poll; before: how many cleanings have been heeded already."""
+        """Whether that QP was reset or closed amid this poll; before: how many changes have been heeded already."""
         cdef MapSlot *slot = map_find(&self.c.cleaned, qp_num)
         return slot != NULL and slot.value > before
 

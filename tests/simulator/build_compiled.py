@@ -54,8 +54,8 @@ follow_imports = skip
 """
 SETUP = """\
 import sys
+from setuptools import setup  # first: Python 3.12 has no distutils but its
 from mypyc.build import mypycify
-from setuptools import setup
 
 modules = mypycify(["--config-file", "mypy.ini", *sys.argv[3:]], opt_level="2", debug_level="0", multi_file=True)
 del sys.argv[3:]

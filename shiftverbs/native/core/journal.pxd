@@ -151,9 +151,8 @@ ctypedef struct CQState:
     uint32_t sampled       # how many samples wait for a completion here
     int64_t looked_ns      # when a poll last ended, while there were any
     int in_hand            # polls that are under way
-    uint32_t orders        # how often the hardware CQs that are polled changed
-    uint64_t cleanings     # cq_clean calls so far
-    Map cleaned            # of those amid polls: qp_num -> which of the cleanings was its last
+    uint64_t changes       # cq_clean calls so far, and changes of the hardware CQs that are polled
+    Map cleaned            # of the former amid polls: qp_num -> which of the changes was its last
     uint64_t polled
     uint64_t swallowed
 
@@ -493,11 +492,11 @@ cdef inline void cq_clean(CQState *c, uint32_t qp_num) noexcept nogil:
     """Take a QP's WCs out of the buffer, as providers take them out of a CQ; the others stay in their order."""
     cdef uint32_t i
     cdef uint32_t kept = 0
-    c.cleanings += 1
+    c.changes += 1
     if not c.in_hand:
         map_free(&c.cleaned)  # what is in it was for polls that have ended
     else:
-        map_set(&c.cleaned, qp_num, c.cleanings)
+        map_set(&c.cleaned, qp_num, c.changes)
     for i in range(c.count):
         if c.buffer[(c.first + i) & (c.slots - 1)].qp_num != qp_num:
             c.buffer[(c.first + kept) & (c.slots - 1)] = c.buffer[(c.first + i) & (c.slots - 1)]
