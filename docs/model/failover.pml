@@ -320,7 +320,7 @@ init {
   atomic {
     rts[I(0, 0)] = true; rts[I(1, 0)] = true; used[I(0, 0)] = true; used[I(1, 0)] = true;
     k = 1;
-    do  /* the backups are armed */
+    do  /* the backups are fit */
     :: k < PAIRS -> arm[I(0, k)] = 1; arm[I(1, k)] = 1; rts[I(0, k)] = true; rts[I(1, k)] = true;
          clean[I(0, k)] = true; clean[I(1, k)] = true; k++
     :: else -> break
