@@ -455,6 +455,7 @@ cdef class CQCore:
                 map_del(&self._channel.c.cqs, <uintptr_t>self.c.hw[k])
             self.c.hw[k] = NULL
             self.c.active[k] = 0
+        self.c.changes += 1
         self.c.n_active = 0
         channel_forget(&self.c)
 
@@ -550,10 +551,15 @@ cdef class CQCore:
         cdef int made  # of those that are kept
         cdef long got = 0
         cdef uint64_t before = c.changes
-        cdef PyObject *made_answer
+        cdef PyObject *made_answer = NULL
         cdef tuple answer
         c.in_hand += 1
         while True:
+            if c.changes != before:
+                got = self.forget_taken(result, before)
+                before = c.changes
+                # Others may have had no room beside what is gone, or a CQ came or went, and nothing else tells of that.
+                at = 0
             if n > 0:
                 k = c.order[at]
                 batch = POLL_BATCH if want - got > POLL_BATCH else <int>(want - got)
@@ -594,20 +600,16 @@ cdef class CQCore:
                 if n == 0:
                     at += 1
                 continue
-            elif shared.attention and self.run_driver_with(result, before):
-                # What was just polled gave the driver something to do: that may have made WCs.
-                if c.changes == before and (got >= want or not c.count):
+            elif (shared.attention and self.run_driver_with(result, before)
+                  and (c.changes != before or (got < want and c.count))):
+                pass  # what was just polled gave the driver something to do, and that made WCs
+            else:
+                made_answer = new_answer(got, result)
+                if made_answer == NULL:
+                    self.break_off(result, NULL, 0, before)
+                if c.changes == before:
                     break
-            elif c.changes == before:
-                break
-            if c.changes != before:
-                got = self.forget_taken(result, before)
-                before = c.changes
-                # Others may have had no room beside what is gone, or a CQ came or went, and nothing else tells of that.
-                at = 0
-        made_answer = new_answer(got, result)
-        if made_answer == NULL:
-            self.break_off(result, NULL, 0, before)
+                drop_reference(made_answer)  # up to Python 3.11 the collector may run there
         c.in_hand -= 1
         answer = <tuple>made_answer
         drop_reference(made_answer)

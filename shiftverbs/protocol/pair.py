@@ -166,6 +166,11 @@ class PairProtocol:
         return self.state.switching
 
     @property
+    def fencing(self) -> bool:
+        """True while a SWITCH is under way that has fenced what was used: not while it is only asked about."""
+        return self.switch.fencing()
+
+    @property
     def move_told(self) -> bool:
         """True while a MOVE of ours is told and not answered: nobody knows where the peer's receives are."""
         move = self.state.move_out

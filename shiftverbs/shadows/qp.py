@@ -277,7 +277,8 @@ class ShadowQP(Shadow):
         if self.app_state == RTR and self.was_rebuilt():
             return True
         protocol = connection.protocol
-        return bool(core.guarded and protocol is not None and protocol.switching)
+        # A mere question leaves it where it is, and in use.
+        return bool(core.guarded and protocol is not None and protocol.fencing)
 
     def look_for_failure(self) -> None:
         """If the default QP, or its NIC, has failed, let the driver know before the application's modify goes on.

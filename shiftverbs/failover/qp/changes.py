@@ -172,7 +172,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
     told = _Told(connection)
     with connection.driver.locked():
         p = connection.protocol
-        if connection.closed or p is None or p.over or p.switching:
+        if connection.closed or p is None or p.over or p.fencing:
             return 0
         k = p.send_pair or p.recv_pair
         given = connection.given.get(k)
@@ -188,7 +188,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
         if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
             return 0
         err = told.answers[k] or 0
-        if err and (k not in told.failed() or p.switching):
+        if err and (k not in told.failed() or p.fencing):
             return 0
         if not err:
             given.attrs.update(changes)

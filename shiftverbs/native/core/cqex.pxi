@@ -43,13 +43,19 @@ cdef class CQCursor:
     cdef int take(self) except -1:
         cdef CQState *c = &self.core.c
         cdef int failed = 0
+        cdef uint64_t before
         if shared.attention and run_driver_inline() == INHERITED:
             return EIO
         if not c.count:
-            failed = cq_fill(c)
-            if shared.attention:
-                # What was just polled gave the driver something to do, and that may have made WCs.
-                run_driver_inline()
+            while True:
+                before = c.changes
+                failed = cq_fill(c)
+                if shared.attention:
+                    # What was just polled gave the driver something to do, and that may have made WCs.
+                    run_driver_inline()
+                if c.count or c.changes == before:
+                    break
+                # All that was taken is of a QP that was reset or closed meanwhile, or there is another CQ to look at.
             if c.heed and c.count:
                 looked(c)
         if not c.count:
