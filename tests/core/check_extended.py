@@ -320,6 +320,38 @@ def test_the_cursor_and_poll_take_turns(make: Callable[..., World]) -> None:
     assert seen == list(range(60))
 
 
+def test_a_cursor_that_gives_back_all_it_took_looks_again(make: Callable[..., World]) -> None:
+    """Another QP's lies on the other NIC's CQ, and no event tells of what came before the CQ was armed."""
+    other = make(shared_cq=True, with_channel=True, qp_num=0x200)
+    other.protect()
+    w = make(join=other, shared_cq=True, nics=1)
+    w.protect()
+    other.reset_pair(1)
+    other.fence(0)
+    other.switch(1, 0)
+    w.qp.open_send(0)  # after a SWITCH or a MOVE: the driver hears of the first completion
+    w.events()
+    w.send(1)
+    w.hw[0].complete()
+    other.send(5)
+    other.hw[1].complete()
+    cursor = _core.CQCursor(w.scq, w.scqs[0].ptr)
+
+    def driver() -> None:
+        _core.clear_attention()
+        w.qp.detach(0)
+        w.qp.destroyed()
+
+    _core.clear_attention()
+    w.scq.req_notify()
+    _core.set_driver(driver)
+    rc = cursor.start_poll(None)
+    _core.set_driver(None)
+    _core.clear_attention()
+    assert rc == 0 and w.lib.fv_cursor_wr_id(w.scqs[0].ptr) == 5
+    assert cursor.poll_next() == errno.ENOENT
+
+
 def test_a_cq_that_fails(make: Callable[..., World]) -> None:
     w = make(shared_cq=True, nics=1)
     cursor = _core.CQCursor(w.scq, w.scqs[0].ptr)

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
+from operator import call
 
 import pytest
 from check_answered import away
@@ -416,6 +419,44 @@ def test_a_poll_that_gives_back_all_it_took_looks_again(make: Callable[..., Worl
     _core.clear_attention()
     assert seen == [100, 101][:wanted]
     assert [wr_id for wr_id, _ in w.poll_cq(w.scq)] == [100, 101, 102][wanted:]
+
+
+@pytest.mark.parametrize("threshold", range(1, 30))
+def test_what_is_reset_where_a_poll_makes_its_answer_is_forgotten(guarded: World, threshold: int) -> None:
+    """Up to Python 3.11 the collector runs there, where the interpreter has no pair at hand; later it never does."""
+    w = guarded
+    for i in range(3):
+        w.send(i)
+        w.hw[0].complete()
+    under_way, ran = [1], list[int]()
+
+    class Finalized:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            gc.disable()
+            if under_way:
+                ran.append(1)
+                reset(w)
+
+    before = gc.get_threshold()
+    gc.disable()
+    try:
+        gc.collect()
+        hoard = [(i, i) for i in range(5000)]  # more pairs than the interpreter keeps: the next one is new
+        gc.collect()
+        # Between the poll's end and that it is known, no step of Python code.
+        steps = map(call, (partial(w.scq.poll, 64), under_way.clear))
+        Finalized()
+        gc.set_threshold(threshold)
+        gc.enable()
+        (count, wcs), _ = steps
+    finally:
+        gc.disable()
+        gc.set_threshold(*before)
+        gc.enable()
+    assert hoard and (count, [wc.wr_id for wc in wcs]) == ((0, []) if ran else (3, [0, 1, 2]))
 
 
 @pytest.mark.parametrize("each", [3, 150])

@@ -13,7 +13,7 @@ from simulator.checks import Violation, ended, over, was_protected
 from simulator.clock import MS, US
 from simulator.host import ALL_RIGHTS
 from simulator.network import Network
-from simulator.rnic import Link, Packet
+from simulator.rnic import ERR, Link, Packet
 
 from shiftverbs.native.ibv import AccessFlag
 
@@ -397,6 +397,8 @@ class Schedule:
                     "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
                 )
         given_back = clock.run(clock.now + 10_000 * MS, lambda: not any(waits(app) for app in concerned))
+        # Memory that was being registered when its backup broke: what waits for it ends then, and not before.
+        clock.run(clock.now + 4_000 * MS, lambda: not any(waits_for_memory(app) for app in concerned))
         clock.run(clock.now + 20 * MS)
         # What it posts then, too.
         clock.run(clock.now + 1000 * MS, lambda: not any(app.poll_due for app in concerned))
@@ -469,6 +471,17 @@ def waits(app: Application) -> bool:
         connection is not None
         and not app.closed
         and (connection.ending.under_way and any(app.endpoint.core.outstanding))
+    )
+
+
+def waits_for_memory(app: Application) -> bool:
+    """Whether what it posted is to go to a backup that has broken, when that has its memory."""
+    core = app.endpoint.core
+    return not app.closed and any(
+        qp is not None and not qp.nic.dead and qp.state == ERR and unwired
+        for qp, unwired in zip(
+            map(app.endpoint.qp, (core.send_pair, core.recv_pair)), core.unwired, strict=True
+        )
     )
 
 

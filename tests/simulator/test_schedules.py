@@ -39,6 +39,9 @@ FOUND_SOMETHING = {
     304366: "posts that an exception refused: a program that took its READs for complete gave their memory away",
     10097358: "RESET amid errors that waited for protection: flushes behind those that it had taken",
     30001226: "the simulator's own: a WRITE that a READ lands over became a message that did not know so",
+    30027352: "a right withdrawn while a SWITCH was asked about: the default QP served the peer on",
+    30077050: "the same of READs, and the question dropped for another",
+    30034213: "the simulator's own: its memory was still being registered where its backup had broken",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"
     ),

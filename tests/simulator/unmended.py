@@ -34,6 +34,7 @@ from shiftverbs.failover.services.control_channel import ControlChannel
 from shiftverbs.failover.services.cq_polling import Looks
 from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
 from shiftverbs.process.log_lines import Seldom
+from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import Seals, Window
 from shiftverbs.protocol.silence import Silence
@@ -380,6 +381,18 @@ def ask_with_work_that_will_be_unsafe() -> Iterator[None]:
 @mutation("what the application changes of a QP reaches all of its pairs")
 def leave_changes_to_a_later_life() -> Iterator[None]:
     with replaced(changes, "spread", nothing):
+        yield
+
+
+@mutation("a SWITCH that is only asked about leaves the default QP in service")
+def leave_the_default_qp_when_a_switch_is_asked_about() -> Iterator[None]:
+    with replaced(PairProtocol, "fencing", property(lambda p: p.switching)):
+        yield
+
+
+@mutation("what is changed amid a fence is not said to be before that is done")
+def change_a_qp_before_its_fence_is_done() -> Iterator[None]:
+    with replaced(changes._Told, "stopped", nothing):
         yield
 
 

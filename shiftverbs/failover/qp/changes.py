@@ -122,6 +122,15 @@ class _Told:
         # Not the pairing's, as other commands are: its end does not end the wait.
         c.nic(k).worker.submit(functools.partial(self._answered, k), pointer, steps)
 
+    def stopped(self, k: int) -> None:
+        """Under the driver's lock: pair k's QP is brought to ERR, by a command that may be under way still.
+
+        Until that is done it serves the peer as before: it is waited for, and nothing else is asked of it.
+        """
+        c = self.connection
+        if c.shadow.handle(k) and not c.nic(k).dead:
+            self.answers[k] = 0
+
     def _answered(self, k: int, err: int) -> None:
         self.answers[k] = err
         self.connection.timeline.tell()
@@ -210,6 +219,8 @@ def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
         connection.pairing.rights_changed(lambda before: before & rights)
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, live))
+        if 0 not in connection.given and connection.shadow.is_out_of_service():
+            told.stopped(0)
         anew = _connect_anew(connection, wanted)
         if not told.answers:
             connection.pairing.rights_changed(lambda before: rights)
@@ -231,9 +242,11 @@ def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
 
 def _follow(told: _Told, k: int, given: Given, wanted: dict[str, int]) -> None:
     changes = {name: value for name, value in wanted.items() if given.attrs.get(name) != value}
-    if not changes or given.state in (INIT, ERR):
+    if not changes or given.state == INIT:
         return  # the next command takes them along, and no peer is served meanwhile
-    if given.state == RTS:
+    if given.state == ERR:
+        told.stopped(k)
+    elif given.state == RTS:
         given.attrs.update(changes)
         told.tell(k, given, told.steps(k).add(**changes))
     elif given.rights & ~wanted.get("qp_access_flags", 0):
