@@ -35,7 +35,6 @@ from shiftverbs.shadows.shadow import Patience
 if TYPE_CHECKING:
     from shiftverbs._nic import AsyncEventRaw, NicWorker
     from shiftverbs.shadows.qp import ShadowQP
-    from shiftverbs.shadows.qp_attributes import QpFields
     from shiftverbs.shadows.shadow import ShadowMR
 
 logger = logging.getLogger("shiftverbs.runtime")
@@ -262,16 +261,13 @@ class Runtime:
             connection.early.begin()
             connection.pairing.advance()
 
-    def qp_changed(self, shadow: ShadowQP, wanted: QpFields) -> None:
-        """The application changed attributes of a QP: it is not told so before every pair has them.
-
-        wanted: all that it has now, fields of ibv_qp_attr by name.
-        """
+    def qp_changed(self, shadow: ShadowQP) -> None:
+        """The application changed attributes of a QP: it is not told so before every pair has them."""
         connection = shadow.connection
         # Nothing was connected yet. What is from now on takes what was remembered before this was asked.
         if connection is None or connection.closed or (connection.protocol is None and not connection.given):
             return
-        changes.spread(connection, wanted, self._change_timeout_s)
+        changes.spread(connection, self._change_timeout_s)
 
     def qp_failed(self, shadow: ShadowQP) -> None:
         """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""

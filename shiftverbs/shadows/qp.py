@@ -352,7 +352,7 @@ class ShadowQP(Shadow):
         self._attributes.note(attr, mask, before, state)
         try:
             if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
-                self.domain.runtime.qp_changed(self, {**self.attrs, **masked_fields(attr, mask)})
+                self.domain.runtime.qp_changed(self)
         finally:  # where a handler raises the default QP is there all the same
             if state == before:
                 pass

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shiftverbs.driver")
 
+#: How many times as long as a NIC that hangs one is waited for that is busy with others' commands.
+_BUSY = 10
+
 UNLIKE = "it was connected before the application gave its QP all attributes"
 
 
@@ -61,12 +64,14 @@ def on_pair(connection: ProtectedQp, k: int, attrs: dict[str, int]) -> dict[str,
 class Given:
     """What the commands that were queued so far give one pair's QP.
 
-    state: INIT, RTR or RTS; attrs: fields of ibv_qp_attr by name. Another one each time the pair is brought further.
+    state: INIT, RTR or RTS, or ERR; attrs: fields of ibv_qp_attr by name; changing: how many commands of the
+    application's changes are not answered yet. Another one each time the pair is brought further.
     """
 
     def __init__(self, state: int, attrs: dict[str, object]) -> None:
         self.state = state
         self.attrs = attrs
+        self.changing = 0
 
     @property
     def rights(self) -> int:
@@ -119,11 +124,12 @@ class _Told:
             return
         self.answers[k] = None
         self.given[k] = given
+        given.changing += 1
         # Not the pairing's, as other commands are: its end does not end the wait.
         c.nic(k).worker.submit(functools.partial(self._answered, k), pointer, steps)
 
-    def stopped(self, k: int) -> None:
-        """Under the driver's lock: pair k's QP is brought to ERR, by a command that may be under way still.
+    def told_before(self, k: int) -> None:
+        """Under the driver's lock: pair k's QP is brought to ERR, or changed, by a command that may be under way still.
 
         Until that is done it serves the peer as before: it is waited for, and nothing else is asked of it.
         """
@@ -133,27 +139,36 @@ class _Told:
 
     def _answered(self, k: int, err: int) -> None:
         self.answers[k] = err
+        self.given[k].changing -= 1
         self.connection.timeline.tell()
 
     def wait(self, timeout_s: float, raised: list[BaseException] | None = None) -> None:
         """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
 
         That is one whose command under way has been waited for in vain before, or takes longer than timeout_s. One that
-        is merely slow has all its time: a change that is given up puts a pair out of use.
+        is merely slow, or busy with others' commands, has its time: a change that is given up puts a pair out of use.
         raised: takes what signals' handlers raise meanwhile, and the wait goes on.
         """
         c = self.connection
         deadline = time.monotonic() + timeout_s
+        last = deadline + (_BUSY - 1) * timeout_s
         waited = []
         for k in self.answers:
             nic = c.nic(k)
             if nic.on_worker() or nic.hangs(timeout_s) or nic.is_known_to_wait():
                 continue
-            waited.append(k)
             drain = functools.partial(nic.worker.drain, c.shadow.handle(k))
-            if not in_slices(drain, max(0.0, deadline - time.monotonic()), raised):
+            until = deadline
+            while not (done := in_slices(drain, max(0.0, until - time.monotonic()), raised)):
+                if nic.hangs(timeout_s) or until >= last:
+                    break
+                until = min(last, time.monotonic() + timeout_s / _BUSY)
+            if done:
+                waited.append(k)
+            else:
                 nic.waited_in_vain()
         c.driver.run()
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
@@ -188,31 +203,32 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
         if not k or given is None or given.state != RTS:
             return 0
         changes = on_pair(connection, k, changes)
+        before = {name: given.attrs.get(name) for name in changes}
+        given.attrs.update(changes)
         told.tell(k, given, told.steps(k).add(**changes))
     raised: list[BaseException] = []
     told.wait(timeout_s, raised)  # to its end, or the carrier has what nobody knows of
     if raised:
         _core.raise_where_it_ends(raised)
     with connection.driver.locked(quietly=True):
-        if connection.closed or told.answers.get(k) is None or connection.core.first_error(k) is not None:
+        err = told.answers.get(k)
+        if err != 0:
+            # But what another thread has had changed since.
+            given.attrs.update(
+                {name: v for name, v in before.items() if given.attrs.get(name) == changes[name]}
+            )
+        if connection.closed or err is None or connection.core.first_error(k) is not None:
             return 0
-        err = told.answers[k] or 0
-        if err and (k not in told.failed() or p.fencing):
-            return 0
-        if not err:
-            given.attrs.update(changes)
-        return err
+        return 0 if err and (k not in told.failed() or p.fencing) else err
 
 
-def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
-    """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
-
-    wanted: fields of ibv_qp_attr by name.
-    """
+def spread(connection: ChangedQp, timeout_s: float) -> None:
+    """Bring what the application's attributes are now to every pair's QP; returns when none serves with others."""
     told = _Told(connection)
     with connection.driver.locked(quietly=True):  # the default QP has them already
         if connection.closed:
             return
+        wanted = connection.shadow.attrs  # here: another thread may have changed others since this one's verb
         rights = wanted.get("qp_access_flags", 0)
         live: dict[str, int] = {name: wanted[name] for name in LIVE if name in wanted}
         # Those that are left; new ones not before.
@@ -220,12 +236,13 @@ def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, live))
         if 0 not in connection.given and connection.shadow.is_out_of_service():
-            told.stopped(0)
+            told.told_before(0)
         anew = _connect_anew(connection, wanted)
         if not told.answers:
             connection.pairing.rights_changed(lambda before: rights)
             if not anew:
                 return
+    last = _Told(connection)
     try:
         told.wait(timeout_s)
     finally:
@@ -233,7 +250,10 @@ def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
             broken = told.failed() if not connection.closed else {}
             for k, why in broken.items():
                 _out_of_use(connection, k, why)
+                last.told_before(k)
+            rights = connection.shadow.attrs.get("qp_access_flags", 0)
             connection.pairing.rights_changed(lambda before: rights)
+    last.wait(timeout_s)
     # Where a pair carried traffic, the peer stops using it when it has heard of the SWITCH: at its end, at the latest.
     deadline = time.monotonic() + timeout_s
     connection.driver.run()
@@ -242,10 +262,12 @@ def spread(connection: ChangedQp, wanted: QpFields, timeout_s: float) -> None:
 
 def _follow(told: _Told, k: int, given: Given, wanted: dict[str, int]) -> None:
     changes = {name: value for name, value in wanted.items() if given.attrs.get(name) != value}
-    if not changes or given.state == INIT:
+    if given.state == INIT:
         return  # the next command takes them along, and no peer is served meanwhile
-    if given.state == ERR:
-        told.stopped(k)
+    if given.state == ERR or (given.changing and not changes):
+        told.told_before(k)
+    elif not changes:
+        return
     elif given.state == RTS:
         given.attrs.update(changes)
         told.tell(k, given, told.steps(k).add(**changes))

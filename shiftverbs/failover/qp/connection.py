@@ -549,7 +549,7 @@ class Connection:
             return
         for k in {p.send_pair, p.recv_pair}:
             first = self.core.first_error(k)
-            if first is not None and not p.switching:
+            if first is not None and not p.fencing:
                 self.core_event(_core.EV_ERROR, k, first[0], first[1], now)
         if self.core.refused:
             self.core_event(_core.EV_POST_FAILED, self.core.send_pair, self.core.refused, 0, now)

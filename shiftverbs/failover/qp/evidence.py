@@ -83,7 +83,7 @@ class Evidence:
         c.drain(0)
         c.catch_up()  # what its WCs say comes first: the error may be the application's own
         p = c.protocol
-        if not c.closed and p is not None and not p.switching and 0 in (p.send_pair, p.recv_pair):
+        if not c.closed and p is not None and not p.fencing and 0 in (p.send_pair, p.recv_pair):
             self.path_failed(0, f"the QP on {c.device(0)} is broken", c.driver.now_ns())
 
     def path_answers(self, k: int) -> bool:
