@@ -13,6 +13,7 @@ from typing import Any
 
 from simulator import (
     staged_again,
+    staged_changes,
     staged_doubt,
     staged_early,
     staged_ends,
@@ -413,6 +414,7 @@ _FILES = (
     staged_ends,
     staged_key_waits,
     staged_keys,
+    staged_changes,
     staged_rights,
     staged_peers,
     staged_paths,

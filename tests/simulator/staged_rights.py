@@ -6,7 +6,7 @@ from __future__ import annotations
 from simulator.clock import MS
 from simulator.host import ALL_RIGHTS
 from simulator.network import Network
-from simulator.rnic import ERR, RTS, Nic
+from simulator.rnic import Nic
 from simulator.story import (
     Story,
     armed,
@@ -14,12 +14,9 @@ from simulator.story import (
     ends,
     executed,
     fail_over,
-    feed,
     no_hole,
     on,
-    path_failed,
     post,
-    until,
     wait,
     went,
 )
@@ -60,50 +57,6 @@ def a_nic_keeps_a_right_that_is_withdrawn() -> Network:
     net.nics["b"][1].refusing = 1
     _no_writes(net)
     return _writes_all_the_same(net)
-
-
-def a_right_is_withdrawn_while_a_switch_is_asked_about() -> Network:
-    """Nothing is fenced, and the default QP serves the peer all that time, and later."""
-    net = armed()
-    a, b = ends(net)
-    for link in net.links.values():
-        link.datagram_loss = 1.0
-    feed(b, ev.PathFailed(0, "port down", advisory=True))
-    assert b.endpoint.protocol.switching and not b.endpoint.protocol.fencing
-    _no_writes(net)
-    until(net, lambda: not b.endpoint.protocol.switching)
-    for link in net.links.values():
-        link.datagram_loss = 0.0
-    a.own_error = "it has no right to write"
-    wr = post(a, "WRITE", 1)
-    wait(net, 500)
-    assert a.failed and not executed(net, wr), "it has no right to"
-    return net
-
-
-def a_right_is_withdrawn_amid_a_fence() -> Network:
-    """b's NIC takes its time for the fence: the verb does not return before the default QP serves nobody."""
-    return _is_withdrawn_amid_a_fence(armed(), 0)
-
-
-def a_right_is_withdrawn_amid_the_fence_of_a_backup() -> Network:
-    """The same, where a backup has carried the traffic."""
-    net = armed()
-    fail_over(net)
-    return _is_withdrawn_amid_a_fence(net, 1)
-
-
-def _is_withdrawn_amid_a_fence(net: Network, k: int) -> Network:
-    a, b = ends(net)
-    net.nics["b"][k].command_ns = 50 * MS
-    path_failed(a, k)
-    until(net, lambda: b.endpoint.protocol.fencing, ms=5)
-    qp = b.endpoint.qp(k)
-    assert qp.state == RTS
-    _no_writes(net)
-    assert qp.state == ERR, "it would serve a's WRITEs"
-    post(a, "SEND")
-    return end(net)
 
 
 def a_qp_is_changed_that_has_broken() -> Network:
@@ -200,16 +153,11 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_fence_needs_a_right: ("publish_no_change_of_rights",),
     tables_of_p_keys_differ: ("use_the_default_nics_pkey_index",),
     a_fence_is_refused: ("post_a_refused_fence_again",),
-    a_right_is_withdrawn_amid_a_fence: ("change_a_qp_before_its_fence_is_done",),
-    a_right_is_withdrawn_amid_the_fence_of_a_backup: ("change_a_qp_before_its_fence_is_done",),
 }
 
 
 ENDED: dict[Story, tuple[str, ...]] = {
     atomics_on_a_backup: ("give_every_backup_the_right_to_atomics",),
     a_right_is_withdrawn: ("leave_changes_to_a_later_life",),
-    a_right_is_withdrawn_while_a_switch_is_asked_about: (
-        "leave_the_default_qp_when_a_switch_is_asked_about",
-    ),
     a_nic_keeps_a_right_that_is_withdrawn: ("serve_with_rights_that_were_withdrawn",),
 }

@@ -390,9 +390,61 @@ def leave_the_default_qp_when_a_switch_is_asked_about() -> Iterator[None]:
         yield
 
 
+@mutation("a default QP that broke unseen ends a question")
+def leave_a_broken_qp_to_the_question() -> Iterator[None]:
+    with rewritten(Evidence, "found_broken", ("not p.fencing", "not p.switching")):
+        yield
+
+
 @mutation("what is changed amid a fence is not said to be before that is done")
 def change_a_qp_before_its_fence_is_done() -> Iterator[None]:
-    with replaced(changes._Told, "stopped", nothing):
+    with replaced(changes._Told, "told_before", nothing):
+        yield
+
+
+@mutation("a NIC that is busy, and does not hang, is waited for")
+def wait_no_longer_for_a_busy_nic() -> Iterator[None]:
+    with replaced(changes, "_BUSY", 1):
+        yield
+
+
+@mutation("two threads that change a QP leave it with what both have said")
+def bring_the_pairs_what_was_there_before_the_lock() -> Iterator[None]:
+    with rewritten(
+        changes,
+        "spread",
+        (
+            "told = _Told(connection)\n",
+            "told, before = _Told(connection), dict(connection.shadow.attrs)\n",
+        ),
+        ("wanted = connection.shadow.attrs", "wanted = before"),
+    ):
+        yield
+
+
+@mutation("what is published is what was said last")
+def publish_the_rights_of_an_earlier_verb() -> Iterator[None]:
+    with rewritten(changes, "spread", ('rights = connection.shadow.attrs.get("qp_access_flags", 0)', "pass")):
+        yield
+
+
+@mutation("a later change of what a carrier has is not taken for an earlier one")
+def note_what_a_carrier_took_when_it_has_answered() -> Iterator[None]:
+    with rewritten(
+        changes, "asks_the_carrier", ("if err != 0:", "given.attrs.update(changes)\n        if err != 0:")
+    ):
+        yield
+
+
+@mutation("who says again what another has begun waits for it")
+def wait_for_ones_own_changes_alone() -> Iterator[None]:
+    with rewritten(changes, "_follow", ("(given.changing and not changes)", "False")):
+        yield
+
+
+@mutation("a pair that does not take a change serves nobody when the verb returns")
+def leave_at_once_what_did_not_change() -> Iterator[None]:
+    with rewritten(changes, "spread", ("last.told_before(k)", "pass")):
         yield
 
 
