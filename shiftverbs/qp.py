@@ -250,17 +250,20 @@ class QP(lifetime.Ended, _base.QP):
         """
         attr = pyverbs_objects.qp_attr(qp_attr)
         error: PyverbsRDMAError | None = None
-        if not held.is_out_of_service():
+        while not held.is_out_of_service():
+            switches = held.switches
             try:
                 verb(*args)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
+                if held.switches != switches:
+                    continue  # one that led home again may have been amid the verb
                 if not held.is_out_of_service():
                     raise
                 error = refused  # it was taken out of service on our way, or just broke
-            else:
-                held.modified(attr, comp_mask)
-                return
+                break
+            held.modified(attr, comp_mask)
+            return
         code = held.refusal(attr, comp_mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error

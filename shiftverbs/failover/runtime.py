@@ -264,10 +264,11 @@ class Runtime:
     def qp_changed(self, shadow: ShadowQP) -> None:
         """The application changed attributes of a QP: it is not told so before every pair has them."""
         connection = shadow.connection
-        # Nothing was connected yet. What is from now on takes what was remembered before this was asked.
-        if connection is None or connection.closed or (connection.protocol is None and not connection.given):
+        if connection is None or connection.closed:
             return
-        changes.spread(connection, self._change_timeout_s)
+        # Nothing was connected or published yet: what is from now on takes what was remembered before this was asked.
+        if connection.protocol is not None or connection.given or connection.pairing.is_published:
+            changes.spread(connection, self._change_timeout_s)
 
     def qp_failed(self, shadow: ShadowQP) -> None:
         """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""

@@ -280,6 +280,12 @@ class ShadowQP(Shadow):
         # A mere question leaves it where it is, and in use.
         return bool(core.guarded and protocol is not None and protocol.fencing)
 
+    @property
+    def switches(self) -> int:
+        """How many SWITCHes have begun, to see that one was under way."""
+        protocol = self.connection.protocol if self.connection is not None else None
+        return protocol.epoch if protocol is not None else 0
+
     def look_for_failure(self) -> None:
         """If the default QP, or its NIC, has failed, let the driver know before the application's modify goes on.
 
@@ -361,7 +367,7 @@ class ShadowQP(Shadow):
                 self.core.reset_journal()
                 self.core.forget_events()
                 if self.connection is not None:
-                    self.connection.given.pop(0, None)
+                    self.connection.given.clear()  # what that life's backups have is nobody's concern any more
             elif state == RTR:
                 self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
                 self.is_connected = True

@@ -191,17 +191,20 @@ class Endpoint:
             self._hardware_modify(attr, state)
             return
         error: PyverbsRDMAError | None = None
-        if not held.is_out_of_service():
+        while not held.is_out_of_service():
+            switches = held.switches
             try:
                 self._hardware_modify(attr, state)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
+                if held.switches != switches:
+                    continue
                 if not held.is_out_of_service():
                     raise
                 error = refused
-            else:
-                held.modified(attr, mask)
-                return
+                break
+            held.modified(attr, mask)
+            return
         code = held.refusal(attr, mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error

@@ -65,13 +65,15 @@ class Given:
     """What the commands that were queued so far give one pair's QP.
 
     state: INIT, RTR or RTS, or ERR; attrs: fields of ibv_qp_attr by name; changing: how many commands of the
-    application's changes are not answered yet. Another one each time the pair is brought further.
+    application's changes are not answered yet; useless: it did not take one, and its QP is on its way to ERR for that.
+    Another one each time the pair is brought further.
     """
 
     def __init__(self, state: int, attrs: dict[str, object]) -> None:
         self.state = state
         self.attrs = attrs
         self.changing = 0
+        self.useless = False
 
     @property
     def rights(self) -> int:
@@ -79,6 +81,12 @@ class Given:
         flags = self.attrs.get("qp_access_flags", 0)
         assert isinstance(flags, int)
         return flags
+
+    def forget(self, changes: dict[str, int]) -> None:
+        """Nobody knows whether the QP has these: the next change brings them again."""
+        for name, value in changes.items():
+            if self.attrs.get(name) == value:
+                del self.attrs[name]
 
 
 class ChangedQp(ProtectedQp, Protocol):
@@ -105,45 +113,49 @@ class ChangedQp(ProtectedQp, Protocol):
 
 
 class _Told:
-    """Commands under way on some pairs, and what became of each."""
+    """Commands under way on some pairs, which one verb waits for.
+
+    Their answers are heeded whoever waits, or does not any more: a pair that does not take a change is put out of use.
+    """
 
     def __init__(self, connection: ChangedQp) -> None:
         self.connection = connection
-        self.answers: dict[int, int | None] = {}
+        self.pointers: dict[int, int] = {}  # by pair: of its QP
         self.given: dict[int, Given] = {}
 
     def steps(self, k: int) -> ModifySteps:
         """An empty list of transitions for pair k's QP."""
         return self.connection.nic(k).verbs.ModifySteps()
 
-    def tell(self, k: int, given: Given, steps: ModifySteps) -> None:
-        """Under the driver's lock: queue steps for pair k's QP, whose last command was `given`."""
+    def tell(self, k: int, given: Given, steps: ModifySteps, asked: list[int] | None = None) -> None:
+        """Under the driver's lock: queue steps for pair k's QP, whose last command was `given`.
+
+        asked: takes the errno of a question, whose answer is the application's.
+        """
+        if not self.told_before(k):
+            return
+        c = self.connection
+        given.changing += 1
+        # Not the pairing's, as other commands are: its end does not end the wait.
+        answered = functools.partial(_answered, c, k, given, given.state == ERR, asked)
+        c.nic(k).worker.submit(answered, self.pointers[k], steps)
+
+    def told_before(self, k: int) -> bool:
+        """Under the driver's lock: pair k's QP is brought to ERR, or changed, by a command that may be under way still.
+
+        Until that is done it serves the peer as before: it is waited for. False: there is no such QP, or no such NIC.
+        """
         c = self.connection
         pointer = c.shadow.handle(k)
         if not pointer or c.nic(k).dead:
-            return
-        self.answers[k] = None
-        self.given[k] = given
-        given.changing += 1
-        # Not the pairing's, as other commands are: its end does not end the wait.
-        c.nic(k).worker.submit(functools.partial(self._answered, k), pointer, steps)
+            return False
+        self.pointers[k] = pointer
+        if k in c.given:
+            self.given[k] = c.given[k]
+        return True
 
-    def told_before(self, k: int) -> None:
-        """Under the driver's lock: pair k's QP is brought to ERR, or changed, by a command that may be under way still.
-
-        Until that is done it serves the peer as before: it is waited for, and nothing else is asked of it.
-        """
-        c = self.connection
-        if c.shadow.handle(k) and not c.nic(k).dead:
-            self.answers[k] = 0
-
-    def _answered(self, k: int, err: int) -> None:
-        self.answers[k] = err
-        self.given[k].changing -= 1
-        self.connection.timeline.tell()
-
-    def wait(self, timeout_s: float, raised: list[BaseException] | None = None) -> None:
-        """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already.
+    def wait(self, timeout_s: float, raised: list[BaseException] | None = None) -> list[int]:
+        """Wait until all have answered, or timeout_s passed; no longer for a NIC that hangs already: those pairs.
 
         That is one whose command under way has been waited for in vain before, or takes longer than timeout_s. One that
         is merely slow, or busy with others' commands, has its time: a change that is given up puts a pair out of use.
@@ -151,41 +163,53 @@ class _Told:
         """
         c = self.connection
         deadline = time.monotonic() + timeout_s
-        last = deadline + (_BUSY - 1) * timeout_s
-        waited = []
-        for k in self.answers:
-            nic = c.nic(k)
-            if nic.on_worker() or nic.hangs(timeout_s) or nic.is_known_to_wait():
-                continue
-            drain = functools.partial(nic.worker.drain, c.shadow.handle(k))
-            until = deadline
-            while not (done := in_slices(drain, max(0.0, until - time.monotonic()), raised)):
-                if nic.hangs(timeout_s) or until >= last:
-                    break
-                until = min(last, time.monotonic() + timeout_s / _BUSY)
-            if done:
-                waited.append(k)
-            else:
-                nic.waited_in_vain()
+        # What is queued behind the very command that this is called from cannot be waited for.
+        awaited = [k for k in self.pointers if not c.nic(k).on_worker()]
+        hung = [k for k in awaited if not self._is_drained(k, deadline, timeout_s, raised)]
         c.driver.run()
+        if c.driver.is_in():  # a finalizer's verb: whoever runs the driver heeds the answers
+            return hung
+        told = [self.given[k] for k in awaited if k in self.given and k not in hung]
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                c.wait_for(lambda: all(self.answers[k] is not None for k in waited), deadline)
-                return
+                c.wait_for(lambda: not any(given.changing for given in told), deadline)
+                return hung
             except BaseException as error:
                 if raised is None:
                     raise
                 raised.append(error)
 
-    def failed(self) -> dict[int, str]:
-        """Under the driver's lock: the pairs that did not follow, though nothing else became of them: why."""
+    def _is_drained(
+        self, k: int, deadline: float, timeout_s: float, raised: list[BaseException] | None
+    ) -> bool:
+        """Wait for the commands of pair k's QP. False: its NIC hangs."""
         c = self.connection
-        return {
-            k: f"{c.device(k)} did not take the QP's new attributes{f': {os.strerror(err)}' if err else ' in time'}"
-            for k, err in self.answers.items()
-            if err != 0 and c.given.get(k) is self.given[k]
-        }
+        nic, pointer = c.nic(k), self.pointers[k]
+        if nic.hangs(timeout_s) or nic.is_known_to_wait():
+            return not nic.worker.pending(pointer)
+
+        def drain(seconds: float) -> bool:
+            return c.closed or bool(nic.worker.drain(pointer, seconds))
+
+        last = deadline + (_BUSY - 1) * timeout_s
+        until = deadline
+        while not in_slices(drain, max(0.0, until - time.monotonic()), raised):
+            if nic.hangs(timeout_s) or until >= last:
+                nic.waited_in_vain()
+                return False
+            until = min(last, time.monotonic() + timeout_s / _BUSY)
+        return True
+
+
+def _answered(c: ChangedQp, k: int, given: Given, to_err: bool, asked: list[int] | None, err: int) -> None:
+    """Under the driver's lock: what became of a command of `_Told.tell`; to_err: that brought the QP to ERR."""
+    given.changing -= 1
+    if asked is not None:
+        asked.append(err)
+    elif err and not c.closed and c.given.get(k) is given and (to_err or given.state != ERR):
+        _out_of_use(c, k, f"{c.device(k)} did not take the QP's new attributes: {os.strerror(err)}")
+    c.timeline.tell()
 
 
 def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: float) -> int:
@@ -194,6 +218,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
     0 too where none carries any, or it is not to be believed: its QP broke, or its NIC does not answer.
     """
     told = _Told(connection)
+    asked: list[int] = []
     with connection.driver.locked():
         p = connection.protocol
         if connection.closed or p is None or p.over or p.fencing:
@@ -203,23 +228,18 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
         if not k or given is None or given.state != RTS:
             return 0
         changes = on_pair(connection, k, changes)
-        before = {name: given.attrs.get(name) for name in changes}
         given.attrs.update(changes)
-        told.tell(k, given, told.steps(k).add(**changes))
+        told.tell(k, given, told.steps(k).add(**changes), asked)
     raised: list[BaseException] = []
     told.wait(timeout_s, raised)  # to its end, or the carrier has what nobody knows of
     if raised:
         _core.raise_where_it_ends(raised)
     with connection.driver.locked(quietly=True):
-        err = told.answers.get(k)
-        if err != 0:
-            # But what another thread has had changed since.
-            given.attrs.update(
-                {name: v for name, v in before.items() if given.attrs.get(name) == changes[name]}
-            )
-        if connection.closed or err is None or connection.core.first_error(k) is not None:
+        if asked != [0]:
+            given.forget(changes)
+        if connection.closed or not asked or connection.core.first_error(k) is not None:
             return 0
-        return 0 if err and (k not in told.failed() or p.fencing) else err
+        return 0 if connection.given.get(k) is not given or p.fencing else asked[0]
 
 
 def spread(connection: ChangedQp, timeout_s: float) -> None:
@@ -238,26 +258,37 @@ def spread(connection: ChangedQp, timeout_s: float) -> None:
         if 0 not in connection.given and connection.shadow.is_out_of_service():
             told.told_before(0)
         anew = _connect_anew(connection, wanted)
-        if not told.answers:
+        if not told.pointers:
             connection.pairing.rights_changed(lambda before: rights)
             if not anew:
                 return
+    hung: list[int] = []
     last = _Told(connection)
     try:
-        told.wait(timeout_s)
+        hung = told.wait(timeout_s)
     finally:
         with connection.driver.locked(quietly=True):
-            broken = told.failed() if not connection.closed else {}
-            for k, why in broken.items():
-                _out_of_use(connection, k, why)
-                last.told_before(k)
+            if not connection.closed:
+                for k in hung:
+                    _give_up(told, k)
+                for k, given in told.given.items():
+                    if given.useless and connection.given.get(k) is given:
+                        last.told_before(k)
             rights = connection.shadow.attrs.get("qp_access_flags", 0)
             connection.pairing.rights_changed(lambda before: rights)
     last.wait(timeout_s)
     # Where a pair carried traffic, the peer stops using it when it has heard of the SWITCH: at its end, at the latest.
     deadline = time.monotonic() + timeout_s
     connection.driver.run()
-    connection.wait_for(lambda: not any(_carries(connection, k) for k in broken), deadline)
+    connection.wait_for(lambda: not any(_carries(connection, k) for k in last.pointers), deadline)
+
+
+def _give_up(told: _Told, k: int) -> None:
+    """Under the driver's lock: pair k's NIC hangs, and the change with it."""
+    c = told.connection
+    given = told.given.get(k)
+    if given is not None and c.given.get(k) is given and given.changing:
+        _out_of_use(c, k, f"{c.device(k)} did not take the QP's new attributes in time")
 
 
 def _follow(told: _Told, k: int, given: Given, wanted: dict[str, int]) -> None:
@@ -286,6 +317,8 @@ def _connect_anew(connection: ChangedQp, wanted: QpFields) -> bool:
     if p is None or p.over or "timeout" not in wanted:
         return False
     for k, given in list(connection.given.items()):
+        if k >= connection.n_pairs:
+            continue
         names: tuple[Connected | Alternate, ...] = CONNECTED if k else CONNECTED + ALTERNATE
         if given.state == RTS and any(given.attrs.get(name) != wanted.get(name) for name in names):
             if k in (p.send_pair, p.recv_pair):
@@ -311,11 +344,15 @@ def _carries(connection: ProtectedQp, k: int) -> bool:
 def _out_of_use(connection: ChangedQp, k: int, why: str) -> None:
     """Pair k's QP is not as the application wants it: it must serve nobody."""
     p = connection.protocol
+    given = connection.given[k]
+    if k >= connection.n_pairs:
+        p = None  # an earlier pairing's
     if p is not None and p.pairs[k].works:  # else it was of no use before
         logger.warning("QP %#x: %s: that pair is connected anew", connection.shadow.qp_num, why)
-    connection.given[k].state = ERR
+    given.state, given.useless = ERR, True
     if not connection.nic(k).dead:
         connection.driver.command(
             connection, k, connection.nic(k).verbs.ModifySteps().add(state=ERR), lambda err, step: None
         )
-    connection.driver.safely(connection, connection.feed, ev.PathFailed(k, why))
+    if p is not None:
+        connection.driver.safely(connection, connection.feed, ev.PathFailed(k, why))

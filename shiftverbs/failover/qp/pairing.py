@@ -239,6 +239,11 @@ class Pairing:
             self._mine = replace(self._mine, control=control, shadows=shadows)
             self._put()
 
+    @property
+    def is_published(self) -> bool:
+        """Whether peers can find this QP, and what it lets them do."""
+        return self._mine is not None
+
     def rights_changed(self, rights: Callable[[int], int]) -> None:
         """Publish anew what peers may do, on which they rely for our memory and for the fence of a MOVE.
 

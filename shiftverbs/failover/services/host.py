@@ -123,6 +123,10 @@ class Host(Protocol):
         """What all this stands on."""
 
     @property
+    def is_in(self) -> Callable[[], bool]:
+        """Tells whether the calling thread has the driver's lock."""
+
+    @property
     def instance(self) -> str:
         """This process's id, 16 hex digits."""
 
