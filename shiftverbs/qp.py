@@ -251,13 +251,13 @@ class QP(lifetime.Ended, _base.QP):
         attr = pyverbs_objects.qp_attr(qp_attr)
         error: PyverbsRDMAError | None = None
         while not held.is_out_of_service():
-            switches = held.switches
+            fences = held.fences
             try:
                 verb(*args)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
-                if held.switches != switches:
-                    continue  # one that led home again may have been amid the verb
+                if held.fences != fences:
+                    continue  # a SWITCH that led home again may have been amid the verb
                 if not held.is_out_of_service():
                     raise
                 error = refused  # it was taken out of service on our way, or just broke

@@ -78,6 +78,7 @@ class ShadowQP(Shadow):
         self.entries = {send_cq: cap[0] + HEADROOM_SEND_WR}
         self.entries[recv_cq] = self.entries.get(recv_cq, 0) + cap[1] + HEADROOM_RECV_WR
         self.app_state = RESET
+        self.fences = 0  # how often failover has brought QPs of it to ERR
         self._attributes = QpAttributes()
         self._ended_without_nic = False
         self._left = set(range(1, len(self.slots) + 1))  # the backups that may still have a QP of it
@@ -279,12 +280,6 @@ class ShadowQP(Shadow):
         protocol = connection.protocol
         # A mere question leaves it where it is, and in use.
         return bool(core.guarded and protocol is not None and protocol.fencing)
-
-    @property
-    def switches(self) -> int:
-        """How many SWITCHes have begun, to see that one was under way."""
-        protocol = self.connection.protocol if self.connection is not None else None
-        return protocol.epoch if protocol is not None else 0
 
     def look_for_failure(self) -> None:
         """If the default QP, or its NIC, has failed, let the driver know before the application's modify goes on.

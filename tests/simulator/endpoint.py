@@ -192,12 +192,12 @@ class Endpoint:
             return
         error: PyverbsRDMAError | None = None
         while not held.is_out_of_service():
-            switches = held.switches
+            fences = held.fences
             try:
                 self._hardware_modify(attr, state)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
-                if held.switches != switches:
+                if held.fences != fences:
                     continue
                 if not held.is_out_of_service():
                     raise
