@@ -13,6 +13,7 @@ from typing import Any
 
 from simulator import (
     staged_again,
+    staged_answers,
     staged_changes,
     staged_doubt,
     staged_early,
@@ -415,6 +416,7 @@ _FILES = (
     staged_key_waits,
     staged_keys,
     staged_changes,
+    staged_answers,
     staged_rights,
     staged_peers,
     staged_paths,

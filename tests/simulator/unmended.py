@@ -398,7 +398,10 @@ def leave_a_broken_qp_to_the_question() -> Iterator[None]:
 
 @mutation("what is changed amid a fence is not said to be before that is done")
 def change_a_qp_before_its_fence_is_done() -> Iterator[None]:
-    with replaced(changes._Told, "told_before", nothing):
+    with (
+        rewritten(changes, "_follow", ("told.told_before(k)", "pass")),
+        rewritten(changes, "spread", ("told.told_before(0)", "pass")),
+    ):
         yield
 
 
@@ -431,7 +434,9 @@ def publish_the_rights_of_an_earlier_verb() -> Iterator[None]:
 @mutation("a later change of what a carrier has is not taken for an earlier one")
 def note_what_a_carrier_took_when_it_has_answered() -> Iterator[None]:
     with rewritten(
-        changes, "asks_the_carrier", ("if err != 0:", "given.attrs.update(changes)\n        if err != 0:")
+        changes,
+        "asks_the_carrier",
+        ("if asked != [0]:", "given.attrs.update(changes)\n        if asked != [0]:"),
     ):
         yield
 
@@ -439,6 +444,96 @@ def note_what_a_carrier_took_when_it_has_answered() -> Iterator[None]:
 @mutation("who says again what another has begun waits for it")
 def wait_for_ones_own_changes_alone() -> Iterator[None]:
     with rewritten(changes, "_follow", ("(given.changing and not changes)", "False")):
+        yield
+
+
+@mutation("what is changed before there is a peer is published")
+def publish_no_change_before_there_is_a_peer() -> Iterator[None]:
+    with replaced(Pairing, "is_published", False):
+        yield
+
+
+@mutation("what backups were given in a former life is nobody's concern")
+def keep_what_a_former_life_was_given() -> Iterator[None]:
+    with rewritten(ShadowQP, "modified", ("given.clear()", "given.pop(0, None)")):
+        yield
+
+
+@mutation("no pair is connected anew that this pairing has not")
+def connect_the_pairs_of_an_earlier_pairing_anew() -> Iterator[None]:
+    with rewritten(changes, "_connect_anew", ("if k >= connection.n_pairs:", "if False:")):
+        yield
+
+
+@mutation("a pair that this pairing has not is no path of its peer's")
+def put_the_pairs_of_an_earlier_pairing_out_of_this_one() -> Iterator[None]:
+    with rewritten(changes, "_out_of_use", ("if k >= connection.n_pairs:", "if False:")):
+        yield
+
+
+@mutation("where a former life had more pairs, these are not connected anew")
+def look_at_what_a_former_life_was_given() -> Iterator[None]:
+    with (
+        rewritten(ShadowQP, "modified", ("given.clear()", "given.pop(0, None)")),
+        rewritten(changes, "_connect_anew", ("if k >= connection.n_pairs:", "if False:")),
+    ):
+        yield
+
+
+@mutation("a verb that a whole SWITCH was amid is repeated")
+def forget_a_fence_that_is_over() -> Iterator[None]:
+    with rewritten(Connection, "_do_fence", ("self.shadow.fences += 1", "pass")):
+        yield
+
+
+@mutation("what a carrier refused one thread does not take back what it took from another")
+def take_back_what_another_has_changed_since() -> Iterator[None]:
+    with rewritten(
+        changes,
+        "asks_the_carrier",
+        ("given.attrs.update(changes)", "before = dict(given.attrs)\n        given.attrs.update(changes)"),
+        ("given.forget(changes)", "given.attrs.update(before)"),
+    ):
+        yield
+
+
+@mutation("a carrier has not what it refused")
+def note_what_a_carrier_has_refused() -> Iterator[None]:
+    with replaced(changes.Given, "forget", nothing):
+        yield
+
+
+@mutation("who says again what a pair refuses waits until that serves nobody")
+def leave_the_refusal_of_anothers_change_to_it() -> Iterator[None]:
+    told = "told.told_before(k)"
+    with rewritten(changes, "_follow", (told, f"{told} and told.given.pop(k, None)")):
+        yield
+
+
+@mutation("a change that nobody waits for any more is carried out, and its pair stays in use")
+def give_up_what_nobody_waits_for() -> Iterator[None]:
+    with rewritten(changes, "spread", ("hung: list[int] = []", "hung = list(told.pointers)")):
+        yield
+
+
+@mutation("a NIC does not hang because the driver itself cannot wait for its answer")
+def give_up_what_the_driver_cannot_wait_for() -> Iterator[None]:
+    before = "c.driver.run()\n"
+    with rewritten(
+        changes._Told, "wait", (before, f"{before}    hung = awaited if c.driver.is_in() else hung\n")
+    ):
+        yield
+
+
+@mutation("a verb of a finalizer in the driver waits for no answer, which only the driver could heed")
+def wait_in_the_driver_for_an_answer() -> Iterator[None]:
+    with rewritten(changes._Told, "wait", ("if c.driver.is_in():", "if False:")):
+        yield
+
+
+@mutation("a change of a QP that is closed meanwhile is not waited for")
+def wait_for_the_nics_of_a_closed_qp() -> Iterator[None]:
+    with rewritten(changes._Told, "_is_drained", ("c.closed or ", "")):
         yield
 
 
