@@ -13,7 +13,8 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.mirroring import eligibility, extended_cq, lifetime, reexport
 from shiftverbs.mirroring.extended_cq import Cursor
-from shiftverbs.shadows import async_events, pyverbs_objects, shadow
+from shiftverbs.shadows import async_events, pyverbs_objects
+from shiftverbs.shadows.cq import ShadowChannel, ShadowCQ
 
 _poll = _base.CQ.poll
 _req_notify = _base.CQ.req_notify
@@ -23,7 +24,7 @@ class CompChannel(lifetime.Ended, _base.CompChannel):
     """A completion channel that wakes for completions of whichever NIC carries the traffic."""
 
     _node: lifetime.Node | None = None
-    _shadow: shadow.ShadowChannel | None = None
+    _shadow: ShadowChannel | None = None
     _core: Any = None
     _why = ""
 
@@ -39,7 +40,7 @@ class CompChannel(lifetime.Ended, _base.CompChannel):
             except OSError as error:  # it needs descriptors of its own
                 self._why = f"its completion channel is not shadowed: {error}"
                 return
-            self._shadow = shadow.ShadowChannel(domain, pyverbs_objects.pointer(self), self._core)
+            self._shadow = ShadowChannel(domain, pyverbs_objects.pointer(self), self._core)
 
     @property
     def fd(self) -> int:
@@ -104,7 +105,7 @@ class _Shadowed(lifetime.Ended):
     """What CQ and CQEX have in common: the shadows, and letting go of them."""
 
     _node: lifetime.Node | None = None
-    _shadow: shadow.ShadowCQ | None = None
+    _shadow: ShadowCQ | None = None
     _core: Any = None
     _why = ""
     _qps: weakref.WeakSet[Any] | None = None
@@ -123,7 +124,7 @@ class _Shadowed(lifetime.Ended):
             return False
         self._core = eligibility.new_cq_core(self, channel_core)
         entries = pyverbs_objects.cq_entries(self)
-        self._shadow = shadow.ShadowCQ(
+        self._shadow = ShadowCQ(
             domain, pyverbs_objects.pointer(self), self._core, entries, channel_shadow, comp_vector
         )
         return True
@@ -179,7 +180,7 @@ class CQ(_Shadowed, _base.CQ):
     complete unsignaled WRs); `cqe` is the application's.
     """
 
-    _shadow: shadow.ShadowCQ | None = None
+    _shadow: ShadowCQ | None = None
     _events = 0
 
     @whole
@@ -252,7 +253,7 @@ class CQEX(Cursor, _Shadowed, _base.CQEX):
     and its QPs are not protected.
     """
 
-    _shadow: shadow.ShadowCQ | None = None
+    _shadow: ShadowCQ | None = None
 
     @whole
     def __init__(self, context: Any, init_attr: Any) -> None:

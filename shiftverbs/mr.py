@@ -11,14 +11,15 @@ import pyverbs.mr as _base
 from shiftverbs import enums as e
 from shiftverbs._core import whole, whole_close, whole_end_anywhere
 from shiftverbs.mirroring import lifetime, reexport
-from shiftverbs.shadows import pyverbs_objects, shadow
+from shiftverbs.shadows import pyverbs_objects
+from shiftverbs.shadows.mr import ShadowMR
 
 
 class MR(lifetime.Ended, _base.MR):
     """A memory region, and the same memory registered on each backup NIC."""
 
     _node: lifetime.Node | None = None
-    _shadow: shadow.ShadowMR | None = None
+    _shadow: ShadowMR | None = None
     _pd: Any = None
     _unshadowable = ""
 
@@ -62,14 +63,14 @@ class MR(lifetime.Ended, _base.MR):
         iova: int | None,
         former: Sequence[int] = (),
         flags: int = 0,
-        before: shadow.ShadowMR | None = None,
+        before: ShadowMR | None = None,
     ) -> bool:
         """Give it shadows, if its PD has some. Returns whether."""
         pd_shadow = getattr(self._pd, "_shadow", None)
         if pd_shadow is None or pd_shadow.is_inherited:
             return False
         address, iova = address or 0, address if iova is None else iova
-        made = self._shadow = shadow.ShadowMR(
+        made = self._shadow = ShadowMR(
             pd_shadow,
             pyverbs_objects.mr_pointer(self),
             (address, length, iova, access),

@@ -9,14 +9,15 @@ import pyverbs.pd as _base
 
 from shiftverbs._core import whole, whole_close, whole_end
 from shiftverbs.mirroring import eligibility, lifetime, reexport
-from shiftverbs.shadows import pyverbs_objects, shadow
+from shiftverbs.shadows import pyverbs_objects
+from shiftverbs.shadows.pd import ShadowPD
 
 
 class PD(lifetime.Ended, _base.PD):
     """A protection domain, and one on each backup NIC."""
 
     _node: lifetime.Node | None = None
-    _shadow: shadow.ShadowPD | None = None
+    _shadow: ShadowPD | None = None
     _why = ""
 
     @whole
@@ -33,7 +34,7 @@ class PD(lifetime.Ended, _base.PD):
         domain, reason = eligibility.domain_of(creator)
         self._why = why or reason
         if domain is not None and not self._why:
-            self._shadow = shadow.ShadowPD(domain, pyverbs_objects.pointer(self))
+            self._shadow = ShadowPD(domain, pyverbs_objects.pointer(self))
 
     @whole_close(pyverbs_objects.POINTER)
     def close(self, _is_open: Any = lifetime.is_open) -> None:

@@ -29,13 +29,13 @@ from shiftverbs.native.ibv import EventType, QpState
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import async_events, pyverbs_objects
+from shiftverbs.shadows.mr import Patience
 from shiftverbs.shadows.nic import BackupError, Nic, Nics
-from shiftverbs.shadows.shadow import Patience
 
 if TYPE_CHECKING:
     from shiftverbs._nic import AsyncEventRaw, NicWorker
+    from shiftverbs.shadows.mr import ShadowMR
     from shiftverbs.shadows.qp import ShadowQP
-    from shiftverbs.shadows.shadow import ShadowMR
 
 logger = logging.getLogger("shiftverbs.runtime")
 

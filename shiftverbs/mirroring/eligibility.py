@@ -22,8 +22,9 @@ from shiftverbs.failover.qp.status import ShiftStatus
 from shiftverbs.native.ibv import EventType, QpCreateSendOp, QpInitAttrMask, QpType
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import pyverbs_objects
+from shiftverbs.shadows.cq import ShadowCQ
+from shiftverbs.shadows.pd import ShadowPD
 from shiftverbs.shadows.qp import HEADROOM_RECV_WR, HEADROOM_SEND_WR, ShadowQP
-from shiftverbs.shadows.shadow import ShadowCQ, ShadowPD
 from shiftverbs.telemetry.show import show
 
 logger = logging.getLogger("shiftverbs.protection")

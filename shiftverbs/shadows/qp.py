@@ -16,7 +16,9 @@ from shiftverbs.native.ibv import QpAttrMask, QpType
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows import pyverbs_objects
+from shiftverbs.shadows.cq import ShadowCQ
 from shiftverbs.shadows.nic import GONE, Gid
+from shiftverbs.shadows.pd import ShadowPD
 from shiftverbs.shadows.qp_attributes import (
     ERR,
     LIVE,
@@ -32,7 +34,7 @@ from shiftverbs.shadows.qp_attributes import (
     refusal,
 )
 from shiftverbs.shadows.raw_verbs import Cap
-from shiftverbs.shadows.shadow import FAILED, NotReady, Shadow, ShadowCQ, ShadowPD, Slot, require
+from shiftverbs.shadows.shadow import FAILED, NotReady, Shadow, Slot, require
 
 logger = logging.getLogger("shiftverbs.shadow")
 

@@ -14,9 +14,9 @@ from test_memory_keys import WRITE, resolved
 #: Between letting go of the registrations and the verb, other threads have the GIL until the peer has asked for long.
 SLOWLY = """
 import threading
-from shiftverbs.failover.services import memory_keys; from shiftverbs.shadows import shadow
+from shiftverbs.failover.services import memory_keys; from shiftverbs.shadows import mr
 asked, enough = [], threading.Event()
-find, hand_over = memory_keys.KeyBook._find, shadow.ShadowMR.hand_over
+find, hand_over = memory_keys.KeyBook._find, mr.ShadowMR.hand_over
 def found(book, told, rkey, backups):
     if m._shadow is None and rkey == m.rkey:
         asked.append(rkey)
@@ -28,7 +28,7 @@ def handed_over(self):
     while not enough.wait(0.01):
         assert ep.qp.shift.status == "PROTECTED", ep.qp.shift.why
     return handles
-memory_keys.KeyBook._find, shadow.ShadowMR.hand_over = found, handed_over
+memory_keys.KeyBook._find, mr.ShadowMR.hand_over = found, handed_over
 """
 
 

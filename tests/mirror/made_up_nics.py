@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from shiftverbs import _core, _nic
-from shiftverbs.shadows import shadow
+from shiftverbs.shadows import mr
+from shiftverbs.shadows.mr import ShadowMR
 from shiftverbs.shadows.nic import Nic as RealNic
-from shiftverbs.shadows.shadow import ShadowMR, ShadowPD
+from shiftverbs.shadows.pd import ShadowPD
 
 #: As long as it is held, failover waits for the calling thread, as for a NIC's.
 IN_A_NICS_THREAD = _core.Unbroken(threading.RLock())
@@ -207,7 +208,7 @@ class Runtime:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
         self.woken = 0
-        self.patience: dict[Any, shadow.Patience] = collections.defaultdict(shadow.Patience)
+        self.patience: dict[Any, mr.Patience] = collections.defaultdict(mr.Patience)
 
     def mr_made(self, held: Any) -> None:
         pass

@@ -14,8 +14,11 @@ from mirror.made_up_nics import (
     an_mr,
     settle_close,
 )
+from shiftverbs.shadows import mr as shadow_mr
 from shiftverbs.shadows import shadow
-from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowChannel, ShadowCQ, ShadowPD
+from shiftverbs.shadows.cq import ShadowChannel, ShadowCQ
+from shiftverbs.shadows.pd import ShadowPD
+from shiftverbs.shadows.shadow import FAILED, PENDING, READY
 
 
 def test_pending_then_ready_then_gone() -> None:
@@ -64,7 +67,7 @@ def test_what_a_nic_does_not_take_away_is_told_and_stays(caplog: pytest.LogCaptu
 def test_what_is_ready_is_taken_away_by_a_command_and_what_is_not_by_a_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.0)
     domain = Domain(1)
     pd = ShadowPD(domain, 1)
     ready, pending = an_mr(domain, pd), an_mr(domain, pd, 9)
@@ -82,7 +85,7 @@ def test_what_is_ready_is_taken_away_by_a_command_and_what_is_not_by_a_job(
 
 def test_memory_goes_behind_what_was_commanded_to_qps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A QP is on its way to ERR, whose receives name that memory: a message must not find it gone."""
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.0)
     domain = Domain(1)
     pd = ShadowPD(domain, 1)
     closed, changed = an_mr(domain, pd), an_mr(domain, pd, 9)
@@ -105,7 +108,7 @@ def test_memory_comes_behind_its_pd_and_the_end_of_the_pd_behind_that_of_its_mem
     monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
     """Whichever of the two threads is slow: both are turned in every order that their queues allow."""
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.0)
     rng = random.Random(1)
     seen = set()
     for _ in range(200):
@@ -134,7 +137,7 @@ def test_memory_comes_behind_its_pd_and_the_end_of_the_pd_behind_that_of_its_mem
 def test_the_control_thread_is_woken_where_no_command_to_a_nic_does_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.0)
     domain = Domain(1)
     pd = ShadowPD(domain, 1)
     unshadowable, ready = an_mr(domain, pd, unshadowable="device memory"), an_mr(domain, pd, 9)
@@ -214,7 +217,7 @@ def test_at_exit_memory_is_let_go_without_the_nics_threads(monkeypatch: pytest.M
     pd = ShadowPD(domain, 1)
     mr = an_mr(domain, pd)
     domain.run()
-    monkeypatch.setattr(shadow, "_exiting", True)
+    monkeypatch.setattr(shadow, "exiting", True)
     mr.close()
     pd.close()
     assert domain.leftovers() == ["pd", "pd"] and not any(nic.worker.jobs for nic in domain.backups)
@@ -227,10 +230,10 @@ def test_a_hanging_nic_delays_closing_an_mr_by_no_more_than_the_limit(
     pd = ShadowPD(domain, 1)
     mr = an_mr(domain, pd)
     domain.run()
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.05)
     mr.close()
     assert "still holds the memory" in caplog.text
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 1000.0)
     domain.backups[0].hanging = True
     another = an_mr(domain, pd, 9)
     another.close()  # not waited for a second time

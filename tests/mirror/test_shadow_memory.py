@@ -18,9 +18,11 @@ from mirror.made_up_nics import (
     settle_close,
 )
 from shiftverbs import _core
-from shiftverbs.shadows import shadow
+from shiftverbs.shadows import mr as shadow_mr
 from shiftverbs.shadows.key_plugs import Plugs
-from shiftverbs.shadows.shadow import FAILED, PENDING, READY, ShadowMR, ShadowPD
+from shiftverbs.shadows.mr import ShadowMR
+from shiftverbs.shadows.pd import ShadowPD
+from shiftverbs.shadows.shadow import FAILED, PENDING, READY
 
 
 @contextlib.contextmanager
@@ -52,7 +54,7 @@ def test_closing_an_mr_from_a_nics_own_thread_does_not_wait_for_it() -> None:
     began = time.monotonic()
     other.hangs = lambda longer_than_s: time.monotonic() - began > longer_than_s  # type: ignore[method-assign]
     first.run()
-    assert shadow.BRIEF_S <= time.monotonic() - began < shadow.DEREG_TIMEOUT_S
+    assert shadow_mr.BRIEF_S <= time.monotonic() - began < shadow_mr.DEREG_TIMEOUT_S
     assert (list(first.verbs.alive.values()), list(other.verbs.alive.values())) == (["pd"], ["pd", "mr"])
     assert len(other.worker.destroyed) == 1 and not domain.keymap
     domain.run()
@@ -85,7 +87,7 @@ def test_memory_that_is_just_being_registered_is_not_waited_for_in_a_nics_thread
     mr = an_mr(domain, pd)
     nic.registrar.jobs.rotate(1)
     domain.run()
-    assert len(took) == 1 and took[0] < shadow.BRIEF_S
+    assert len(took) == 1 and took[0] < shadow_mr.BRIEF_S
     assert domain.leftovers() == ["pd"] and [kind for kind, *_ in nic.verbs.log] == ["pd", "mr", "-mr"]
 
 
@@ -119,7 +121,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], object]) -> 
         raise Signal
 
     with monkeypatch.context() as patched, pytest.raises(Signal):
-        patched.setattr(shadow, "in_slices", raises)
+        patched.setattr(shadow_mr, "in_slices", raises)
         wait()
 
 
@@ -135,7 +137,7 @@ def test_what_a_signal_broke_off_waiting_for_is_waited_for_the_next_time(
     an_mr(domain, pd, 9)  # is being registered
     after = changed(mr, pd)
     interrupted(monkeypatch, after.wait)
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.05)
     then(after)
     assert caplog.text.count("backup1 still holds the memory") == 1
     domain.run()
@@ -171,7 +173,7 @@ def test_a_nics_thread_waits_for_another_one_that_hangs_no_longer_for_more_memor
     with IN_A_NICS_THREAD:
         for mr in held:
             mr.close()
-    assert shadow.BRIEF_S <= time.monotonic() - began < 5 * shadow.BRIEF_S
+    assert shadow_mr.BRIEF_S <= time.monotonic() - began < 5 * shadow_mr.BRIEF_S
     assert caplog.text.count("still holds the memory") == 120
     domain.run()
     assert domain.leftovers() == ["pd", "pd"]
@@ -189,7 +191,7 @@ def test_a_nics_thread_waits_for_another_one_that_goes_on(
     nic = domain.backups[0]
     given_back = 0
     began = time.monotonic()
-    with pumped(nic.worker.step, needs * shadow.BRIEF_S / len(held)):
+    with pumped(nic.worker.step, needs * shadow_mr.BRIEF_S / len(held)):
         with _core.Unbroken(threading.RLock()):  # not the one that pump() needs
             for left, mr in reversed(list(enumerate(held))):
                 mr.close()
@@ -199,7 +201,7 @@ def test_a_nics_thread_waits_for_another_one_that_goes_on(
     if needs < 1:
         assert not given_back
     else:
-        assert given_back and shadow.BRIEF_S <= took_s < needs * shadow.BRIEF_S
+        assert given_back and shadow_mr.BRIEF_S <= took_s < needs * shadow_mr.BRIEF_S
 
 
 def test_a_nic_that_hangs_uses_up_no_patience_with_another_one() -> None:
@@ -219,7 +221,7 @@ def test_a_nic_that_hangs_uses_up_no_patience_with_another_one() -> None:
 
 
 def test_a_nics_thread_has_patience_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = shadow.Patience()
+    patience = shadow_mr.Patience()
     waits = 0
     now_s = 5.0
 
@@ -231,17 +233,19 @@ def test_a_nics_thread_has_patience_again_later(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     assert not patience.wait(wait, lambda longer_than_s: False)
-    assert waits and now_s == pytest.approx(5.0 + shadow.BRIEF_S, abs=shadow.BRIEF_S / 5)
+    assert waits and now_s == pytest.approx(5.0 + shadow_mr.BRIEF_S, abs=shadow_mr.BRIEF_S / 5)
     waits = 0
     assert not patience.wait(wait, lambda longer_than_s: False) and not waits
-    before = now_s = now_s + shadow.BRIEF_WITHIN_S / 2
+    before = now_s = now_s + shadow_mr.BRIEF_WITHIN_S / 2
     assert not patience.wait(wait, lambda longer_than_s: False) and waits
-    assert now_s == pytest.approx(before + shadow.BRIEF_S / 2, abs=shadow.BRIEF_S / 5), (
+    assert now_s == pytest.approx(before + shadow_mr.BRIEF_S / 2, abs=shadow_mr.BRIEF_S / 5), (
         "half of it has grown back"
     )
-    before = now_s = now_s + 10 * shadow.BRIEF_WITHIN_S
+    before = now_s = now_s + 10 * shadow_mr.BRIEF_WITHIN_S
     assert not patience.wait(wait, lambda longer_than_s: False)
-    assert now_s == pytest.approx(before + shadow.BRIEF_S, abs=shadow.BRIEF_S / 5), "and never more than all"
+    assert now_s == pytest.approx(before + shadow_mr.BRIEF_S, abs=shadow_mr.BRIEF_S / 5), (
+        "and never more than all"
+    )
 
 
 def test_a_change_that_has_not_begun_does_not_keep_the_memory() -> None:
@@ -438,7 +442,7 @@ class Returned:
 
 def test_no_key_of_an_mr_that_is_closed_while_a_nic_registers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one may have that key next, and no backup's yet."""
-    monkeypatch.setattr(shadow, "DEREG_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(shadow_mr, "DEREG_TIMEOUT_S", 0.0)
     domain = Domain(1)
     pd = ShadowPD(domain, 1)
     domain.run()

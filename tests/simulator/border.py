@@ -23,7 +23,7 @@ from shiftverbs import _core
 from shiftverbs.exchanger import records
 from shiftverbs.exchanger.interface import Connected, Exchanger, ExchangerEvent, Found, Rejected, Unavailable
 from shiftverbs.native.ibv import GidType, LinkLayer, PortState
-from shiftverbs.shadows.shadow import ShadowMR
+from shiftverbs.shadows.mr import ShadowMR
 
 if TYPE_CHECKING:
     from simulator.host import Host

@@ -21,7 +21,7 @@ from shiftverbs.failover.qp.key_wait import KeyWait
 from shiftverbs.failover.qp.pairing import Pairing
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.protocol import events as ev
-from shiftverbs.shadows.shadow import ShadowMR
+from shiftverbs.shadows.mr import ShadowMR
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
 mutation = mutations_of(MUTATIONS)

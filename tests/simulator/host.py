@@ -20,7 +20,9 @@ from shiftverbs import _core
 from shiftverbs.config import Config
 from shiftverbs.failover.runtime import Domain, Runtime
 from shiftverbs.native.ibv import ReregMrFlag
-from shiftverbs.shadows.shadow import ShadowCQ, ShadowMR, ShadowPD
+from shiftverbs.shadows.cq import ShadowCQ
+from shiftverbs.shadows.mr import ShadowMR
+from shiftverbs.shadows.pd import ShadowPD
 
 if TYPE_CHECKING:
     from simulator.endpoint import Endpoint

@@ -38,9 +38,9 @@ from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import Seals, Window
 from shiftverbs.protocol.silence import Silence
+from shiftverbs.shadows.mr import ShadowMR
 from shiftverbs.shadows.nic import Nic
 from shiftverbs.shadows.qp import ShadowQP
-from shiftverbs.shadows.shadow import ShadowMR
 
 MUTATIONS: dict[str, tuple[str, Patch]] = {}
 mutation = mutations_of(MUTATIONS)

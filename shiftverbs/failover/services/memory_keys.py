@@ -26,8 +26,8 @@ from shiftverbs.protocol.messages import FoundKey, Keys, KeyState, WantKeys
 
 if TYPE_CHECKING:
     from shiftverbs._core import KeyMap, QPCore, RemoteKeys
+    from shiftverbs.shadows.mr import ShadowMR
     from shiftverbs.shadows.nic import Nic
-    from shiftverbs.shadows.shadow import ShadowMR
 
 # How many keys that nothing else may get yet a peer is told at most; then no others before some are free.
 HELD_MOST = 1 << 16

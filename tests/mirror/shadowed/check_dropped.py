@@ -262,7 +262,7 @@ def test_a_programs_own_end_is_run_outside(v: Verbs) -> None:
 def test_memory_goes_at_once(v: Verbs) -> None:
     """Wherever it is dropped, before the next instruction: on all NICs."""
     ctx, pd, cq, mr, first, second = protected(v)
-    whole = shiftverbs.shadows.shadow.ShadowMR.close
+    whole = shiftverbs.shadows.mr.ShadowMR.close
     others = {"in the driver": driver().locked, "outside": contextlib.nullcontext}
     for where, held in others.items():
         one = v.mr.MR(pd, 4096, 7)
@@ -290,7 +290,7 @@ def test_memory_goes_at_once(v: Verbs) -> None:
     for thread in (nic.worker, nic.registrar):
         assert thread.call(made.__delitem__, 0).result(10) is None
     assert all(shadow.closed and not shadow.handle(1) for shadow in held_ones)
-    assert shiftverbs.shadows.shadow.ShadowMR.close is whole
+    assert shiftverbs.shadows.mr.ShadowMR.close is whole
     end(first, second, cq, mr, pd, ctx)
 
 

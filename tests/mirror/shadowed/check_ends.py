@@ -353,15 +353,15 @@ def test_an_interrupted_dereg_waits_when_it_is_repeated(v: Verbs) -> None:
     for nic in ctx._domain.backups:
         held_up(nic, go)
 
-    shadow, in_slices = shiftverbs.shadows.shadow, shiftverbs.process.waiting.in_slices
+    module, in_slices = shiftverbs.shadows.mr, shiftverbs.process.waiting.in_slices
 
     def close_amid(happens: Callable[[], Any]) -> None:
         def waits(*args: Any) -> bool:
-            shadow.in_slices = in_slices
+            module.in_slices = in_slices
             happens()
             return in_slices(*args)
 
-        shadow.in_slices = waits
+        module.in_slices = waits
         mr.close()
 
     signal.signal(signal.SIGALRM, signal.default_int_handler)
