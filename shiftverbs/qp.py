@@ -267,7 +267,7 @@ class QP(lifetime.Ended, _base.QP):
         code = held.refusal(attr, comp_mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error
-        held.modified(attr, comp_mask)
+        held.modified(attr, comp_mask, by_default=False)
 
     def query(self, attr_mask: int) -> tuple[Any, Any]:
         """Verb ibv_query_qp, with the application's own capacities and state.

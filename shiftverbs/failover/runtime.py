@@ -261,14 +261,18 @@ class Runtime:
             connection.early.begin()
             connection.pairing.advance()
 
-    def qp_changed(self, shadow: ShadowQP) -> None:
-        """The application changed attributes of a QP: it is not told so before every pair has them."""
+    def qp_changed(self, shadow: ShadowQP, by_default: bool) -> None:
+        """The application changed attributes of a QP: it is not told so before every pair has them.
+
+        by_default: the default QP has them, by its verb.
+        """
         connection = shadow.connection
         if connection is None or connection.closed:
             return
         # Nothing was connected or published yet: what is from now on takes what was remembered before this was asked.
-        if connection.protocol is not None or connection.given or connection.pairing.is_published:
-            changes.spread(connection, self._change_timeout_s)
+        pairing = connection.pairing
+        if connection.protocol is not None or connection.given or pairing.is_outdated(shadow.attrs):
+            changes.spread(connection, self._change_timeout_s, by_default)
 
     def qp_failed(self, shadow: ShadowQP) -> None:
         """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""

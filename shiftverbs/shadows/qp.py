@@ -232,16 +232,17 @@ class ShadowQP(Shadow):
         pairs = {core.send_pair, core.recv_pair}
         protected = self.connection is not None and self.connection.status is Status.PROTECTED
         if not protected and pairs != {0}:
-            return ERR if any(self._is_broken(k, ask) for k in pairs) else self.app_state
+            return ERR if any(self.is_broken(k, ask) for k in pairs) else self.app_state
         return self.app_state if core.guarded else None
 
-    def _is_broken(self, k: int, ask: bool) -> bool:
+    def is_broken(self, k: int, ask: bool = True) -> bool:
+        """Whether pair k's QP has failed, as far as is known; ask: or as its NIC says."""
         if self.core.first_error(k) is not None:
             return True
         if not ask:
             return False
         try:
-            return bool(self.domain.nic.verbs.query_qp_state(self.handle(k)) == ERR)
+            return self.domain.nic.verbs.query_qp_state(self.handle(k)) in (SQE, ERR)
         except OSError:
             return True
 
@@ -346,8 +347,8 @@ class ShadowQP(Shadow):
         if not self.domain.nic.on_worker():
             in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
 
-    def modified(self, attr: pyverbs_objects.Attr, mask: int) -> None:
-        """After the application's modify succeeded."""
+    def modified(self, attr: pyverbs_objects.Attr, mask: int, by_default: bool = True) -> None:
+        """After the application's modify succeeded; by_default: by the default QP's own verb."""
         before = self.app_state
         if mask & QpAttrMask.STATE:
             self.app_state = int(attr.qp_state)
@@ -355,7 +356,7 @@ class ShadowQP(Shadow):
         self._attributes.note(attr, mask, before, state)
         try:
             if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
-                self.domain.runtime.qp_changed(self)
+                self.domain.runtime.qp_changed(self, by_default)
         finally:  # where a handler raises the default QP is there all the same
             if state == before:
                 pass

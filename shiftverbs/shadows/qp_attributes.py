@@ -238,11 +238,11 @@ def _apply(transitions: Transitions, note: _Note) -> None:
         transitions.update(note)
         return
     raw, mask, before, state = note
-    name = _STATE_NAMES.get(state)
+    name = _STATE_NAMES.get(RTS if state == SQD else state)  # what is changed in SQD is there in RTS
     if name is None:
         return
     fields = masked_fields(pyverbs_objects.Attr(raw), mask)
-    if state == before or (state, before) == (RTS, SQD):
+    if state == before or SQD in (state, before):
         fields = {**transitions.get(name, {}), **fields}
     elif state == INIT:
         transitions.clear()

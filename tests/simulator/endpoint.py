@@ -208,7 +208,7 @@ class Endpoint:
         code = held.refusal(attr, mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error
-        held.modified(attr, mask)
+        held.modified(attr, mask, by_default=False)
 
     def drain(self) -> None:
         """RTS to SQD: nothing that is posted is begun any more. Raises PyverbsRDMAError."""

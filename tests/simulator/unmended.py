@@ -400,7 +400,7 @@ def leave_a_broken_qp_to_the_question() -> Iterator[None]:
 def change_a_qp_before_its_fence_is_done() -> Iterator[None]:
     with (
         rewritten(changes, "_follow", ("told.told_before(k)", "pass")),
-        rewritten(changes, "spread", ("told.told_before(0)", "pass")),
+        rewritten(changes, "spread", ("told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])", "pass")),
     ):
         yield
 
@@ -449,7 +449,7 @@ def wait_for_ones_own_changes_alone() -> Iterator[None]:
 
 @mutation("what is changed before there is a peer is published")
 def publish_no_change_before_there_is_a_peer() -> Iterator[None]:
-    with replaced(Pairing, "is_published", False):
+    with replaced(Pairing, "is_outdated", lambda self, attrs: False):
         yield
 
 

@@ -36,6 +36,7 @@ from shiftverbs.shadows.qp_attributes import (
 
 if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
+    from shiftverbs.failover.qp.evidence import Evidence
     from shiftverbs.failover.qp.pairing import Pairing
     from shiftverbs.failover.qp.timeline import Timeline
 
@@ -65,7 +66,8 @@ class Given:
     """What the commands that were queued so far give one pair's QP.
 
     state: INIT, RTR or RTS, or ERR; attrs: fields of ibv_qp_attr by name; changing: how many commands of the
-    application's changes are not answered yet; useless: it did not take one, and its QP is on its way to ERR for that.
+    application's changes are not answered yet; withdrawing: whether one of those takes a right from the peer;
+    useless: it did not take one, and its QP is on its way to ERR for that.
     Another one each time the pair is brought further.
     """
 
@@ -73,6 +75,7 @@ class Given:
         self.state = state
         self.attrs = attrs
         self.changing = 0
+        self.withdrawing = False
         self.useless = False
 
     @property
@@ -103,6 +106,10 @@ class ChangedQp(ProtectedQp, Protocol):
     @property
     def pairing(self) -> Pairing:
         """How it finds its peer."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """What says that a pair is broken."""
 
     @property
     def timeline(self) -> Timeline:
@@ -162,13 +169,13 @@ class _Told:
         raised: takes what signals' handlers raise meanwhile, and the wait goes on.
         """
         c = self.connection
+        if c.driver.is_in():  # a finalizer's verb: whoever runs the driver heeds the answers
+            return []
         deadline = time.monotonic() + timeout_s
         # What is queued behind the very command that this is called from cannot be waited for.
         awaited = [k for k in self.pointers if not c.nic(k).on_worker()]
         hung = [k for k in awaited if not self._is_drained(k, deadline, timeout_s, raised)]
         c.driver.run()
-        if c.driver.is_in():  # a finalizer's verb: whoever runs the driver heeds the answers
-            return hung
         told = [self.given[k] for k in awaited if k in self.given and k not in hung]
         deadline = time.monotonic() + timeout_s
         while True:
@@ -205,6 +212,7 @@ class _Told:
 def _answered(c: ChangedQp, k: int, given: Given, to_err: bool, asked: list[int] | None, err: int) -> None:
     """Under the driver's lock: what became of a command of `_Told.tell`; to_err: that brought the QP to ERR."""
     given.changing -= 1
+    given.withdrawing &= given.changing > 0
     if asked is not None:
         asked.append(err)
     elif err and not c.closed and c.given.get(k) is given and (to_err or given.state != ERR):
@@ -234,18 +242,26 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
     told.wait(timeout_s, raised)  # to its end, or the carrier has what nobody knows of
     if raised:
         _core.raise_where_it_ends(raised)
+    err = asked[0] if asked else 0
+    broken = bool(err) and connection.shadow.is_broken(k)
     with connection.driver.locked(quietly=True):
         if asked != [0]:
             given.forget(changes)
-        if connection.closed or not asked or connection.core.first_error(k) is not None:
+        if connection.closed or connection.given.get(k) is not given or given.state != RTS or p.fencing:
             return 0
-        return 0 if connection.given.get(k) is not given or p.fencing else asked[0]
+        if broken:  # what its WCs say comes first, and nobody may have looked at them
+            connection.evidence.found_broken(k)
+            return 0
+        return err
 
 
-def spread(connection: ChangedQp, timeout_s: float) -> None:
-    """Bring what the application's attributes are now to every pair's QP; returns when none serves with others."""
+def spread(connection: ChangedQp, timeout_s: float, by_default: bool) -> None:
+    """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
+
+    by_default: the default QP has them, by the application's verb.
+    """
     told = _Told(connection)
-    with connection.driver.locked(quietly=True):  # the default QP has them already
+    with connection.driver.locked(quietly=True):
         if connection.closed:
             return
         wanted = connection.shadow.attrs  # here: another thread may have changed others since this one's verb
@@ -253,10 +269,14 @@ def spread(connection: ChangedQp, timeout_s: float) -> None:
         live: dict[str, int] = {name: wanted[name] for name in LIVE if name in wanted}
         # Those that are left; new ones not before.
         connection.pairing.rights_changed(lambda before: before & rights)
+        default = connection.given.get(0)
+        if by_default and default is not None and default.state == RTS:  # not fenced since
+            default.attrs.update(live)
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, live))
-        if 0 not in connection.given and connection.shadow.is_out_of_service():
-            told.told_before(0)
+        if default is None and connection.shadow.is_out_of_service():
+            # Behind a fence, which is waited for; where a MOVE has left it as it was, it is told, and serves nobody.
+            told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])
         anew = _connect_anew(connection, wanted)
         if not told.pointers:
             connection.pairing.rights_changed(lambda before: rights)
@@ -277,6 +297,8 @@ def spread(connection: ChangedQp, timeout_s: float) -> None:
             rights = connection.shadow.attrs.get("qp_access_flags", 0)
             connection.pairing.rights_changed(lambda before: rights)
     last.wait(timeout_s)
+    if connection.driver.is_in():
+        return
     # Where a pair carried traffic, the peer stops using it when it has heard of the SWITCH: at its end, at the latest.
     deadline = time.monotonic() + timeout_s
     connection.driver.run()
@@ -284,10 +306,10 @@ def spread(connection: ChangedQp, timeout_s: float) -> None:
 
 
 def _give_up(told: _Told, k: int) -> None:
-    """Under the driver's lock: pair k's NIC hangs, and the change with it."""
+    """Under the driver's lock: pair k's NIC hangs, and the change with it: no harm, unless the peer loses a right."""
     c = told.connection
     given = told.given.get(k)
-    if given is not None and c.given.get(k) is given and given.changing:
+    if given is not None and c.given.get(k) is given and given.withdrawing:
         _out_of_use(c, k, f"{c.device(k)} did not take the QP's new attributes in time")
 
 
@@ -300,11 +322,12 @@ def _follow(told: _Told, k: int, given: Given, wanted: dict[str, int]) -> None:
     elif not changes:
         return
     elif given.state == RTS:
+        given.withdrawing |= bool(given.rights & ~wanted.get("qp_access_flags", 0))
         given.attrs.update(changes)
         told.tell(k, given, told.steps(k).add(**changes))
     elif given.rights & ~wanted.get("qp_access_flags", 0):
         # Nothing can be changed in RTR. ARM begins again.
-        given.state = ERR
+        given.state, given.withdrawing = ERR, True
         told.tell(k, given, told.steps(k).add(state=ERR))
 
 
@@ -342,8 +365,11 @@ def _carries(connection: ProtectedQp, k: int) -> bool:
 
 
 def _out_of_use(connection: ChangedQp, k: int, why: str) -> None:
-    """Pair k's QP is not as the application wants it: it must serve nobody."""
+    """Pair k's QP is not as the application wants it: it must serve nobody. The default one is the application's where
+    nothing is protected any more."""
     p = connection.protocol
+    if not k and (p is None or p.over):
+        return
     given = connection.given[k]
     if k >= connection.n_pairs:
         p = None  # an earlier pairing's

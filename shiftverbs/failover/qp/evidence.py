@@ -77,14 +77,14 @@ class Evidence:
             c.timeline.seen(t_ns)
         c.feed(ev.PathFailed(k, reason, advisory, unsafe, wr))
 
-    def found_broken(self) -> None:
-        """The default QP is in ERR, or its NIC gone, and it may be that nothing else has told so yet."""
+    def found_broken(self, k: int = 0) -> None:
+        """Pair k's QP is in ERR, or its NIC gone, and it may be that nothing else has told so yet."""
         c = self._c
-        c.drain(0)
+        c.drain(k)
         c.catch_up()  # what its WCs say comes first: the error may be the application's own
         p = c.protocol
-        if not c.closed and p is not None and not p.fencing and 0 in (p.send_pair, p.recv_pair):
-            self.path_failed(0, f"the QP on {c.device(0)} is broken", c.driver.now_ns())
+        if not c.closed and p is not None and not p.fencing and k in (p.send_pair, p.recv_pair):
+            self.path_failed(k, f"the QP on {c.device(k)} is broken", c.driver.now_ns())
 
     def path_answers(self, k: int) -> bool:
         """Whether port and pings of pair k were fine up to now, so that a failure there says something about its WR."""

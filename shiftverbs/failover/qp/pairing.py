@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shiftverbs.failover.qp.absence import Absence
     from shiftverbs.failover.services.control_channel import Path
     from shiftverbs.shadows.nic import Nic
+    from shiftverbs.shadows.qp_attributes import QpFields
 
 logger = logging.getLogger("shiftverbs.pairing")
 _seldom = Seldom(logger)  # for what peers cause
@@ -239,10 +240,9 @@ class Pairing:
             self._mine = replace(self._mine, control=control, shadows=shadows)
             self._put()
 
-    @property
-    def is_published(self) -> bool:
-        """Whether peers can find this QP, and what it lets them do."""
-        return self._mine is not None
+    def is_outdated(self, attrs: QpFields) -> bool:
+        """Whether it was published that peers may do something else than these attributes say."""
+        return self._mine is not None and self._mine.qp_access_flags != attrs.get("qp_access_flags", 0)
 
     def rights_changed(self, rights: Callable[[int], int]) -> None:
         """Publish anew what peers may do, on which they rely for our memory and for the fence of a MOVE.
