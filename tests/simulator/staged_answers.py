@@ -162,7 +162,17 @@ def a_finalizer_changes_a_qp_that_is_away() -> Network:
     return _is_changed_in_the_driver(net)
 
 
-def _is_changed_in_the_driver(net: Network) -> Network:
+def a_finalizer_changes_a_qp_while_its_carrier_hangs() -> Network:
+    """The driver waits for no NIC: the verb returns, and the pair has the change when its NIC is well again."""
+    net = armed()
+    fail_over(net)
+    wait(net, 100)
+    net.nics["b"][1].hung = True
+    net.clock.later(300 * MS, net.nics["b"][1].unhang)
+    return _is_changed_in_the_driver(net, 400)
+
+
+def _is_changed_in_the_driver(net: Network, takes_ms: int = 10) -> Network:
     a, b = ends(net)
     switches = len(went(net, ev.SwitchStarted))
     began = net.clock.now
@@ -175,7 +185,7 @@ def _is_changed_in_the_driver(net: Network) -> Network:
     tell(b, finalizer)
     until(net, lambda: bool(took))
     assert took[0] < 10 * MS
-    wait(net, 10)
+    wait(net, takes_ms)
     _has_it(net)
     post(a, "SEND")
     end(net)
@@ -213,6 +223,10 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
     a_withdrawal_is_broken_off_and_its_pair_is_of_use: ("give_up_what_nobody_waits_for",),
     a_finalizer_changes_a_qp: ("give_up_what_the_driver_cannot_wait_for",),
     a_finalizer_changes_a_qp_that_is_away: ("wait_in_the_driver_for_an_answer",),
+    a_finalizer_changes_a_qp_while_its_carrier_hangs: (
+        "wait_in_the_driver_for_an_answer",
+        "wait_in_the_driver_for_a_nic",
+    ),
 }
 
 TOLD: dict[Story, tuple[str, ...]] = {

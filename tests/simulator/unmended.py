@@ -38,6 +38,7 @@ from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.protocol.path_health import PingState
 from shiftverbs.protocol.seal import Seals, Window
 from shiftverbs.protocol.silence import Silence
+from shiftverbs.shadows import qp_attributes
 from shiftverbs.shadows.mr import ShadowMR
 from shiftverbs.shadows.nic import Nic
 from shiftverbs.shadows.qp import ShadowQP
@@ -518,16 +519,24 @@ def give_up_what_nobody_waits_for() -> Iterator[None]:
 
 @mutation("a NIC does not hang because the driver itself cannot wait for its answer")
 def give_up_what_the_driver_cannot_wait_for() -> Iterator[None]:
-    before = "c.driver.run()\n"
-    with rewritten(
-        changes._Told, "wait", (before, f"{before}    hung = awaited if c.driver.is_in() else hung\n")
-    ):
+    with rewritten(changes._Told, "wait", ("return []", "return list(self.pointers)")):
         yield
 
 
 @mutation("a verb of a finalizer in the driver waits for no answer, which only the driver could heed")
 def wait_in_the_driver_for_an_answer() -> Iterator[None]:
     with rewritten(changes._Told, "wait", ("if c.driver.is_in():", "if False:")):
+        yield
+
+
+@mutation("a verb of a finalizer in the driver waits for no NIC, which may hang")
+def wait_in_the_driver_for_a_nic() -> Iterator[None]:
+    ran = "c.driver.run()\n"
+    edits = [
+        ("if c.driver.is_in():", "if False:"),
+        (ran, f"{ran}    if c.driver.is_in():\n        return hung\n"),
+    ]
+    with rewritten(changes._Told, "wait", *edits):
         yield
 
 
@@ -546,6 +555,56 @@ def leave_at_once_what_did_not_change() -> Iterator[None]:
 @mutation("a pair that does not take a change serves nobody")
 def serve_with_rights_that_were_withdrawn() -> Iterator[None]:
     with replaced(changes, "_out_of_use", nothing):
+        yield
+
+
+@mutation("a default QP has what its own verb has done, and none of our commands decides about it")
+def say_again_what_a_verb_has_done() -> Iterator[None]:
+    with rewritten(changes, "spread", ("default.attrs.update(live)", "pass")):
+        yield
+
+
+@mutation("a default QP that nothing protects any more is the application's, whatever its NIC answers")
+def put_a_plain_default_qp_out_of_use() -> Iterator[None]:
+    with rewritten(changes, "_out_of_use", ("if not k and (p is None or p.over):", "if False:")):
+        yield
+
+
+@mutation("a plain default QP stays in use where its own verb was taken, whatever its NIC answers to us")
+def say_again_to_a_plain_qp_what_its_verb_has_done() -> Iterator[None]:
+    with (
+        rewritten(changes, "spread", ("default.attrs.update(live)", "pass")),
+        rewritten(changes, "_out_of_use", ("if not k and (p is None or p.over):", "if False:")),
+    ):
+        yield
+
+
+@mutation("a default QP that a MOVE has left as it was has what the application wants")
+def leave_the_default_qp_as_a_move_left_it() -> Iterator[None]:
+    told = "told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])"
+    with rewritten(changes, "spread", (told, "told.told_before(0)")):
+        yield
+
+
+@mutation("a carrier that has broken unseen refuses nothing")
+def refuse_what_a_broken_carrier_refuses() -> Iterator[None]:
+    with rewritten(
+        changes,
+        "asks_the_carrier",
+        ("broken = bool(err) and connection.shadow.is_broken(k)", "broken = False"),
+    ):
+        yield
+
+
+@mutation("a slow pair is of use where a change takes nothing from the peer")
+def give_up_a_slow_pair_that_takes_nothing_away() -> Iterator[None]:
+    with rewritten(changes, "_give_up", ("given.withdrawing", "given.changing")):
+        yield
+
+
+@mutation("what is changed in SQD is remembered")
+def forget_what_is_changed_in_sqd() -> Iterator[None]:
+    with rewritten(qp_attributes, "_apply", ("RTS if state == SQD else state", "state")):
         yield
 
 
