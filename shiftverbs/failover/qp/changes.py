@@ -80,8 +80,8 @@ class Given:
 
     @property
     def rights(self) -> int:
-        """The peer's, enum ibv_access_flags."""
-        flags = self.attrs.get("qp_access_flags", 0)
+        """The peer's, enum ibv_access_flags. All where nobody knows."""
+        flags = self.attrs.get("qp_access_flags", -1)
         assert isinstance(flags, int)
         return flags
 
