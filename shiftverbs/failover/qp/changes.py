@@ -36,7 +36,6 @@ from shiftverbs.shadows.qp_attributes import (
 
 if TYPE_CHECKING:
     from shiftverbs._nic import ModifySteps
-    from shiftverbs.failover.qp.evidence import Evidence
     from shiftverbs.failover.qp.pairing import Pairing
     from shiftverbs.failover.qp.timeline import Timeline
 
@@ -107,9 +106,8 @@ class ChangedQp(ProtectedQp, Protocol):
     def pairing(self) -> Pairing:
         """How it finds its peer."""
 
-    @property
-    def evidence(self) -> Evidence:
-        """What says that a pair is broken."""
+    def found_broken(self, k: int) -> None:
+        """Pair k's QP is in ERR, or its NIC gone, and it may be that nothing else has told so yet."""
 
     @property
     def timeline(self) -> Timeline:
@@ -250,7 +248,7 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
         if connection.closed or connection.given.get(k) is not given or given.state != RTS or p.fencing:
             return 0
         if broken:  # what its WCs say comes first, and nobody may have looked at them
-            connection.evidence.found_broken(k)
+            connection.found_broken(k)
             return 0
         return err
 

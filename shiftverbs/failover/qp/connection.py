@@ -232,6 +232,10 @@ class Connection:
         self.wait_for(lambda: self.status is not Status.PAIRING, deadline)
         return self.status is Status.PROTECTED
 
+    def found_broken(self, k: int) -> None:
+        """As `Evidence.found_broken`."""
+        self.evidence.found_broken(k)
+
     def wait_for(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until condition() holds or time.monotonic() reaches deadline; return whether it holds."""
         return self.timeline.wait_for(condition, lambda: self.closed, deadline)
