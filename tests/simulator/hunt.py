@@ -61,6 +61,7 @@ class Hunt:
             protocol_unmended,
             staged,
             unmended,
+            unmended_changes,
         )
         from simulator.mutants import MUTANTS
 
@@ -68,6 +69,7 @@ class Hunt:
             **protocol_mutations.MUTATIONS,
             **driver_mutations.MUTATIONS,
             **unmended.MUTATIONS,
+            **unmended_changes.MUTATIONS,
             **protocol_unmended.MUTATIONS,
         }
         self.names = {mutant.name: mutant.duty for mutant in MUTANTS}

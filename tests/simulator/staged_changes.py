@@ -48,7 +48,18 @@ def no_writes(app: Application) -> None:
     app.endpoint.set_rights(LESS)
 
 
-def _a_write_fails(net: Network) -> Network:
+def begins_to_withdraw(app: Application) -> None:
+    """The same, but a signal's handler raises while the NICs are waited for."""
+    with mock.patch.object(changes, "in_slices", side_effect=KeyboardInterrupt):
+        try:
+            no_writes(app)
+        except KeyboardInterrupt:
+            return
+    raise AssertionError("nothing was waited for")
+
+
+def a_write_fails(net: Network) -> Network:
+    """a's program writes all the same."""
     a, _ = ends(net)
     a.own_error = "it has no right to write"
     wr = post(a, "WRITE", 1)
@@ -104,7 +115,7 @@ def a_right_is_withdrawn_while_a_switch_is_asked_about() -> Network:
     no_writes(b)
     until(net, lambda: not b.endpoint.protocol.switching)
     _heard(net)
-    return _a_write_fails(net)
+    return a_write_fails(net)
 
 
 def a_qp_is_changed_that_broke_while_a_switch_was_asked_about() -> Network:
@@ -190,7 +201,7 @@ def a_right_is_withdrawn_amid_a_switch_that_leads_home_again() -> Network:
     b.endpoint._hardware_modify = amid_a_switch  # type: ignore[method-assign]
     no_writes(b)
     assert b.endpoint.status is Status.PROTECTED and on(b, 0)
-    return _a_write_fails(net)
+    return a_write_fails(net)
 
 
 # ---- two threads -----------------------------------------------------------------------------------------------------
@@ -205,7 +216,7 @@ def one_thread_changes_a_timer_and_one_a_right() -> Network:
     attr.min_rnr_timer = 14
     b.endpoint.modify(attr, None, int(QpAttrMask.MIN_RNR_TIMER))
     fail_over(net)
-    return _a_write_fails(net)
+    return a_write_fails(net)
 
 
 def a_right_is_given_back_before_its_withdrawal_is_done() -> Network:
@@ -266,16 +277,7 @@ def a_withdrawal_is_broken_off_and_said_again() -> Network:
     split(net, "a")
     net.nics["b"][1].command_ns = 50 * MS
 
-    def interrupted(*args: object) -> bool:
-        raise KeyboardInterrupt
-
-    with mock.patch.object(changes, "in_slices", interrupted):
-        try:
-            no_writes(b)
-        except KeyboardInterrupt:
-            pass
-        else:
-            raise AssertionError("nothing was waited for")
+    begins_to_withdraw(b)
     no_writes(b)
     qp = b.endpoint.qp(1)
     assert qp.state == ERR or not qp.rights & AccessFlag.REMOTE_WRITE, "it would serve a's WRITEs"
@@ -343,7 +345,7 @@ def a_peer_that_comes_again_has_one_backup_less() -> Network:
     no_writes(b)
     assert b.endpoint.qp(2).state == ERR
     fail_over(net)
-    return _a_write_fails(net)
+    return a_write_fails(net)
 
 
 def a_peer_that_comes_again_has_one_backup_less_before_rts() -> Network:

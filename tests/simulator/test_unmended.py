@@ -6,14 +6,20 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from simulator import build_mutants, driver_mutations, protocol_unmended, unmended
+from simulator import build_mutants, driver_mutations, protocol_unmended, unmended, unmended_changes
 from simulator.build_mutants import NotFound
 from simulator.mutants import MUTANTS, Edit, Mutant
 
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.ending import Ending
 
-PATCHES = {**driver_mutations.MUTATIONS, **unmended.MUTATIONS, **protocol_unmended.MUTATIONS}
+PARTS = [
+    driver_mutations.MUTATIONS,
+    unmended.MUTATIONS,
+    unmended_changes.MUTATIONS,
+    protocol_unmended.MUTATIONS,
+]
+PATCHES = {name: patch for part in PARTS for name, patch in part.items()}
 
 
 def test_mutants_find_their_places() -> None:
@@ -25,8 +31,7 @@ def test_mutants_find_their_places() -> None:
 
 def test_names_are_of_one_thing() -> None:
     """No two bugs have one name, wherever they are put in."""
-    parts = [driver_mutations.MUTATIONS, unmended.MUTATIONS, protocol_unmended.MUTATIONS]
-    names = [mutant.name for mutant in MUTANTS] + [name for part in parts for name in part]
+    names = [mutant.name for mutant in MUTANTS] + [name for part in PARTS for name in part]
     assert len(names) == len(set(names))
 
 
