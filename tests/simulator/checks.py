@@ -55,12 +55,15 @@ def was_protected(net: Network, app: Application) -> bool:
     return protected_since(app) < NEVER
 
 
+def on_its_way(app: Application) -> bool:
+    """Whether one of both sides is in a SWITCH: they are protected in a moment, or end."""
+    return any(end.protocol is not None and end.protocol.switching for end in (app.endpoint, app.peer.endpoint))
+
+
 def ended(app: Application) -> bool:
     """Whether this application's QP is not a working one any more: errors, its own doing, or the peer's."""
-    p = app.endpoint.protocol
-    on_its_way = p is not None and p.switching  # it is protected in a moment, or ends
     # As with plain verbs.
-    nobody_s = app.endpoint.hardware.nic.dead and not on_its_way and not was_protected(app.net, app)
+    nobody_s = app.endpoint.hardware.nic.dead and not on_its_way(app) and not was_protected(app.net, app)
     return app.failed or app.left or nobody_s or over(app) is not None
 
 

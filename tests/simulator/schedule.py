@@ -368,6 +368,10 @@ class Schedule:
         # One whose NIC died before it was protected seemed to have ended, and is on its way now.
         self.come_to_rest(net)
         self.judge_end(net)
+        if any(checks.on_its_way(app) for app in net.apps):
+            # Only now, the memory of its backup being registered since.
+            self.come_to_rest(net)
+            self.judge_end(net)
         checks.check(net)
 
     def come_to_rest(self, net: Network) -> None:
