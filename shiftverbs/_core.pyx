@@ -39,7 +39,8 @@ from posix.fcntl cimport F_GETFL, O_NONBLOCK, fcntl
 from posix.unistd cimport close as posix_close, read as posix_read, write as posix_write
 
 from shiftverbs.native.core.dispatch cimport (
-    POLL_BATCH, begin_end, cq_drain, dispatch, give_withheld, is_plain, make_room, qp_post_recv, qp_post_send,
+    POLL_BATCH, begin_end, cq_drain, dispatch, flushes_itself, give_withheld, is_plain, make_room, qp_post_recv,
+    qp_post_send,
 )
 from shiftverbs.native.core cimport journal, replay
 from shiftverbs.native.core.journal cimport (

@@ -233,7 +233,8 @@ class ShadowQP(Shadow):
         protected = self.connection is not None and self.connection.status is Status.PROTECTED
         if not protected and pairs != {0}:
             return ERR if any(self.is_broken(k, ask) for k in pairs) else self.app_state
-        return self.app_state if core.guarded else None
+        let_go = self.connection is not None and self.connection.status is Status.UNPROTECTED and core.is_plain
+        return self.app_state if core.guarded and not let_go else None
 
     def is_broken(self, k: int, ask: bool = True) -> bool:
         """Whether pair k's QP has failed, as far as is known; ask: or as its NIC says."""

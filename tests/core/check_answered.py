@@ -186,7 +186,8 @@ def test_a_chain_that_just_fits_again(half_home: Callable[..., World]) -> None:
     assert w.qp.outstanding[0] == 0
 
 
-def test_an_own_error_flushes_what_waited_too(half_home: Callable[..., World]) -> None:
+def test_an_own_error_of_one_that_was_away_waits_for_the_driver(half_home: Callable[..., World]) -> None:
+    """The backup that it has left may still answer a READ: what is behind the error is flushed when that has stopped."""
     w = half_home(max_send=2)
     for i in range(2):
         w.send(i)
@@ -200,8 +201,13 @@ def test_an_own_error_flushes_what_waited_too(half_home: Callable[..., World]) -
     seen = w.poll()
     w.hw[0].flush()
     seen += w.poll()
-    assert [(i, s) for i, s in seen if i < 100] == [(0, REM_ACCESS), (1, FLUSH), (2, FLUSH)]
+    assert seen == [(0, REM_ACCESS)] and w.qp.ending and w.qp.carried == {1}
+    assert (_core.EV_APP_ERROR, 0, REM_ACCESS, 0) in w.events()
+    w.qp.abort(FLUSH)
+    assert [(i, s) for i, s in w.poll() if i < 100] == [(1, FLUSH), (2, FLUSH)]
     assert w.qp.outstanding[0] == 0
+    w.qp.reset_journal()
+    assert w.qp.carried == set() and w.qp.flushes_itself
 
 
 def test_a_move_that_begins_while_sends_wait_for_room(half_home: Callable[..., World]) -> None:

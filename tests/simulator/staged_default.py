@@ -208,7 +208,7 @@ def a_right_is_withdrawn_in_sqd() -> Network:
     b.endpoint.shadow.show(seen, pyverbs_objects.InitAttr())
     assert (seen.qp_state, seen.qp_access_flags) == (RTS, LESS)
     backup = b.endpoint.qp(1)
-    assert backup is not None and backup.rights == LESS
+    assert backup is not None and (backup.rights == LESS or backup.state == ERR)
     return net
 
 

@@ -41,6 +41,11 @@ FOUND_SOMETHING = {
     30001226: "the simulator's own: a WRITE that a READ lands over became a message that did not know so",
     30027352: "a right withdrawn while a SWITCH was asked about: the default QP served the peer on",
     30077050: "the same of READs, and the question dropped for another",
+    33604253: "the judge's own: two NICs had died, and a SWITCH began when it took the run to be over",
+    **dict.fromkeys(
+        (33086809, 33241084, 33336334, 33573784, 33690809),
+        "flushes were shown while a backup that was in use before answered a READ that was late or doubled",
+    ),
     30034213: "the simulator's own: its memory was still being registered where its backup had broken",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"

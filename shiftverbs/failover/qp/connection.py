@@ -259,11 +259,11 @@ class Connection:
             self.was_protected = True
             self.early.protected()
         if not self.closed:
-            # Let go of away from home, it stays where it is; only we can end both halves of it.
-            split = self.was_protected and not self.core.is_plain
+            # Let go of away from home, it stays where it is; only we can end both halves of it, and what it left there.
+            ours = self.was_protected and not self.core.flushes_itself
             if status in (Status.FAILED, Status.UNPROTECTED):
                 self.early.end()
-            waits = self.core.ending or split or self.early.waits
+            waits = self.core.ending or ours or self.early.waits
             self.core.guarded = status is Status.PROTECTED or waits
         if before is not status:
             self.reports.status_changed(why, what)
@@ -523,8 +523,8 @@ class Connection:
                 why = f"the application's own error: {self.driver.wc_name(a)}"
                 self.feed(ev.Quit(why))
                 self.set_status(Status.UNPROTECTED, why)
-            # Not plain any more: a SWITCH has begun since, and nobody opens its gates.
-            if self.core.ending or not self.core.is_plain:
+            # A SWITCH may have begun since, and nobody opens its gates.
+            if self.core.ending or not self.core.flushes_itself:
                 self.ending.begin(FLUSHED)
 
     def catch_up(self) -> None:
@@ -704,7 +704,7 @@ class Connection:
     def _let_go(self, action: ev.LetGo) -> None:
         if action.unanswered:
             self.core.end_at_post()
-        self.core.guarded = not self.core.is_plain
+        self.core.guarded = not self.core.flushes_itself
         self.ending.at_post()
         if self.status is Status.PAIRING:
             self.pairing.peer_left()

@@ -94,10 +94,15 @@ class Ending:
         return self._first is not None
 
     def leave_behind(self) -> None:
-        """Note the backup pairs whose QPs may still reach the application's memory, or hold what came for it."""
-        protocol = self._c.protocol
+        """Note the backup pairs whose QPs may still reach the application's memory, or hold what came for it.
+
+        A READ of a former life that a fabric held up, or doubled, may look like one that the new life has answered: it
+        is answered again, as long as that QP works.
+        """
+        protocol, carried = self._c.protocol, self._c.core.carried
         pairs = protocol.pairs if protocol is not None else []
-        self.behind = self.behind | {k for k, p in enumerate(pairs) if k and p.used and not p.fenced}
+        reached = {k for k, p in enumerate(pairs) if k and (p.used or k in carried) and not p.fenced}
+        self.behind = self.behind | reached
 
     def begin(self, first: tuple[int, int] | None = None) -> None:
         """The QP has failed for good: its pairs are stopped and emptied, and then the application gets the rest.
@@ -259,7 +264,7 @@ class Ending:
         core = self._c.core
         if self._c.closed:
             return
-        flushed_by_nic = core.is_plain and not without_nic and core.first_error(0) is None
+        flushed_by_nic = core.flushes_itself and not without_nic and core.first_error(0) is None
         if self.behind or core.ending or not flushed_by_nic:
             muted = core.first_error(0) if core.forgets and core.failed_wr(0) is not None else None
             self.begin(muted or FLUSHED)

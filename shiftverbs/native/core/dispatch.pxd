@@ -106,16 +106,25 @@ cdef inline void begin_end(QPState *q) noexcept nogil:
 
 
 cdef inline bint is_plain(const QPState *q) noexcept nogil:
-    """Whether all of it is at home and open: one hardware QP, whose own flushes are the application's."""
+    """Whether all of it is at home and open: one hardware QP."""
     return q.send_pair == 0 and q.recv_pair == 0 and q.send_open and q.recv_open and not q.pairs[0].fencing
 
 
+cdef inline bint flushes_itself(const QPState *q) noexcept nogil:
+    """Whether it is plain, and no backup was ever the application's: there a late READ may still be answered."""
+    cdef int k
+    for k in range(1, MAX_PAIRS):
+        if q.pairs[k].carried:
+            return False
+    return is_plain(q)
+
+
 cdef inline void end_by_own_error(QPState *q) noexcept nogil:
-    """The application's own error ends the protection. A QP that is plain is as the hardware has it from now on.
+    """The application's own error ends the protection. A QP that flushes itself is the hardware's from now on.
 
     Else one half of it may go on receiving, or will never be flushed by any hardware: the driver ends it.
     """
-    if is_plain(q):
+    if flushes_itself(q):
         q.guarded = 0
         q.fence_wr_active = q.fence_wr_wanted = 0
         q.key_wait = 0

@@ -175,6 +175,7 @@ ctypedef struct Pair:
     uint8_t fence_again    # the fence began while a RESET was under way: it goes on behind that
     uint8_t recv_stale     # receives went elsewhere; what lies here is not used any more
     uint8_t sending        # sends were handed over since the last RESET, or may have been
+    uint8_t carried        # it was the application's in this life of its QP, whatever was reset since
     uint8_t error_raised
     uint8_t sq_error_seen
     uint8_t rq_error_seen

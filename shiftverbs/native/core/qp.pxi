@@ -301,8 +301,18 @@ cdef class QPCore:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of it is at home and open: one hardware QP, whose own flushes are the application's."""
+        """Whether all of it is at home and open: one hardware QP."""
         return is_plain(&self.q)
+
+    @property
+    def flushes_itself(self) -> bool:
+        """Whether that is so, and no backup was ever the application's: what its NIC flushes, the application sees."""
+        return flushes_itself(&self.q)
+
+    @property
+    def carried(self) -> set[int]:
+        """The backups that were the application's since it last moved its QP to RESET."""
+        return {k for k in range(1, MAX_PAIRS) if self.q.pairs[k].carried}
 
     @property
     def ends_at_post(self) -> bool:
@@ -503,7 +513,7 @@ cdef class QPCore:
         """Sends go to pair k, first those that wait in the journal."""
         cdef Pair *pair = self.ready(k)
         pair.watch |= WATCH_FIRST
-        pair.sending = 1
+        pair.sending = pair.carried = 1
         self.q.send_pair = k
         self.q.send_open = 1
         sample_break(self.q.sample)
@@ -519,6 +529,7 @@ cdef class QPCore:
         cdef int withheld = self.q.recv_withheld
         cdef int rc
         pair.watch |= WATCH_FIRST
+        pair.carried = 1
         pair.recv_stale = 0
         if self.q.crossed < self.q.wired and is_answered_elsewhere(&self.q):
             self.q.crossed = self.q.wired  # an answer may have come that was no message; a SWITCH takes `wired` back
@@ -704,6 +715,7 @@ cdef class QPCore:
         cdef uint8_t known = pair.known
         cdef uint8_t generation = (pair.generation + 1) & 15
         cdef uint8_t fencing = pair.fence_again
+        cdef uint8_t carried = pair.carried
         sample_break(self.q.sample)
         memset(pair, 0, sizeof(Pair))
         pair.qp = qp
@@ -711,6 +723,7 @@ cdef class QPCore:
         pair.known = known
         pair.generation = generation
         pair.fencing = fencing
+        pair.carried = carried
 
     def unsafe_reason(self, k=None, bint cqes_lost=False, bint receipts_lost=False):
         """Why replaying what the hardware was given could do harm, or None.
@@ -959,6 +972,7 @@ cdef class QPCore:
         q.pairs[0].sending = 1
         for k in range(1, MAX_PAIRS):
             q.pairs[k].forgotten = 1
+            q.pairs[k].carried = 0
 
     def forget_events(self) -> None:
         """What the driver has not heard of yet was about a life that is over."""
