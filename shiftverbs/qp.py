@@ -178,8 +178,9 @@ class QP(lifetime.Ended, _base.QP):
         self._remember(qp_attr, "RTS")
 
     def _remember(self, qp_attr: Any, name: str) -> None:
-        if self._shadow is not None:
-            self._shadow.modified(pyverbs_objects.qp_attr(qp_attr), self._get_comp_mask(name))
+        held = self._shadow
+        if held is not None:
+            held.modified(pyverbs_objects.qp_attr(qp_attr), self._get_comp_mask(name), held.interruptions)
 
     @whole
     def modify(self, qp_attr: Any, comp_mask: int) -> None:
@@ -239,7 +240,7 @@ class QP(lifetime.Ended, _base.QP):
             held.ended_without_nic()
         if state == e.IBV_QPS_ERR:
             held.ended()
-        held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask)
+        held.modified(pyverbs_objects.qp_attr(qp_attr), comp_mask, held.interruptions)
 
     def _change(
         self, held: ShadowQP, qp_attr: Any, comp_mask: int, verb: Callable[..., None], *args: Any
@@ -251,23 +252,23 @@ class QP(lifetime.Ended, _base.QP):
         attr = pyverbs_objects.qp_attr(qp_attr)
         error: PyverbsRDMAError | None = None
         while not held.is_out_of_service():
-            fences = held.fences
+            interruptions = held.interruptions
             try:
-                verb(*args)
+                states = held.change(attr, comp_mask, verb, *args)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
-                if held.fences != fences:
+                if held.interruptions != interruptions:
                     continue  # a SWITCH that led home again may have been amid the verb
                 if not held.is_out_of_service():
                     raise
                 error = refused  # it was taken out of service on our way, or just broke
                 break
-            held.modified(attr, comp_mask)
+            held.follow(states, interruptions)
             return
         code = held.refusal(attr, comp_mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error
-        held.modified(attr, comp_mask, by_default=False)
+        held.modified(attr, comp_mask)
 
     def query(self, attr_mask: int) -> tuple[Any, Any]:
         """Verb ibv_query_qp, with the application's own capacities and state.

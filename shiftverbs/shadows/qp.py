@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+from shiftverbs import _core
 from shiftverbs.native.ibv import QpAttrMask, QpType
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.protocol.events import Status
@@ -80,7 +83,8 @@ class ShadowQP(Shadow):
         self.entries = {send_cq: cap[0] + HEADROOM_SEND_WR}
         self.entries[recv_cq] = self.entries.get(recv_cq, 0) + cap[1] + HEADROOM_RECV_WR
         self.app_state = RESET
-        self.fences = 0  # how often failover has brought QPs of it to ERR
+        self._changing = _core.Unbroken(threading.RLock())  # across the default QP's verb and the note of it
+        self.interruptions = 0  # how often failover has brought QPs of it to ERR, or the default one to RESET
         self._attributes = QpAttributes()
         self._ended_without_nic = False
         self._left = set(range(1, len(self.slots) + 1))  # the backups that may still have a QP of it
@@ -217,7 +221,8 @@ class ShadowQP(Shadow):
 
     def was_rebuilt(self) -> bool:
         """Whether failover has taken the default QP through RESET since the application connected it."""
-        return self.connection is not None and 0 in self.connection.given
+        given = self.connection.given.get(0) if self.connection is not None else None
+        return given is not None and given.rebuilt
 
     def known_state(self, ask: bool = False) -> int | None:
         """The state that the application should see (enum ibv_qp_state); None where the default QP has it.
@@ -233,7 +238,9 @@ class ShadowQP(Shadow):
         protected = self.connection is not None and self.connection.status is Status.PROTECTED
         if not protected and pairs != {0}:
             return ERR if any(self.is_broken(k, ask) for k in pairs) else self.app_state
-        let_go = self.connection is not None and self.connection.status is Status.UNPROTECTED and core.is_plain
+        let_go = (
+            self.connection is not None and self.connection.status is Status.UNPROTECTED and core.is_plain
+        )
         return self.app_state if core.guarded and not let_go else None
 
     def is_broken(self, k: int, ask: bool = True) -> bool:
@@ -348,16 +355,39 @@ class ShadowQP(Shadow):
         if not self.domain.nic.on_worker():
             in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
 
-    def modified(self, attr: pyverbs_objects.Attr, mask: int, by_default: bool = True) -> None:
-        """After the application's modify succeeded; by_default: by the default QP's own verb."""
+    def modified(self, attr: pyverbs_objects.Attr, mask: int, interruptions: int | None = None) -> None:
+        """After the application's modify succeeded; interruptions: those before the default QP's own verb did it."""
         before = self.app_state
-        if mask & QpAttrMask.STATE:
-            self.app_state = int(attr.qp_state)
-        state = self.app_state
-        self._attributes.note(attr, mask, before, state)
+        self.app_state = int(attr.qp_state) if mask & QpAttrMask.STATE else before
+        self._attributes.note(attr, mask, before, self.app_state)
+        self.follow((before, self.app_state), interruptions)
+
+    def change(
+        self, attr: pyverbs_objects.Attr, mask: int, verb: Callable[..., None], *args: Any
+    ) -> tuple[int, int]:
+        """Have verb(*args) change the default QP, and note that; `follow` is to come.
+
+        One step for other threads: what is noted last is what it was given last. Returns its states before and after.
+        """
+        mine = self._pid == os.getpid()  # else a thread that is not here any more may have the lock
+        if mine:
+            self._changing.__enter__()
+        try:
+            verb(*args)
+            before = self.app_state
+            self.app_state = after = int(attr.qp_state) if mask & QpAttrMask.STATE else before
+            self._attributes.note(attr, mask, before, after)
+        finally:
+            if mine:
+                self._changing.leave()
+        return before, after
+
+    def follow(self, states: tuple[int, int], interruptions: int | None = None) -> None:
+        """All that is ours follows what was noted; states: before and after it; interruptions: as for `modified`."""
+        before, state = states
         try:
             if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
-                self.domain.runtime.qp_changed(self, by_default)
+                self.domain.runtime.qp_changed(self, interruptions)
         finally:  # where a handler raises the default QP is there all the same
             if state == before:
                 pass

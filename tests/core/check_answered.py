@@ -187,7 +187,7 @@ def test_a_chain_that_just_fits_again(half_home: Callable[..., World]) -> None:
 
 
 def test_an_own_error_of_one_that_was_away_waits_for_the_driver(half_home: Callable[..., World]) -> None:
-    """The backup that it has left may still answer a READ: what is behind the error is flushed when that has stopped."""
+    """The backup that it has left may still answer a READ: what is behind the error is flushed when that is stopped."""
     w = half_home(max_send=2)
     for i in range(2):
         w.send(i)

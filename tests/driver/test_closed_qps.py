@@ -234,7 +234,7 @@ def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, n
                 holder.pop().close()
             return Queue()
 
-    core = Core(recv_cq=Queue(), remote_keys=None)
+    core = Core(recv_cq=Queue(), remote_keys=None, carried=set())
     connection = RealConnection(driver, shadow_qp(nic, core=core))
     protocol: Any = double(PairProtocol, over=False, busy=True, handle=lambda event, now: [], pairs=[])
     connection.protocol = protocol

@@ -299,7 +299,9 @@ def test_a_signal_loses_nothing_that_a_nic_or_the_exchanger_has_told(
 
 def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, nic: Any, alarm: Any) -> None:
     """QP.close raises it, and is carried out."""
-    connection = RealConnection(driver, shadow_qp(nic, core=double(_core.QPCore, remote_keys=None)))
+    connection = RealConnection(
+        driver, shadow_qp(nic, core=double(_core.QPCore, remote_keys=None, carried=set()))
+    )
     protocol: Any = double(PairProtocol, handle=lambda event, now: alarm() or [], pairs=[])
     connection.protocol = protocol
     with pytest.raises(TimeoutError, match="application"), driver.locked():

@@ -123,6 +123,7 @@ def test_giving_up_opens_the_gates(
 
     core = Core(send_is_open=True, recv_is_open=True, send_pair=0, recv_pair=0, guarded=True, ending=False)
     core.ends_at_post = False
+    core.carried = set()
 
     def move_cancel() -> None:
         done.append("move_cancel")

@@ -57,7 +57,9 @@ def was_protected(net: Network, app: Application) -> bool:
 
 def on_its_way(app: Application) -> bool:
     """Whether one of both sides is in a SWITCH: they are protected in a moment, or end."""
-    return any(end.protocol is not None and end.protocol.switching for end in (app.endpoint, app.peer.endpoint))
+    return any(
+        end.protocol is not None and end.protocol.switching for end in (app.endpoint, app.peer.endpoint)
+    )
 
 
 def ended(app: Application) -> bool:

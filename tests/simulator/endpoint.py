@@ -183,7 +183,7 @@ class Endpoint:
             held.ended_without_nic()
         if state == ERR:
             held.ended()
-        held.modified(attr, mask)
+        held.modified(attr, mask, held.interruptions)
 
     def _change(self, attr: Attr, state: int | None, mask: int) -> None:
         held = self.shadow
@@ -192,23 +192,23 @@ class Endpoint:
             return
         error: PyverbsRDMAError | None = None
         while not held.is_out_of_service():
-            fences = held.fences
+            interruptions = held.interruptions
             try:
-                self._hardware_modify(attr, state)
+                states = held.change(attr, mask, self._hardware_modify, attr, state)
             except PyverbsRDMAError as refused:
                 held.look_for_failure()
-                if held.fences != fences:
+                if held.interruptions != interruptions:
                     continue
                 if not held.is_out_of_service():
                     raise
                 error = refused
                 break
-            held.modified(attr, mask)
+            held.follow(states, interruptions)
             return
         code = held.refusal(attr, mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error
-        held.modified(attr, mask, by_default=False)
+        held.modified(attr, mask)
 
     def drain(self) -> None:
         """RTS to SQD: nothing that is posted is begun any more. Raises PyverbsRDMAError."""

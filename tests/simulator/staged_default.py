@@ -146,7 +146,7 @@ def a_right_is_withdrawn_when_a_move_has_left_the_default_qp() -> Network:
     for name in "ab":
         net.wall(name, 0, True)
     no_writes(b)
-    assert 0 not in b.endpoint.connection.given, "a MOVE has left it as it was"
+    assert not b.endpoint.shadow.was_rebuilt(), "a MOVE has left it as it was"
     assert b.endpoint.hardware.state == RTS and b.endpoint.hardware.rights == LESS
     post(a, "SEND")
     return end(net)

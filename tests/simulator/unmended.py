@@ -90,8 +90,8 @@ def flush_at_once_where_we_failed() -> Iterator[None]:
 )
 def let_go_of_what_is_away() -> Iterator[None]:
     with (
-        rewritten(Connection, "_let_go", ("not self.core.is_plain", "False")),
-        rewritten(Connection, "set_status", ("self.was_protected and not self.core.is_plain", "False")),
+        rewritten(Connection, "_let_go", ("not self.core.flushes_itself", "False")),
+        rewritten(Connection, "set_status", ("self.was_protected and not self.core.flushes_itself", "False")),
     ):
         yield
 
@@ -168,7 +168,7 @@ def post_to_a_backup_that_is_stopped() -> Iterator[None]:
     # And what is refused there is heard of in the next life, which hides that.
     with (
         rewritten(Ending, "stop_backups", ("c.core.close_send()", "pass")),
-        rewritten(ShadowQP, "modified", ("self.core.forget_events()", "pass")),
+        rewritten(ShadowQP, "follow", ("self.core.forget_events()", "pass")),
         rewritten(Connection, "core_event", ("if b or self.core.refused:", "if True:")),
     ):
         yield
@@ -634,7 +634,7 @@ def take_a_refused_err_for_an_end() -> Iterator[None]:
 
 @mutation("an own error ends a QP, also where a SWITCH has begun before that was heard of")
 def leave_an_own_error_to_a_switch() -> Iterator[None]:
-    with rewritten(Connection, "core_event", (" or not self.core.is_plain", "")):
+    with rewritten(Connection, "core_event", (" or not self.core.flushes_itself", "")):
         yield
 
 

@@ -43,7 +43,7 @@ def leave_a_broken_qp_to_the_question() -> Iterator[None]:
 def change_a_qp_before_its_fence_is_done() -> Iterator[None]:
     with (
         rewritten(changes, "_follow", ("told.told_before(k)", "pass")),
-        rewritten(changes, "spread", ("told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])", "pass")),
+        rewritten(changes, "spread", ("connection.shadow.is_out_of_service()", "False")),
     ):
         yield
 
@@ -98,7 +98,7 @@ def publish_no_change_before_there_is_a_peer() -> Iterator[None]:
 
 @mutation("what backups were given in a former life is nobody's concern")
 def keep_what_a_former_life_was_given() -> Iterator[None]:
-    with rewritten(ShadowQP, "modified", ("given.clear()", "given.pop(0, None)")):
+    with rewritten(ShadowQP, "follow", ("given.clear()", "given.pop(0, None)")):
         yield
 
 
@@ -117,7 +117,7 @@ def put_the_pairs_of_an_earlier_pairing_out_of_this_one() -> Iterator[None]:
 @mutation("where a former life had more pairs, these are not connected anew")
 def look_at_what_a_former_life_was_given() -> Iterator[None]:
     with (
-        rewritten(ShadowQP, "modified", ("given.clear()", "given.pop(0, None)")),
+        rewritten(ShadowQP, "follow", ("given.clear()", "given.pop(0, None)")),
         rewritten(changes, "_connect_anew", ("if k >= connection.n_pairs:", "if False:")),
     ):
         yield
@@ -125,7 +125,7 @@ def look_at_what_a_former_life_was_given() -> Iterator[None]:
 
 @mutation("a verb that a whole SWITCH was amid is repeated")
 def forget_a_fence_that_is_over() -> Iterator[None]:
-    with rewritten(Connection, "_do_fence", ("self.shadow.fences += 1", "pass")):
+    with rewritten(Connection, "_do_fence", ("self.shadow.interruptions += 1", "pass")):
         yield
 
 
@@ -223,8 +223,8 @@ def say_again_to_a_plain_qp_what_its_verb_has_done() -> Iterator[None]:
 
 @mutation("a default QP that a MOVE has left as it was has what the application wants")
 def leave_the_default_qp_as_a_move_left_it() -> Iterator[None]:
-    told = "told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])"
-    with rewritten(changes, "spread", (told, "told.told_before(0)")):
+    given = "connection.given[0] = Given(RTS, had, rebuilt=False)"
+    with rewritten(changes, "spread", (given, "told.told_before(0)")):
         yield
 
 
@@ -289,4 +289,65 @@ def give_every_backup_the_right_to_atomics() -> Iterator[None]:
         return attrs
 
     with replaced(changes, "on_pair", as_given), replaced(rebuild, "on_pair", as_given):
+        yield
+
+
+@mutation("a default QP is told again where failover came between its verb and the note")
+def believe_that_the_verbs_qp_is_there() -> Iterator[None]:
+    with rewritten(
+        changes,
+        "spread",
+        ("interruptions == connection.shadow.interruptions", "interruptions is not None"),
+    ):
+        yield
+
+
+@mutation("and where that was no fence")
+def count_no_rebuilding() -> Iterator[None]:
+    with rewritten(rebuild.Rebuild, "_reset", ("c.shadow.interruptions += k == 0", "pass")):
+        yield
+
+
+@mutation("what is published is what the application wants when it is")
+def publish_what_was_there_before() -> Iterator[None]:
+    with rewritten(Pairing, "_publish", ("self.is_outdated(shadow.attrs)", "False")):
+        yield
+
+
+@mutation("a carrier that does not answer has what it had, or was to have, and not all rights")
+def doubt_that_a_carrier_has_no_right_at_all() -> Iterator[None]:
+    with rewritten(changes, "asks_the_carrier", ('before | changes.get("qp_access_flags", 0)', "-1")):
+        yield
+
+
+@mutation("a carrier that refuses has what it had")
+def doubt_that_a_carrier_refused() -> Iterator[None]:
+    with rewritten(changes, "asks_the_carrier", ("given.doubt = before\n", "pass\n")):
+        yield
+
+
+@mutation("a QP whose RESET waits for its turn serves as before")
+def leave_a_reset_to_its_turn() -> Iterator[None]:
+    with rewritten(changes, "_follow", ("behind = given.served", "behind = False")):
+        yield
+
+
+@mutation("a default QP that a MOVE has left, and that refuses, is put out of use")
+def ask_a_default_qp_that_a_move_left() -> Iterator[None]:
+    with rewritten(
+        changes,
+        "spread",
+        (
+            "connection.given[0] = Given(RTS, had, rebuilt=False)",
+            "told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])",
+        ),
+    ):
+        yield
+
+
+@mutation("what another asks for, and has no answer yet, is in doubt")
+def know_what_was_asked_before() -> Iterator[None]:
+    with rewritten(
+        changes, "asks_the_carrier", ("given.rights | (given.doubt if given.changing else 0)", "given.rights")
+    ):
         yield

@@ -66,21 +66,27 @@ class Given:
 
     state: INIT, RTR or RTS, or ERR; attrs: fields of ibv_qp_attr by name; changing: how many commands of the
     application's changes are not answered yet; withdrawing: whether one of those takes a right from the peer;
-    useless: it did not take one, and its QP is on its way to ERR for that.
+    useless: it did not take one, and its QP is on its way to ERR for that; doubt: the rights it may have, where nobody
+    knows; rebuilt: its QP went through RESET for it, or is about to; served: it may have served a peer before that.
     Another one each time the pair is brought further.
     """
 
-    def __init__(self, state: int, attrs: dict[str, object]) -> None:
+    def __init__(
+        self, state: int, attrs: dict[str, object], served: bool = False, rebuilt: bool = True
+    ) -> None:
         self.state = state
         self.attrs = attrs
+        self.served = served
+        self.rebuilt = rebuilt
+        self.doubt = -1
         self.changing = 0
         self.withdrawing = False
         self.useless = False
 
     @property
     def rights(self) -> int:
-        """The peer's, enum ibv_access_flags. All where nobody knows."""
-        flags = self.attrs.get("qp_access_flags", -1)
+        """The peer's, enum ibv_access_flags: all that may be."""
+        flags = self.attrs.get("qp_access_flags", self.doubt)
         assert isinstance(flags, int)
         return flags
 
@@ -234,6 +240,9 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
         if not k or given is None or given.state != RTS:
             return 0
         changes = on_pair(connection, k, changes)
+        # What another thread asks for may not be answered yet.
+        before = given.rights | (given.doubt if given.changing else 0)
+        given.doubt = before | changes.get("qp_access_flags", 0)
         given.attrs.update(changes)
         told.tell(k, given, told.steps(k).add(**changes), asked)
     raised: list[BaseException] = []
@@ -245,18 +254,20 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
     with connection.driver.locked(quietly=True):
         if asked != [0]:
             given.forget(changes)
+            if asked and not given.changing:  # refused: it is as it was
+                given.doubt = before
         if connection.closed or connection.given.get(k) is not given or given.state != RTS or p.fencing:
             return 0
         if broken:  # what its WCs say comes first, and nobody may have looked at them
-            connection.found_broken(k)
+            connection.driver.safely(connection, lambda: connection.found_broken(k))
             return 0
         return err
 
 
-def spread(connection: ChangedQp, timeout_s: float, by_default: bool) -> None:
+def spread(connection: ChangedQp, timeout_s: float, interruptions: int | None) -> None:
     """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
 
-    by_default: the default QP has them, by the application's verb.
+    interruptions: the shadow's when the application's verb gave the default QP that; None where it did not.
     """
     told = _Told(connection)
     with connection.driver.locked(quietly=True):
@@ -268,13 +279,16 @@ def spread(connection: ChangedQp, timeout_s: float, by_default: bool) -> None:
         # Those that are left; new ones not before.
         connection.pairing.rights_changed(lambda before: before & rights)
         default = connection.given.get(0)
-        if by_default and default is not None and default.state == RTS:  # not fenced since
+        untouched = interruptions == connection.shadow.interruptions  # neither fenced nor rebuilt since
+        if untouched and default is not None and default.state == RTS:
             default.attrs.update(live)
+        if default is None and connection.shadow.is_out_of_service():
+            # Behind a fence, which is waited for; or a MOVE has left it as the application had it.
+            names = CONNECTED + ALTERNATE
+            had: dict[str, object] = {"qp_access_flags": -1, **{name: wanted.get(name) for name in names}}
+            connection.given[0] = Given(RTS, had, rebuilt=False)
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, live))
-        if default is None and connection.shadow.is_out_of_service():
-            # Behind a fence, which is waited for; where a MOVE has left it as it was, it is told, and serves nobody.
-            told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])
         anew = _connect_anew(connection, wanted)
         if not told.pointers:
             connection.pairing.rights_changed(lambda before: rights)
@@ -314,11 +328,13 @@ def _give_up(told: _Told, k: int) -> None:
 def _follow(told: _Told, k: int, given: Given, wanted: dict[str, int]) -> None:
     changes = {name: value for name, value in wanted.items() if given.attrs.get(name) != value}
     if given.state == INIT:
-        return  # the next command takes them along, and no peer is served meanwhile
-    if given.state == ERR or (given.changing and not changes):
+        behind = given.served  # its RESET may be on its way
+    else:
+        behind = given.state == ERR or bool(given.changing and not changes)
+    if behind:
         told.told_before(k)
-    elif not changes:
-        return
+    elif not changes or given.state == INIT:
+        return  # from INIT the next command takes them along, and no peer is served before
     elif given.state == RTS:
         given.withdrawing |= bool(given.rights & ~wanted.get("qp_access_flags", 0))
         given.attrs.update(changes)

@@ -621,7 +621,7 @@ class Connection:
     def _do_fence(self, action: ev.Fence) -> None:
         self._rx_target = None
         self.key_wait.since_ns = None
-        self.shadow.fences += 1
+        self.shadow.interruptions += 1
         for k in action.pairs:
             if k in self.given:
                 self.given[k].state = QpState.ERR

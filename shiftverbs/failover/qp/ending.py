@@ -99,9 +99,11 @@ class Ending:
         A READ of a former life that a fabric held up, or doubled, may look like one that the new life has answered: it
         is answered again, as long as that QP works.
         """
-        protocol, carried = self._c.protocol, self._c.core.carried
-        pairs = protocol.pairs if protocol is not None else []
-        reached = {k for k, p in enumerate(pairs) if k and (p.used or k in carried) and not p.fenced}
+        protocol = self._c.protocol
+        if protocol is None:
+            return
+        carried = self._c.core.carried
+        reached = {k for k, p in enumerate(protocol.pairs) if k and (p.used or k in carried) and not p.fenced}
         self.behind = self.behind | reached
 
     def begin(self, first: tuple[int, int] | None = None) -> None:

@@ -193,6 +193,8 @@ class Pairing:
             qp_access_flags=attrs.get("qp_access_flags", 0),
         )
         self._my_keys = [records.qp_key(job, own.gid or "", own.qpn)]
+        if self.is_outdated(shadow.attrs):  # a modify whose thread found nothing published yet
+            self._mine = replace(self._mine, qp_access_flags=shadow.attrs.get("qp_access_flags", 0))
         if own.lid:
             self._my_keys.append(records.qp_lid_key(job, own.gid or "", own.lid, own.qpn))
         self._put()

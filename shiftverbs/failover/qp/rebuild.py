@@ -132,7 +132,8 @@ class Rebuild:
         # Again: a former RESET may have ended since `reset`, and then the pair is known again. A fence that begins
         # from here on must hear that a RESET lies before its ERR.
         c.core.forget_pair(k)
-        c.given[k] = Given(INIT, {**rights})
+        c.given[k] = Given(INIT, {**rights}, served=k == 0 or k in c.given)
+        c.shadow.interruptions += k == 0
         c.driver.command(c, k, steps, done)
 
     def connect(self, action: ev.ConnectPair) -> None:
