@@ -226,6 +226,18 @@ mutant(
     ),
 )
 
+mutant(
+    "flush_at_home_what_was_away",
+    "an own error of a QP that was away is followed by flushes when its backups are stopped",
+    value(DISPATCH, "cdef inline void end_by_own_error", "flushes_itself(q)", "is_plain(q)"),
+)
+
+mutant(
+    "forget_at_reset_who_was_in_use",
+    "who was in use is known in another life of that pair",
+    lines(QP, "def pair_reset", "pair.carried = carried"),
+)
+
 # ---- the fence of a SWITCH ----------------------------------------------------------------------------------------
 
 mutant(

@@ -694,3 +694,20 @@ def write_a_line_each_time() -> Iterator[None]:
 def blame_a_peer_that_cannot_be_read() -> Iterator[None]:
     with rewritten(Pairing, "_publish", ("self.driver.directory.away or NO_ENTRY", "NO_ENTRY")):
         yield
+
+
+@mutation("a backup that was in use is stopped with the QP, also when it has begun another life")
+def stop_only_what_is_in_use() -> Iterator[None]:
+    with rewritten(Ending, "leave_behind", ("(p.used or k in carried)", "p.used")):
+        yield
+
+
+@mutation(
+    "a QP that was away is ended by us when its peer has left it at home: its backups are to be stopped"
+)
+def let_go_of_what_was_away() -> Iterator[None]:
+    with (
+        rewritten(Connection, "_let_go", ("self.core.flushes_itself", "self.core.is_plain")),
+        rewritten(Connection, "set_status", ("self.core.flushes_itself", "self.core.is_plain")),
+    ):
+        yield

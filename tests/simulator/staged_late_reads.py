@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stories of a READ that reaches a backup which was in use, and is not any more, behind what the application was told.
+
+As staged.py: that no memory is touched behind a flush is what every run is judged by.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.application import Application
+from simulator.clock import MS
+from simulator.network import Network
+from simulator.rnic import HALF, MASK, RTS, Packet
+from simulator.story import (
+    Story,
+    armed,
+    at_home,
+    ends,
+    is_request,
+    path_failed,
+    plan,
+    post,
+    sends,
+    statuses,
+    until,
+    wait,
+)
+
+from shiftverbs.protocol.events import Status
+
+
+def _came_home(net: Network, again: bool) -> list[Packet]:
+    """Both were on pair 1, where b's READ was answered, and are home; again: the pair has begun another life.
+
+    Returns the READ's request.
+    """
+    a, b = ends(net)
+    caught: list[Packet] = []
+    for app in (a, b):
+        app.endpoint.prefer(1)
+    path_failed(a, 0)
+    until(net, lambda: all(app.endpoint.protocol.send_pair == 1 for app in ends(net)))
+    link = net.links["b", 1]
+
+    def catch(packet: Any) -> bool:
+        if is_request(packet, "READ"):
+            caught.append(packet)
+        return False
+
+    link.hole = catch
+    post(b, "READ", 1)
+    wait(net, 2)
+    assert caught
+    if not again:
+        for nic in net.nics.values():
+            nic[1].command_ns = 500 * MS
+    for app in (a, b):
+        app.endpoint.prefer(0)
+    until(net, lambda: at_home(net))
+    if again:
+        until(net, lambda: all(app.endpoint.qp(1).state == RTS for app in ends(net)))
+        wait(net, 20)
+        qp = a.endpoint.qp(1)
+        # Random PSNs make it one that is long answered in every other case.
+        caught[0].psn = (qp.expected - HALF // 2) & MASK
+    return caught
+
+
+def _comes_late(net: Network, caught: list[Packet]) -> Network:
+    """The READ comes again, and the run goes on."""
+    a, _ = ends(net)
+    wait(net, 1)
+    for packet in caught:
+        net.links["b", 1]._arrive(packet, net.nics["a"][1])
+    wait(net, 2000)
+    return net
+
+
+def _fails_by_itself(app: Application) -> None:
+    """It names memory that is not there: its QP is in ERR, and it is told so."""
+    app.own_error = "it named memory that is not there"
+    bad = plan(app, "WRITE", 1)
+    bad.bad = True
+    post(app, "SEND")
+    until(app.net, lambda: len(statuses(app)) >= 2 and statuses(app)[-1][1] == "WR_FLUSH_ERR", ms=3000)
+
+
+def an_own_error_at_home_before_the_backup_begins_anew() -> Network:
+    """Its flushes wait for the backup to be stopped."""
+    net = armed()
+    caught = _came_home(net, again=False)
+    _fails_by_itself(ends(net)[0])
+    return _comes_late(net, caught)
+
+
+def an_own_error_at_home_when_the_backup_has_begun_anew() -> Network:
+    """The same: what is late may look like what the new life has answered."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    _fails_by_itself(ends(net)[0])
+    return _comes_late(net, caught)
+
+
+def an_own_error_at_home_when_the_peer_has_left() -> Network:
+    """The same: nothing of ours has ended with the pairing."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, b = ends(net)
+    b.close()
+    until(net, lambda: a.endpoint.status is Status.UNPROTECTED, ms=1000)
+    _fails_by_itself(a)
+    return _comes_late(net, caught)
+
+
+def nobody_answers_at_home_when_the_peer_has_left() -> Network:
+    """What the application is told is what plain verbs tell it."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, b = ends(net)
+    b.close()
+    until(net, lambda: a.endpoint.status is Status.UNPROTECTED, ms=1000)
+    post(a, "WRITE", 1)
+    post(a, "WRITE", 2)
+    until(net, lambda: len(sends(a)) == 2, ms=10_000)
+    assert sends(a) == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"]
+    return _comes_late(net, caught)
+
+
+def the_application_ends_its_qp_at_home() -> Network:
+    """ERR by its own modify."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, _ = ends(net)
+    a.err()
+    return _comes_late(net, caught)
+
+
+def the_application_resets_its_qp_at_home() -> Network:
+    """RESET."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, _ = ends(net)
+    a.reset()
+    return _comes_late(net, caught)
+
+
+def the_application_closes_its_qp_at_home() -> Network:
+    """Close."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    ends(net)[0].close()
+    return _comes_late(net, caught)
+
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    an_own_error_at_home_before_the_backup_begins_anew: ("flush_at_home_what_was_away",),
+    an_own_error_at_home_when_the_backup_has_begun_anew: (
+        "flush_at_home_what_was_away",
+        "forget_at_reset_who_was_in_use",
+        "stop_only_what_is_in_use",
+    ),
+    an_own_error_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
+    nobody_answers_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
+    the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
+    the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),
+    the_application_closes_its_qp_at_home: ("stop_only_what_is_in_use",),
+}
