@@ -59,6 +59,37 @@ def test_a_right_that_is_withdrawn_is_gone_on_every_pair(network: Network, fault
     assert [wc[:2] for wc in wcs] == [[10, "SUCCESS"]], a("second.shift()")
 
 
+def test_two_threads_leave_a_qp_with_what_its_nic_was_told_last(network: Network, faults: Any) -> None:
+    """The second comes between the first's verb and the note of it: the pairs have what the default QP has."""
+    a, b = network.protected()
+    b(
+        f"""
+import threading
+attributes = type(ep.qp._shadow._attributes)
+note, amid, over = attributes.note, threading.Event(), threading.Event()
+def slow(*args):
+    if threading.current_thread().name == "first":
+        amid.set()
+        over.wait(1)
+    note(*args)
+attributes.note = slow
+def change(flags):
+    {FLAGS.format("flags")}
+first = threading.Thread(target=change, args=(ACCESS,), name="first")
+first.start()
+assert amid.wait(20)
+change({LOCAL})
+over.set()
+first.join(20)
+attributes.note = note
+"""
+    )
+    told = b(SHOWN)
+    assert b("ep.qp._shadow.attrs['qp_access_flags']") == told
+    go(faults, "away", a, b)
+    assert b(SHOWN) == told
+
+
 @pytest.mark.parametrize("when", ["home", "away", "back", "before"])
 def test_a_right_that_is_given_holds_on_every_pair(network: Network, faults: Any, when: str) -> None:
     a, b = network.protected(setup=f"access={LOCAL}", attrs="")
