@@ -17,6 +17,7 @@ from simulator.story import (
     armed,
     at_home,
     ends,
+    fail_over,
     is_request,
     path_failed,
     plan,
@@ -36,19 +37,11 @@ def _came_home(net: Network, again: bool) -> list[Packet]:
     Returns the READ's request.
     """
     a, b = ends(net)
-    caught: list[Packet] = []
     for app in (a, b):
         app.endpoint.prefer(1)
     path_failed(a, 0)
     until(net, lambda: all(app.endpoint.protocol.send_pair == 1 for app in ends(net)))
-    link = net.links["b", 1]
-
-    def catch(packet: Any) -> bool:
-        if is_request(packet, "READ"):
-            caught.append(packet)
-        return False
-
-    link.hole = catch
+    caught = _catch(net, 1)
     post(b, "READ", 1)
     wait(net, 2)
     assert caught
@@ -64,6 +57,19 @@ def _came_home(net: Network, again: bool) -> list[Packet]:
         qp = a.endpoint.qp(1)
         # Random PSNs make it one that is long answered in every other case.
         caught[0].psn = (qp.expected - HALF // 2) & MASK
+    return caught
+
+
+def _catch(net: Network, k: int) -> list[Packet]:
+    """The requests of b's READs on rail k, from now on."""
+    caught: list[Packet] = []
+
+    def catch(packet: Any) -> bool:
+        if is_request(packet, "READ"):
+            caught.append(packet)
+        return False
+
+    net.links["b", k].hole = catch
     return caught
 
 
@@ -127,6 +133,43 @@ def nobody_answers_at_home_when_the_peer_has_left() -> Network:
     return _comes_late(net, caught)
 
 
+def an_own_error_away_while_the_default_nic_is_slow() -> Network:
+    """What the default QP was asked before it was fenced comes when it has begun another life, and carries nothing."""
+    net = armed()
+    a, b = ends(net)
+    caught = _catch(net, 0)
+    post(b, "READ", 1)
+    wait(net, 2)
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    wait(net, 20)
+    caught[0].psn = (a.endpoint.hardware.expected - HALF // 2) & MASK
+    net.nics["a"][0].command_ns = 50 * MS
+    _fails_by_itself(a)
+    wait(net, 1)
+    net.links["b", 0]._arrive(caught[0], net.nics["a"][0])
+    wait(net, 2000)
+    return net
+
+
+def an_own_error_away_while_the_default_nic_hangs_and_dies() -> Network:
+    """Its errors come when the default NIC can answer nothing any more."""
+    net = armed()
+    a, _ = ends(net)
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    wait(net, 20)
+    net.nics["a"][0].hung = True
+    a.own_error = "it named memory that is not there"
+    plan(a, "WRITE", 1).bad = True
+    a.due()
+    wait(net, 2000)
+    assert a.endpoint.core.ending and not sends(a)
+    net.kill("a", 0)
+    until(net, lambda: sends(a) == ["REM_ACCESS_ERR"], ms=1000)
+    return net
+
+
 def the_application_ends_its_qp_at_home() -> Network:
     """ERR by its own modify."""
     net = armed()
@@ -162,6 +205,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     ),
     an_own_error_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
     nobody_answers_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
+    an_own_error_away_while_the_default_nic_is_slow: ("flush_before_the_default_qp_is_stopped",),
+    an_own_error_away_while_the_default_nic_hangs_and_dies: (),
     the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_closes_its_qp_at_home: ("stop_only_what_is_in_use",),

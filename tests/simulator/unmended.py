@@ -135,7 +135,7 @@ def revive_an_ended_qp() -> Iterator[None]:
 
 @mutation("what is posted behind the end is flushed by us where the default NIC is dead")
 def trust_a_dead_nic_to_flush() -> Iterator[None]:
-    with rewritten(Ending, "deliver", ("self._default_works or c.nic(0).dead", "self._default_works")):
+    with rewritten(Ending, "deliver", ("self._we_flush or c.nic(0).dead", "self._we_flush")):
         yield
 
 
@@ -628,7 +628,7 @@ def ask_for_keys_without_a_protocol() -> Iterator[None]:
 
 @mutation("a default QP that its NIC does not end is flushed by us")
 def take_a_refused_err_for_an_end() -> Iterator[None]:
-    with rewritten(Ending, "_default_is_err", ("bool(err)", "False")):
+    with rewritten(Ending, "deliver", ("0 in c.fence.unstopped", "False")):
         yield
 
 
@@ -709,5 +709,15 @@ def let_go_of_what_was_away() -> Iterator[None]:
     with (
         rewritten(Connection, "_let_go", ("self.core.flushes_itself", "self.core.is_plain")),
         rewritten(Connection, "set_status", ("self.core.flushes_itself", "self.core.is_plain")),
+    ):
+        yield
+
+
+@mutation("a default QP that carries nothing is stopped before anything is flushed")
+def flush_before_the_default_qp_is_stopped() -> Iterator[None]:
+    with rewritten(
+        Ending,
+        "begin",
+        ("not p.pairs[0].fenced or c.rebuild.is_under_way(0)", "(p.pairs[0].used and not p.pairs[0].fenced)"),
     ):
         yield

@@ -57,6 +57,7 @@ class Fence:
         "_refused",
         "_tries_left",
         "is_patient",
+        "unstopped",
     )
 
     def __init__(
@@ -73,6 +74,7 @@ class Fence:
         self._done = done
         self._hung = hung
         self.is_patient = False
+        self.unstopped: set[int] = set()
         self._tries_left = dict.fromkeys(pairs, TRIES)
         self._commanded = set(self._tries_left)  # ERR not confirmed yet
         self._flushing: set[int] = set()
@@ -124,6 +126,8 @@ class Fence:
             self._hung(f"{c.device(k)}: modify to ERR: {os.strerror(err)}")
             return
         c.drain(k)
+        if err != 0 and not is_gone:
+            self.unstopped.add(k)
         # No marker where it was refused for good: the QP may be in RTS, and the peer would receive it.
         if err == 0 and not is_gone and not all(c.core.fence_state(k)):
             self._deadline_ns = max(self._deadline_ns, c.driver.now_ns() + PATIENCE_NS)

@@ -73,7 +73,7 @@ class Ending:
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
-    __slots__ = ("_c", "_default_works", "_first", "behind", "original", "unstopped")
+    __slots__ = ("_c", "_first", "_we_flush", "behind", "original", "unstopped")
 
     def __init__(self, connection: EndingQp) -> None:
         self._c = connection
@@ -86,7 +86,7 @@ class Ending:
         self.original: tuple[int, int] | None = None
         # The error that comes first of what is left: given when all pairs have stopped.
         self._first: tuple[int, int] | None = None
-        self._default_works = False  # and must not take what is posted from now on
+        self._we_flush = False  # what is posted from now on: its default QP is not in ERR, and never will be
 
     @property
     def under_way(self) -> bool:
@@ -126,21 +126,13 @@ class Ending:
         deadline_ns = c.driver.now_ns() + c.driver.protocol_config.fence_deadline_ns
         p = c.protocol
         pairs = set(self.behind)
-        if p is None or (p.pairs[0].used and not p.pairs[0].fenced):
+        # A default QP that was rebuilt carries nothing; but what is posted later must fail.
+        if p is None or not p.pairs[0].fenced or c.rebuild.is_under_way(0):
             pairs.add(0)
-        elif not c.nic(0).dead:
-            # Nothing of the application's is there; but what it posts later must fail.
-            self._default_works = True
-            c.rebuild.call_off(0)
-            c.driver.command(c, 0, c.nic(0).verbs.ModifySteps().add(state=QpState.ERR), self._default_is_err)
+        c.rebuild.call_off(0)
         c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung)
         c.fence.begin()
         c.wake_up()
-
-    def _default_is_err(self, err: int, _step: int) -> None:
-        self._default_works = bool(err)  # where its NIC refused even that, nobody but us flushes
-        if self._c.fence is None:
-            self.deliver()
 
     def _hung(self, reason: str) -> None:
         """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait."""
@@ -155,12 +147,14 @@ class Ending:
     def deliver(self) -> None:
         """Nothing moves any more: the application gets the errors of all that is left, and its default QP back."""
         c = self._c
-        c.fence = None
+        if c.fence is not None:
+            self._we_flush |= 0 in c.fence.unstopped
+            c.fence = None
         self.behind = set()
         if self._first is None:
             return
         # A NIC that is dead would take what is posted, and never flush it.
-        we_flush = self._default_works or c.nic(0).dead
+        we_flush = self._we_flush or c.nic(0).dead
         if c.core.outstanding != (0, 0) or not we_flush:
             c.core.abort(*self._first, still_ending=we_flush)
             self._first = FLUSHED

@@ -19,6 +19,7 @@ from shiftverbs.protocol.events import Stage
 from shiftverbs.shadows.qp_attributes import (
     ALTERNATE,
     CONNECTED,
+    ERR,
     INIT,
     LIVE,
     RTR,
@@ -65,6 +66,11 @@ class Rebuild:
     def call_off(self, k: int) -> None:
         """Pair k is fenced: a RESET that still waits for its NIC's answer would take the fence's marker away."""
         self._looks[k] += 1
+
+    def is_under_way(self, k: int) -> bool:
+        """Whether commands that are to take pair k out of ERR were given; its RESET may wait for a look before that."""
+        given = self._c.given.get(k)
+        return given is not None and given.state != ERR
 
     def reset(self, action: ev.ResetPair) -> None:
         """RESET and INIT; with a receive for the peer's zero-length SEND where that is wanted."""
