@@ -263,8 +263,14 @@ class QP(lifetime.Ended, _base.QP):
                     raise
                 error = refused  # it was taken out of service on our way, or just broke
                 break
-            held.follow(states, interruptions)
-            return
+            if states is not None:
+                held.follow(states, attr, comp_mask, interruptions)
+                return
+            if not lifetime.is_open(self):  # a signal's handler closed it in that wait
+                return
+            if self._shadow is not held:  # or has bound a window through it
+                verb(*args)
+                return
         code = held.refusal(attr, comp_mask)
         if code:
             raise PyverbsRDMAError("Failed to modify QP", code) from error

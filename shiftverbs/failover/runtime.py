@@ -261,10 +261,10 @@ class Runtime:
             connection.early.begin()
             connection.pairing.advance()
 
-    def qp_changed(self, shadow: ShadowQP, interruptions: int | None) -> None:
+    def qp_changed(self, shadow: ShadowQP, said: tuple[int, dict[str, int]] | None) -> None:
         """The application changed attributes of a QP: it is not told so before every pair has them.
 
-        interruptions: the shadow's before the default QP's own verb gave it them; None where it did not.
+        said: the shadow's interruptions before the default QP's own verb, and what that said; None where none did.
         """
         connection = shadow.connection
         if connection is None or connection.closed:
@@ -272,7 +272,7 @@ class Runtime:
         # Nothing was connected or published yet: what is from now on takes what was remembered before this was asked.
         pairing = connection.pairing
         if connection.protocol is not None or connection.given or pairing.is_outdated(shadow.attrs):
-            changes.spread(connection, self._change_timeout_s, interruptions)
+            changes.spread(connection, self._change_timeout_s, said)
 
     def qp_failed(self, shadow: ShadowQP) -> None:
         """A verb of the application's found its default QP, or NIC, broken: what follows of that begins at once."""

@@ -238,9 +238,8 @@ class ShadowQP(Shadow):
         protected = self.connection is not None and self.connection.status is Status.PROTECTED
         if not protected and pairs != {0}:
             return ERR if any(self.is_broken(k, ask) for k in pairs) else self.app_state
-        let_go = (
-            self.connection is not None and self.connection.status is Status.UNPROTECTED and core.is_plain
-        )
+        status = self.connection.status if self.connection is not None else None
+        let_go = status in (Status.UNPROTECTED, Status.FAILED) and core.is_plain
         return self.app_state if core.guarded and not let_go else None
 
     def is_broken(self, k: int, ask: bool = True) -> bool:
@@ -311,11 +310,16 @@ class ShadowQP(Shadow):
     def refusal(self, attr: pyverbs_objects.Attr, mask: int) -> int:
         """What the NIC that stands in for the default one says to the application's modify: its errno, or 0."""
         known = refusal(attr, mask, ERR if self.known_state() == ERR else self.app_state)
-        fields = masked_fields(attr, mask)
-        live = {name: fields[name] for name in LIVE if name in fields}
+        live = self._live(attr, mask)
         if known or not live:
             return known
         return int(self.domain.runtime.qp_asked(self, live))
+
+    @staticmethod
+    def _live(attr: pyverbs_objects.Attr, mask: int) -> dict[str, int]:
+        """What a modify says of what can be changed while the QP works."""
+        fields = masked_fields(attr, mask)
+        return {name: fields[name] for name in LIVE if name in fields}
 
     def may_drain(self, mask: int) -> bool:
         """Whether a NIC may take a modify to SQD with this mask (IBA 11.2.5.2)."""
@@ -360,34 +364,49 @@ class ShadowQP(Shadow):
         before = self.app_state
         self.app_state = int(attr.qp_state) if mask & QpAttrMask.STATE else before
         self._attributes.note(attr, mask, before, self.app_state)
-        self.follow((before, self.app_state), interruptions)
+        self.follow((before, self.app_state), attr, mask, interruptions)
 
     def change(
-        self, attr: pyverbs_objects.Attr, mask: int, verb: Callable[..., None], *args: Any
-    ) -> tuple[int, int]:
+        self,
+        attr: pyverbs_objects.Attr,
+        mask: int,
+        verb: Callable[..., None],
+        *args: Any,
+    ) -> tuple[int, int] | None:
         """Have verb(*args) change the default QP, and note that; `follow` is to come.
 
-        One step for other threads: what is noted last is what it was given last. Returns its states before and after.
+        One step for other threads: what is noted last is what it was given last. Returns its states before and after;
+        None: another thread's was waited for, nothing was done, and all is to be looked at again.
         """
-        mine = self._pid == os.getpid()  # else a thread that is not here any more may have the lock
-        if mine:
-            self._changing.__enter__()
+        own = self._pid == os.getpid()  # else a thread that is not here any more may have the lock
+        if own and not self._changing.enter_now():
+            with self._changing:
+                return None
         try:
             verb(*args)
             before = self.app_state
             self.app_state = after = int(attr.qp_state) if mask & QpAttrMask.STATE else before
             self._attributes.note(attr, mask, before, after)
         finally:
-            if mine:
+            if own:
                 self._changing.leave()
         return before, after
 
-    def follow(self, states: tuple[int, int], interruptions: int | None = None) -> None:
-        """All that is ours follows what was noted; states: before and after it; interruptions: as for `modified`."""
+    def follow(
+        self,
+        states: tuple[int, int],
+        attr: pyverbs_objects.Attr,
+        mask: int,
+        interruptions: int | None = None,
+    ) -> None:
+        """All that is ours follows what was noted; states: before and after it; else as for `modified`."""
         before, state = states
+        said: tuple[int, dict[str, int]] | None = None
+        if interruptions is not None and self.connection is not None and 0 in self.connection.given:
+            said = interruptions, self._live(attr, mask)
         try:
             if self.connection is not None and state not in (RESET, ERR) and self._pid == os.getpid():
-                self.domain.runtime.qp_changed(self, interruptions)
+                self.domain.runtime.qp_changed(self, said)
         finally:  # where a handler raises the default QP is there all the same
             if state == before:
                 pass

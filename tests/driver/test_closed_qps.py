@@ -100,8 +100,8 @@ def test_a_qp_has_a_connection_from_when_it_needs_one_and_leaves_nothing(driver:
 
     def qp(number: int) -> Any:
         return double(
-            ShadowQP, core=double(_core.QPCore, send_cq=None, recv_cq=None), connection=None, closed=False,
-            disposed=False, is_connected=False, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
+            ShadowQP, core=double(_core.QPCore, send_cq=None, recv_cq=None, carried=set()), connection=None,
+            closed=False, disposed=False, is_connected=False, qp_num=number, domain=double(Domain, nic=nic, backups=[]),
             handle=lambda k: 4096, state=lambda k: "pending",
         )  # fmt: skip
 
@@ -331,7 +331,7 @@ def test_a_connection_made_for_a_qp_that_the_collector_finds_is_closed_with_it(
     runtime: Any = Runtime.__new__(Runtime)
     runtime.driver, runtime._stopped, runtime.pid = driver, False, os.getpid()
     nic.worker.pending = lambda qp: 0
-    core = double(_core.QPCore, send_cq=None, recv_cq=None)
+    core = double(_core.QPCore, send_cq=None, recv_cq=None, carried=set())
     shadow = shadow_qp(nic, core=core, connection=None, closed=False, handle=lambda k: 4096)
 
     def close() -> None:

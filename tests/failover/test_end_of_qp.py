@@ -503,7 +503,7 @@ def test_an_interrupted_rtr_is_protected(network: Network, faults: Any) -> None:
     a(
         """
 runtime = ep.qp._shadow.domain.runtime
-def interrupted(shadow, interruptions):
+def interrupted(shadow, said):
     if shadow.app_state == e.IBV_QPS_RTR:
         raise KeyboardInterrupt
 runtime.qp_changed = interrupted

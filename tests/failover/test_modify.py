@@ -90,6 +90,38 @@ attributes.note = note
     assert b(SHOWN) == told
 
 
+def test_a_handler_closes_the_qp_while_another_threads_modify_is_waited_for(
+    network: Network, faults: Any
+) -> None:
+    """As with plain verbs, where it runs behind the verb: that is not carried out on what is there no more."""
+    _, b = network.protected()
+    ended = b(
+        f"""
+import signal, threading
+def run():
+    has, closed = threading.Event(), threading.Event()
+    def other():
+        with ep.qp._shadow._changing:
+            has.set()
+            closed.wait(20)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert has.wait(20)
+    def handler(*_):
+        ep.qp.close()
+        closed.set()
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    {FLAGS.format(LOCAL)}
+    thread.join(20)
+    signal.signal(signal.SIGALRM, before)
+    return closed.is_set() and not thread.is_alive()
+""",
+    )
+    assert ended is None
+    assert b("run()", timeout_s=60) is True
+
+
 @pytest.mark.parametrize("when", ["home", "away", "back", "before"])
 def test_a_right_that_is_given_holds_on_every_pair(network: Network, faults: Any, when: str) -> None:
     a, b = network.protected(setup=f"access={LOCAL}", attrs="")

@@ -203,7 +203,8 @@ class Endpoint:
                     raise
                 error = refused
                 break
-            held.follow(states, interruptions)
+            assert states is not None, "there is one thread"
+            held.follow(states, attr, mask, interruptions)
             return
         code = held.refusal(attr, mask)
         if code:

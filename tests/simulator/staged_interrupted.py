@@ -96,6 +96,29 @@ def _writes_nothing(net: Network) -> Network:
     return net
 
 
+def another_thread_notes_while_one_waits_for_the_lock() -> Network:
+    """One has withdrawn a right while the QP was away. Home again, another changes a timer by the QP's own verb."""
+    net = armed(receives=8)
+    _, b = ends(net)
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    wait(net, 50)
+    spread, done = changes.spread, []
+
+    def late(connection: Any, *about: Any) -> None:
+        if connection is b.endpoint.connection and not done:
+            done.append(True)
+            _goes_home(net)
+            attr = Attr()
+            attr.min_rnr_timer, attr.qp_access_flags = 14, b.endpoint.hardware.rights
+            b.endpoint.modify(attr, None, int(QpAttrMask.MIN_RNR_TIMER))
+        spread(connection, *about)
+
+    with mock.patch.object(changes, "spread", late):
+        no_writes(b)
+    return _writes_nothing(net)
+
+
 def a_right_is_withdrawn_while_it_is_published() -> Network:
     """The record is made of what was there before; what is published is what is wanted."""
     net = armed(receives=8, at_start=0)
@@ -274,6 +297,7 @@ SURVIVED: dict[Story, tuple[str, ...]] = {
 }
 
 TOLD: dict[Story, tuple[str, ...]] = {
+    another_thread_notes_while_one_waits_for_the_lock: ("take_what_was_noted_for_what_the_verb_said",),
     a_right_is_withdrawn_twice_while_the_only_carrier_hangs: ("know_what_was_asked_before",),
     a_switch_leads_home_again_behind_the_verb: ("believe_that_the_verbs_qp_is_there",),
     a_move_leads_home_again_behind_the_verb: ("believe_that_the_verbs_qp_is_there", "count_no_rebuilding"),

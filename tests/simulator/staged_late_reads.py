@@ -6,10 +6,15 @@ As staged.py: that no memory is touched behind a flush is what every run is judg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+import pytest
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator.application import Application
-from simulator.clock import MS
+from simulator.clock import MS, US
+from simulator.endpoint import Attr
 from simulator.network import Network
 from simulator.rnic import HALF, MASK, RTS, Packet
 from simulator.story import (
@@ -24,10 +29,13 @@ from simulator.story import (
     post,
     sends,
     statuses,
+    tell,
     until,
     wait,
 )
 
+from shiftverbs import _core
+from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.protocol.events import Status
 
 
@@ -192,14 +200,132 @@ def the_application_closes_its_qp_at_home() -> Network:
     """Close."""
     net = armed()
     caught = _came_home(net, again=True)
+    _comes_while_its_nic_is_slow(net, caught)
     ends(net)[0].close()
+    wait(net, 2000)
+    return net
+
+
+def an_own_error_at_home_while_the_backups_nic_is_slow() -> Network:
+    """An own error: nothing is flushed until that NIC has stopped the backup."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    _comes_while_its_nic_is_slow(net, caught)
+    _fails_by_itself(ends(net)[0])
+    wait(net, 2000)
+    return net
+
+
+def a_path_fails_at_home_when_something_of_ours_has_failed() -> Network:
+    """Nobody protects it any more, and what it had on a backup is to be stopped: it is ended by us, and told so."""
+    return _gave_up_at_home(lambda net: net.wall("a", 0, True))
+
+
+def a_default_qp_breaks_when_something_of_ours_has_failed() -> Network:
+    """The same where its NIC says so."""
+    return _gave_up_at_home(lambda net: net.qp_fatal("a", 0))
+
+
+def _gave_up_at_home(fails: Callable[[Network], None]) -> Network:
+    net = armed()
+    caught = _came_home(net, again=True)
+    _comes_while_its_nic_is_slow(net, caught)
+    a, _ = ends(net)
+    tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    fails(net)
+    for cell in (1, 2):
+        post(a, "WRITE", cell)
+    wait(net, 2000)
+    assert sends(a)[1:] == ["WR_FLUSH_ERR"], sends(a)
+    return net
+
+
+def the_peer_has_left_and_an_error_is_not_heard_of() -> Network:
+    """There were too many events: what the driver finds out in their place ends the QP."""
+    net = armed()
+    _came_home(net, again=True)
+    a, b = ends(net)
+    b.close()
+    until(net, lambda: a.endpoint.status is Status.UNPROTECTED, ms=1000)
+    core_event = Connection.core_event
+
+    def unheard(connection: Connection, kind: int, *about: int) -> None:
+        if connection is a.endpoint.connection and kind == _core.EV_ERROR:
+            connection.catch_up()
+        else:
+            core_event(connection, kind, *about)
+
+    with mock.patch.object(Connection, "core_event", unheard):
+        post(a, "WRITE", 1)
+        post(a, "WRITE", 2)
+        wait(net, 5000)
+    assert sends(a) == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"]
+    return net
+
+
+def another_thread_polls_amid_err() -> Network:
+    """Its NIC flushes as soon as the verb has done that, and the backup is stopped behind it."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, _ = ends(net)
+    modify = a.endpoint._hardware_modify
+
+    def polled(attr: Attr, state: int | None) -> None:
+        modify(attr, state)
+        a.poll()
+        net.links["b", 1]._arrive(caught[0], net.nics["a"][1])
+        wait(net, 2)
+
+    with mock.patch.object(a.endpoint, "_hardware_modify", polled):
+        a.err()
     return _comes_late(net, caught)
 
 
+def an_own_error_comes_while_sqd_waits_for_a_backup() -> Network:
+    """It is in use no more, but was: what is behind the error is flushed when it has stopped."""
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, _ = ends(net)
+    net.nics["a"][1].command_ns = 300 * MS
+    net.links["a", 0].delay_ns = 5 * MS
+    a.own_error = "it named memory that is not there"
+    plan(a, "WRITE", 1).bad = True
+    a.due()
+    post(a, "SEND")
+
+    def polled() -> None:
+        blocked, a.endpoint.blocked = a.endpoint.blocked, False
+        a.poll()
+        a.endpoint.blocked = blocked
+        net.clock.later(50 * US, net.links["b", 1]._arrive, caught[0], net.nics["a"][1])
+
+    net.clock.later(40 * MS, polled)
+    with pytest.raises(PyverbsRDMAError):  # its QP is in ERR by then
+        a.endpoint.drain()
+    wait(net, 1000)
+    assert sends(a)[-2:] == ["REM_ACCESS_ERR", "WR_FLUSH_ERR"]
+    return net
+
+
+def _comes_while_its_nic_is_slow(net: Network, caught: list[Packet], times: int = 1200) -> None:
+    """The READ comes again and again, and a's NIC 1 takes a while for what it is commanded."""
+    nic = net.nics["a"][1]
+    nic.command_ns = 5 * MS
+
+    def comes(left: int) -> None:
+        net.links["b", 1]._arrive(caught[0], nic)
+        if left:
+            net.clock.later(50 * US, comes, left - 1)
+
+    comes(times)
+
+
 TOLD: dict[Story, tuple[str, ...]] = {
+    the_peer_has_left_and_an_error_is_not_heard_of: ("hear_of_no_error_behind_a_farewell",),
+    another_thread_polls_amid_err: ("show_flushes_amid_the_verb",),
+    an_own_error_comes_while_sqd_waits_for_a_backup: ("show_flushes_amid_the_verb",),
     an_own_error_at_home_before_the_backup_begins_anew: ("flush_at_home_what_was_away",),
     an_own_error_at_home_when_the_backup_has_begun_anew: (
-        "flush_at_home_what_was_away",
         "forget_at_reset_who_was_in_use",
         "stop_only_what_is_in_use",
     ),
@@ -209,5 +335,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     an_own_error_away_while_the_default_nic_hangs_and_dies: (),
     the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),
+    an_own_error_at_home_while_the_backups_nic_is_slow: ("flush_at_home_what_was_away",),
+    a_path_fails_at_home_when_something_of_ours_has_failed: ("leave_what_we_gave_up_to_nobody",),
+    a_default_qp_breaks_when_something_of_ours_has_failed: ("leave_what_we_gave_up_to_nobody",),
     the_application_closes_its_qp_at_home: ("stop_only_what_is_in_use",),
 }

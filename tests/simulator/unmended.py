@@ -698,7 +698,7 @@ def blame_a_peer_that_cannot_be_read() -> Iterator[None]:
 
 @mutation("a backup that was in use is stopped with the QP, also when it has begun another life")
 def stop_only_what_is_in_use() -> Iterator[None]:
-    with rewritten(Ending, "leave_behind", ("(p.used or k in carried)", "p.used")):
+    with rewritten(Ending, "leave_behind", ("reached = self._c.core.carried", "reached = set()")):
         yield
 
 
@@ -720,4 +720,23 @@ def flush_before_the_default_qp_is_stopped() -> Iterator[None]:
         "begin",
         ("not p.pairs[0].fenced or c.rebuild.is_under_way(0)", "(p.pairs[0].used and not p.pairs[0].fenced)"),
     ):
+        yield
+
+
+@mutation("a QP that was away, and that we gave up at home, is ended by us when it breaks there")
+def leave_what_we_gave_up_to_nobody() -> Iterator[None]:
+    edit = ("(Status.UNPROTECTED, Status.FAILED)", "(Status.UNPROTECTED,)")
+    with rewritten(Ending, "is_left_alone_on", edit):
+        yield
+
+
+@mutation("an error that was not heard of ends a QP that the peer has left")
+def hear_of_no_error_behind_a_farewell() -> Iterator[None]:
+    with rewritten(Connection, "catch_up", ("if self.ending.is_left_alone_on(k) and", "if False and")):
+        yield
+
+
+@mutation("no flush is shown amid a verb that leaves RTS before the backups that were in use are stopped")
+def show_flushes_amid_the_verb() -> Iterator[None]:
+    with rewritten(Ending, "touched", ("if self.behind:", "if False:")):
         yield

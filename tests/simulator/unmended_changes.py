@@ -202,7 +202,7 @@ def serve_with_rights_that_were_withdrawn() -> Iterator[None]:
 
 @mutation("a default QP has what its own verb has done, and none of our commands decides about it")
 def say_again_what_a_verb_has_done() -> Iterator[None]:
-    with rewritten(changes, "spread", ("default.attrs.update(live)", "pass")):
+    with rewritten(changes, "spread", ("default.attrs.update(said[1])", "pass")):
         yield
 
 
@@ -215,7 +215,7 @@ def put_a_plain_default_qp_out_of_use() -> Iterator[None]:
 @mutation("a plain default QP stays in use where its own verb was taken, whatever its NIC answers to us")
 def say_again_to_a_plain_qp_what_its_verb_has_done() -> Iterator[None]:
     with (
-        rewritten(changes, "spread", ("default.attrs.update(live)", "pass")),
+        rewritten(changes, "spread", ("default.attrs.update(said[1])", "pass")),
         rewritten(changes, "_out_of_use", ("if not k and (p is None or p.over):", "if False:")),
     ):
         yield
@@ -223,7 +223,7 @@ def say_again_to_a_plain_qp_what_its_verb_has_done() -> Iterator[None]:
 
 @mutation("a default QP that a MOVE has left as it was has what the application wants")
 def leave_the_default_qp_as_a_move_left_it() -> Iterator[None]:
-    given = "connection.given[0] = Given(RTS, had, rebuilt=False)"
+    given = "connection.given[0] = Given(ERR if fenced else connection.shadow.app_state, had, rebuilt=False)"
     with rewritten(changes, "spread", (given, "told.told_before(0)")):
         yield
 
@@ -297,7 +297,7 @@ def believe_that_the_verbs_qp_is_there() -> Iterator[None]:
     with rewritten(
         changes,
         "spread",
-        ("interruptions == connection.shadow.interruptions", "interruptions is not None"),
+        ("said[0] == connection.shadow.interruptions", "said is not None"),
     ):
         yield
 
@@ -338,7 +338,7 @@ def ask_a_default_qp_that_a_move_left() -> Iterator[None]:
         changes,
         "spread",
         (
-            "connection.given[0] = Given(RTS, had, rebuilt=False)",
+            "connection.given[0] = Given(ERR if fenced else connection.shadow.app_state, had, rebuilt=False)",
             "told.tell(0, Given(RTS, {}), told.steps(0).add(**live), [])",
         ),
     ):
@@ -350,4 +350,10 @@ def know_what_was_asked_before() -> Iterator[None]:
     with rewritten(
         changes, "asks_the_carrier", ("given.rights | (given.doubt if given.changing else 0)", "given.rights")
     ):
+        yield
+
+
+@mutation("a verb has given the default QP what it said, and not what others have noted")
+def take_what_was_noted_for_what_the_verb_said() -> Iterator[None]:
+    with rewritten(changes, "spread", ("default.attrs.update(said[1])", "default.attrs.update(live)")):
         yield

@@ -264,10 +264,11 @@ def asks_the_carrier(connection: ChangedQp, changes: dict[str, int], timeout_s: 
         return err
 
 
-def spread(connection: ChangedQp, timeout_s: float, interruptions: int | None) -> None:
+def spread(connection: ChangedQp, timeout_s: float, said: tuple[int, dict[str, int]] | None) -> None:
     """Bring what the application's attributes are now to every pair's QP; returns when none serves with others.
 
-    interruptions: the shadow's when the application's verb gave the default QP that; None where it did not.
+    said: the shadow's interruptions before the application's verb was carried out by the default QP, and what that gave
+    it; None where it did not: others may have noted more meanwhile.
     """
     told = _Told(connection)
     with connection.driver.locked(quietly=True):
@@ -279,14 +280,18 @@ def spread(connection: ChangedQp, timeout_s: float, interruptions: int | None) -
         # Those that are left; new ones not before.
         connection.pairing.rights_changed(lambda before: before & rights)
         default = connection.given.get(0)
-        untouched = interruptions == connection.shadow.interruptions  # neither fenced nor rebuilt since
-        if untouched and default is not None and default.state == RTS:
-            default.attrs.update(live)
+        if (
+            said is not None and said[0] == connection.shadow.interruptions
+        ):  # neither fenced nor rebuilt since
+            if default is not None and default.state == RTS:
+                default.attrs.update(said[1])
         if default is None and connection.shadow.is_out_of_service():
             # Behind a fence, which is waited for; or a MOVE has left it as the application had it.
+            p = connection.protocol
+            fenced = p is not None and (p.fencing or p.pairs[0].fenced)
             names = CONNECTED + ALTERNATE
             had: dict[str, object] = {"qp_access_flags": -1, **{name: wanted.get(name) for name in names}}
-            connection.given[0] = Given(RTS, had, rebuilt=False)
+            connection.given[0] = Given(ERR if fenced else connection.shadow.app_state, had, rebuilt=False)
         for k, given in list(connection.given.items()):
             _follow(told, k, given, on_pair(connection, k, live))
         anew = _connect_anew(connection, wanted)

@@ -542,6 +542,11 @@ class Connection:
         if p is None or p.over or self.closed:
             if self.core.refused and not self.closed:  # the peer has left since: nobody else ends that
                 self.evidence.post_failed(self.core.send_pair, self.core.refused, now)
+            for k in {self.core.send_pair, self.core.recv_pair}:
+                if self.ending.is_left_alone_on(k) and (
+                    self.nic(k).dead or self.core.first_error(k) is not None
+                ):
+                    self.ending.lose(k)
             return
         for k in range(self.n_pairs):
             if self.nic(k).dead and not p.pairs[k].dead:

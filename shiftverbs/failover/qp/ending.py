@@ -100,10 +100,12 @@ class Ending:
         is answered again, as long as that QP works.
         """
         protocol = self._c.protocol
-        if protocol is None:
-            return
-        carried = self._c.core.carried
-        reached = {k for k, p in enumerate(protocol.pairs) if k and (p.used or k in carried) and not p.fenced}
+        reached = self._c.core.carried
+        for k, p in enumerate(protocol.pairs if protocol is not None else ()):
+            if p.fenced:
+                reached.discard(k)
+            elif k and p.used:
+                reached.add(k)
         self.behind = self.behind | reached
 
     def begin(self, first: tuple[int, int] | None = None) -> None:
@@ -125,7 +127,7 @@ class Ending:
         c.core.guarded = True
         deadline_ns = c.driver.now_ns() + c.driver.protocol_config.fence_deadline_ns
         p = c.protocol
-        pairs = set(self.behind)
+        pairs = self.behind | self.unstopped
         # A default QP that was rebuilt carries nothing; but what is posted later must fail.
         if p is None or not p.pairs[0].fenced or c.rebuild.is_under_way(0):
             pairs.add(0)
@@ -180,14 +182,15 @@ class Ending:
             core.end_at_post()
 
     def is_left_alone_on(self, k: int) -> bool:
-        """Whether the peer has let go of a QP that is still withholding errors, and that uses pair k.
+        """Whether the peer, or we, let go of a QP that is still withholding errors, and that uses pair k.
 
         So it is just after the BYE was heard, and as long as it is away from home: nobody but us will end it. Where no
         send is handed over any more, nothing is left of them on their pair.
         """
         c = self._c
-        over = c.protocol is not None and c.protocol.over
-        alone = over and c.status is Status.UNPROTECTED and not c.closed and c.core.guarded
+        over = c.protocol is None or c.protocol.over
+        gone = over and c.status in (Status.UNPROTECTED, Status.FAILED)
+        alone = gone and not c.closed and c.core.guarded and not self.under_way
         return alone and (k == c.core.recv_pair or (k == c.core.send_pair and not c.core.ends_at_post))
 
     # ---- the application's doing ------------------------------------------------------------------------------------
@@ -211,6 +214,8 @@ class Ending:
         else:
             c.set_status(Status.PAIRING, reason)
             c.requirement.begin()
+        if self.behind:
+            c.core.guarded = True  # until these have stopped: `let_go`, or `by_application`
 
     def _call_move_off(self) -> None:
         """No pairing is to end the MOVE that is under way: its fence would close the gate for good."""
@@ -249,6 +254,8 @@ class Ending:
             if c.nic(k).worker.pending(c.shadow.handle(k)):
                 self.unstopped.add(k)
         self.behind.difference_update(stopped)
+        if not c.core.ending:
+            c.core.guarded = False
         c.driver.looks.settle(c)
 
     def by_application(self, without_nic: bool) -> None:
