@@ -84,7 +84,7 @@ class ShadowQP(Shadow):
         self.entries[recv_cq] = self.entries.get(recv_cq, 0) + cap[1] + HEADROOM_RECV_WR
         self.app_state = RESET
         self._changing = _core.Unbroken(threading.RLock())  # across the default QP's verb and the note of it
-        self.interruptions = 0  # how often failover has brought QPs of it to ERR, or the default one to RESET
+        self.interruptions = 0  # how often failover has brought the default QP to RESET
         self._attributes = QpAttributes()
         self._ended_without_nic = False
         self._left = set(range(1, len(self.slots) + 1))  # the backups that may still have a QP of it

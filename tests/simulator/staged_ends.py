@@ -209,10 +209,11 @@ def a_nic_refuses_to_end_a_default_qp() -> Network:
     net = armed()
     a, _ = ends(net)
     away(net)
-    net.nics["a"][0].refusing = 1000
+    net.nics["a"][0].refusing = 1
     feed(a, ev.KeysMissing("staged"))
-    until(net, lambda: a.failed, ms=5000)
+    until(net, lambda: a.failed, ms=100)
     wait(net, 1)
+    assert net.nics["a"][0].refusing == 0
     a.posts_on = True
     wr = post(a, "WRITE", 1)
     wait(net, 1000)

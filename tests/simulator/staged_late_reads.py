@@ -22,6 +22,7 @@ from simulator.story import (
     armed,
     at_home,
     ends,
+    executed,
     fail_over,
     is_request,
     path_failed,
@@ -160,8 +161,8 @@ def an_own_error_away_while_the_default_nic_is_slow() -> Network:
     return net
 
 
-def an_own_error_away_while_the_default_nic_hangs_and_dies() -> Network:
-    """Its errors come when the default NIC can answer nothing any more."""
+def an_own_error_away_while_the_default_nic_hangs() -> Network:
+    """Its errors come all the same, when that had the time of a fence: it carries nothing."""
     net = armed()
     a, _ = ends(net)
     fail_over(net)
@@ -171,10 +172,11 @@ def an_own_error_away_while_the_default_nic_hangs_and_dies() -> Network:
     a.own_error = "it named memory that is not there"
     plan(a, "WRITE", 1).bad = True
     a.due()
+    until(net, lambda: sends(a) == ["REM_ACCESS_ERR"], ms=3000)
+    a.posts_on = True
+    wr = post(a, "SEND")
     wait(net, 2000)
-    assert a.endpoint.core.ending and not sends(a)
-    net.kill("a", 0)
-    until(net, lambda: sends(a) == ["REM_ACCESS_ERR"], ms=1000)
+    assert sends(a) == ["REM_ACCESS_ERR", "WR_FLUSH_ERR"] and not executed(net, wr)
     return net
 
 
@@ -332,7 +334,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     an_own_error_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
     nobody_answers_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
     an_own_error_away_while_the_default_nic_is_slow: ("flush_before_the_default_qp_is_stopped",),
-    an_own_error_away_while_the_default_nic_hangs_and_dies: (),
+    an_own_error_away_while_the_default_nic_hangs: ("wait_for_a_spare_default_qp",),
     the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),
     an_own_error_at_home_while_the_backups_nic_is_slow: ("flush_at_home_what_was_away",),

@@ -41,6 +41,10 @@ FOUND_SOMETHING = {
     30001226: "the simulator's own: a WRITE that a READ lands over became a message that did not know so",
     30027352: "a right withdrawn while a SWITCH was asked about: the default QP served the peer on",
     30077050: "the same of READs, and the question dropped for another",
+    **dict.fromkeys(
+        (36000397, 36009623, 36025463, 36025559),
+        "what was posted behind the end was withheld, as if the backups were not stopped",
+    ),
     33604253: "the judge's own: two NICs had died, and a SWITCH began when it took the run to be over",
     **dict.fromkeys(
         (33086809, 33241084, 33336334, 33573784, 33690809),

@@ -740,3 +740,9 @@ def hear_of_no_error_behind_a_farewell() -> Iterator[None]:
 def show_flushes_amid_the_verb() -> Iterator[None]:
     with rewritten(Ending, "touched", ("if self.behind:", "if False:")):
         yield
+
+
+@mutation("errors do not wait for a default QP that carries nothing and whose NIC hangs")
+def wait_for_a_spare_default_qp() -> Iterator[None]:
+    with rewritten(Ending, "_hung", ("c.fence is not None and self._is_spare", "False")):
+        yield

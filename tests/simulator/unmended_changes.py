@@ -86,7 +86,7 @@ def note_what_a_carrier_took_when_it_has_answered() -> Iterator[None]:
 
 @mutation("who says again what another has begun waits for it")
 def wait_for_ones_own_changes_alone() -> Iterator[None]:
-    with rewritten(changes, "_follow", ("(given.changing and not changes)", "False")):
+    with rewritten(changes, "_follow", ("bool(given.changing and not changes)", "False")):
         yield
 
 
@@ -120,12 +120,6 @@ def look_at_what_a_former_life_was_given() -> Iterator[None]:
         rewritten(ShadowQP, "follow", ("given.clear()", "given.pop(0, None)")),
         rewritten(changes, "_connect_anew", ("if k >= connection.n_pairs:", "if False:")),
     ):
-        yield
-
-
-@mutation("a verb that a whole SWITCH was amid is repeated")
-def forget_a_fence_that_is_over() -> Iterator[None]:
-    with rewritten(Connection, "_do_fence", ("self.shadow.interruptions += 1", "pass")):
         yield
 
 
@@ -302,7 +296,9 @@ def believe_that_the_verbs_qp_is_there() -> Iterator[None]:
         yield
 
 
-@mutation("and where that was no fence")
+@mutation(
+    "a verb that the default QP was taken through RESET amid is repeated, or what it said is told again"
+)
 def count_no_rebuilding() -> Iterator[None]:
     with rewritten(rebuild.Rebuild, "_reset", ("c.shadow.interruptions += k == 0", "pass")):
         yield

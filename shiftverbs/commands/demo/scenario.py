@@ -276,6 +276,7 @@ class Lab:
 
         self._phase(Stage.HEALED)
         healed_ns = self.network.heal()
+        self._wait_home(pair, "both QPs at home")
         self._measure_failback(pair, result, healed_ns)
         self._phase(Stage.HOME_AGAIN)
         self._wait_moving(pair, traffic, "messages at home")
@@ -349,16 +350,18 @@ class Lab:
         return True
 
     def _measure_failback(self, pair: HostPair, result: ScenarioResult, healed_ns: int) -> None:
-        """Wait until both QPs are at home, and take when the later one came."""
-        times: list[int] = []
-
-        def came_home(a: dict[str, Any], b: dict[str, Any]) -> bool:
-            # A send state is there before its verbs are done, and only then the time is.
-            times[:] = [report["shift"]["durations"].get("home_ns") or 0 for report in (a, b)]
-            return self._sound(a, b) and at_home(a) and at_home(b) and min(times) > healed_ns
-
-        pair.wait_for(came_home, HOME_S, "both QPs at home, later than what was healed")
-        result.failback_ms = _ms(max(times), healed_ns)
+        """Take when the later of both came home, which is known when the verbs of that are done."""
+        deadline = time.monotonic() + HOME_S
+        while True:
+            durations = [report["shift"]["durations"] for report in self._status(pair)]
+            home_ns = [d.get("home_ns") or 0 for d in durations]
+            if min(home_ns) > healed_ns:
+                result.failback_ms = _ms(max(home_ns), healed_ns)
+                return
+            if time.monotonic() > deadline:
+                result.problem = f"healed at {healed_ns}, but home_ns is not later on both hosts: {durations}"
+                return
+            pair.run_for(0.01)
 
     @staticmethod
     def _states(report: dict[str, Any], fault_ns: int) -> list[str]:

@@ -626,7 +626,6 @@ class Connection:
     def _do_fence(self, action: ev.Fence) -> None:
         self._rx_target = None
         self.key_wait.since_ns = None
-        self.shadow.interruptions += 1
         for k in action.pairs:
             if k in self.given:
                 self.given[k].state = QpState.ERR

@@ -180,6 +180,14 @@ class Fence:
             return
         self._done()
 
+    def leave(self, k: int) -> None:
+        """Wait no longer for pair k, whatever its QP does."""
+        if k in self._commanded or k in self._flushing:
+            self._commanded.discard(k)
+            self._flushing.discard(k)
+            self.unstopped.add(k)
+            self._check()
+
     def be_patient(self) -> None:
         """It hangs, and goes on. A QP that is in ERR takes nothing any more; the others are waited for."""
         c = self._c

@@ -73,7 +73,7 @@ class Ending:
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
-    __slots__ = ("_c", "_first", "_we_flush", "behind", "original", "unstopped")
+    __slots__ = ("_c", "_first", "_is_spare", "_we_flush", "behind", "original", "unstopped")
 
     def __init__(self, connection: EndingQp) -> None:
         self._c = connection
@@ -86,7 +86,8 @@ class Ending:
         self.original: tuple[int, int] | None = None
         # The error that comes first of what is left: given when all pairs have stopped.
         self._first: tuple[int, int] | None = None
-        self._we_flush = False  # what is posted from now on: its default QP is not in ERR, and never will be
+        self._we_flush = False  # what is posted from now on: its default QP is not known to be in ERR
+        self._is_spare = False  # that was rebuilt, and carries nothing
 
     @property
     def under_way(self) -> bool:
@@ -129,6 +130,7 @@ class Ending:
         p = c.protocol
         pairs = self.behind | self.unstopped
         # A default QP that was rebuilt carries nothing; but what is posted later must fail.
+        self._is_spare = p is not None and not p.pairs[0].used
         if p is None or not p.pairs[0].fenced or c.rebuild.is_under_way(0):
             pairs.add(0)
         c.rebuild.call_off(0)
@@ -137,8 +139,13 @@ class Ending:
         c.wake_up()
 
     def _hung(self, reason: str) -> None:
-        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait."""
+        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait.
+
+        But not for a default QP that carries nothing: only what a former life was asked could be read there.
+        """
         c = self._c
+        if c.fence is not None and self._is_spare:
+            c.fence.leave(0)  # nobody would ever see an error, or a success behind a gap
         if c.fence is not None:
             if not c.fence.is_patient:
                 logger.error(

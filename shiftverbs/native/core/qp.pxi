@@ -311,7 +311,7 @@ cdef class QPCore:
 
     @property
     def carried(self) -> set[int]:
-        """The backups that were the application's since it last moved its QP to RESET."""
+        """The backups that were the application's since it last moved its QP to RESET, or that ended."""
         return {k for k in range(1, MAX_PAIRS) if self.q.pairs[k].carried}
 
     @property
@@ -904,6 +904,7 @@ cdef class QPCore:
         for k in range(MAX_PAIRS):
             q.pairs[k].forgotten = k != 0
             q.pairs[k].fence_again = 0
+            q.pairs[k].carried = 0  # all of them were stopped
         # Pair 0 is the application's again. What it still flushes lies below head and is recognised by that.
         q.pairs[0].fencing = 0
         q.pairs[0].recv_stale = 0
