@@ -21,9 +21,11 @@ from simulator.story import (
     Story,
     armed,
     at_home,
+    away,
     ends,
     executed,
     fail_over,
+    hole,
     is_request,
     path_failed,
     plan,
@@ -309,6 +311,22 @@ def an_own_error_comes_while_sqd_waits_for_a_backup() -> Network:
     return net
 
 
+def what_reset_took_from_a_backup_was_not_complete() -> Network:
+    """The default NIC is dead and refuses RESET; the backup was brought there: its flushes prove nothing."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    net.kill("a", 0)
+    hole(net, "a", "SEND", 1)
+    for _ in range(3):
+        post(a, "SEND")
+    wait(net, 0.2)
+    a.reset()
+    wait(net, 2000)
+    assert "SUCCESS" not in sends(a), sends(a)
+    return net
+
+
 def _comes_while_its_nic_is_slow(net: Network, caught: list[Packet], times: int = 1200) -> None:
     """The READ comes again and again, and a's NIC 1 takes a while for what it is commanded."""
     nic = net.nics["a"][1]
@@ -323,6 +341,7 @@ def _comes_while_its_nic_is_slow(net: Network, caught: list[Packet], times: int 
 
 
 TOLD: dict[Story, tuple[str, ...]] = {
+    what_reset_took_from_a_backup_was_not_complete: ("believe_a_flush_behind_a_reset",),
     the_peer_has_left_and_an_error_is_not_heard_of: ("hear_of_no_error_behind_a_farewell",),
     another_thread_polls_amid_err: ("show_flushes_amid_the_verb",),
     an_own_error_comes_while_sqd_waits_for_a_backup: ("show_flushes_amid_the_verb",),

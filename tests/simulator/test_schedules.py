@@ -45,6 +45,8 @@ FOUND_SOMETHING = {
         (36000397, 36009623, 36025463, 36025559),
         "what was posted behind the end was withheld, as if the backups were not stopped",
     ),
+    37018638: "what RESET had taken from a backup was told to be complete, where the default NIC refused it",
+    37022793: "the judge's own: a slow registration takes more steps than a run was allowed",
     33604253: "the judge's own: two NICs had died, and a SWITCH began when it took the run to be over",
     **dict.fromkeys(
         (33086809, 33241084, 33336334, 33573784, 33690809),

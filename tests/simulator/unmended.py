@@ -746,3 +746,9 @@ def show_flushes_amid_the_verb() -> Iterator[None]:
 def wait_for_a_spare_default_qp() -> Iterator[None]:
     with rewritten(Ending, "_hung", ("c.fence is not None and self._is_spare", "False")):
         yield
+
+
+@mutation("what a backup says behind the RESET of an end proves nothing of what was posted before")
+def believe_a_flush_behind_a_reset() -> Iterator[None]:
+    with rewritten(Ending, "stop_backups", ("c.core.forget_pair(k)", "pass")):
+        yield

@@ -246,6 +246,8 @@ class Ending:
             c.core.close_send()  # what waits for room there is not handed over any more, whatever completes
         for k in stopping:
             c.drain(k)
+            if reset:
+                c.core.forget_pair(k)  # what comes behind RESET proves nothing of what was posted before
             if not c.nic(k).dead:
                 steps = c.nic(k).verbs.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
                 c.driver.command(c, k, steps, _nothing)
