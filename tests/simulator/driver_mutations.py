@@ -168,7 +168,7 @@ def end_without_a_fence() -> Iterator[None]:
         Ending,
         "begin",
         (
-            "    c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung)\n    c.fence.begin()\n",
+            "    c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung, spare)\n    c.fence.begin()\n",
             "    for k in sorted(pairs):\n"
             "        if not c.nic(k).dead:\n"
             "            c.driver.command(c, k, c.nic(k).verbs.ModifySteps().add(state=QpState.ERR), lambda *_: None)\n"

@@ -146,6 +146,15 @@ def nobody_answers_at_home_when_the_peer_has_left() -> Network:
 
 def an_own_error_away_while_the_default_nic_is_slow() -> Network:
     """What the default QP was asked before it was fenced comes when it has begun another life, and carries nothing."""
+    return _while_the_default_nic_is_slow(refusing=0)
+
+
+def an_own_error_away_while_the_default_nic_is_slow_and_the_other_refuses() -> Network:
+    """The default NIC has the time of a fence all the same."""
+    return _while_the_default_nic_is_slow(refusing=1)
+
+
+def _while_the_default_nic_is_slow(refusing: int) -> Network:
     net = armed()
     a, b = ends(net)
     caught = _catch(net, 0)
@@ -155,7 +164,8 @@ def an_own_error_away_while_the_default_nic_is_slow() -> Network:
     until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
     wait(net, 20)
     caught[0].psn = (a.endpoint.hardware.expected - HALF // 2) & MASK
-    net.nics["a"][0].command_ns = 50 * MS
+    net.nics["a"][0].command_ns = 250 * MS
+    net.nics["a"][1].refusing = refusing
     _fails_by_itself(a)
     wait(net, 1)
     net.links["b", 0]._arrive(caught[0], net.nics["a"][0])
@@ -353,6 +363,9 @@ TOLD: dict[Story, tuple[str, ...]] = {
     an_own_error_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
     nobody_answers_at_home_when_the_peer_has_left: ("let_go_of_what_was_away",),
     an_own_error_away_while_the_default_nic_is_slow: ("flush_before_the_default_qp_is_stopped",),
+    an_own_error_away_while_the_default_nic_is_slow_and_the_other_refuses: (
+        "leave_a_spare_default_qp_at_once",
+    ),
     an_own_error_away_while_the_default_nic_hangs: ("wait_for_a_spare_default_qp",),
     the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),

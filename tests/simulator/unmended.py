@@ -744,11 +744,17 @@ def show_flushes_amid_the_verb() -> Iterator[None]:
 
 @mutation("errors do not wait for a default QP that carries nothing and whose NIC hangs")
 def wait_for_a_spare_default_qp() -> Iterator[None]:
-    with rewritten(Ending, "_hung", ("c.fence is not None and self._is_spare", "False")):
+    with rewritten(Ending, "begin", ("{0} if p is not None and not p.pairs[0].used else ()", "()")):
         yield
 
 
 @mutation("what a backup says behind the RESET of an end proves nothing of what was posted before")
 def believe_a_flush_behind_a_reset() -> Iterator[None]:
     with rewritten(Ending, "stop_backups", ("c.core.forget_pair(k)", "pass")):
+        yield
+
+
+@mutation("and are not shown before that had its time, because another NIC refuses")
+def leave_a_spare_default_qp_at_once() -> Iterator[None]:
+    with rewritten(Fence, "tick", ("now_ns >= self._spare_until_ns", "True")):
         yield

@@ -42,7 +42,8 @@ class Fence:
     """The fence of a SWITCH, or of a QP's end, while it is `connection.fence`.
 
     pairs: which; deadline_ns: when it hangs at the latest. done(): all of them are quiet, and what they completed is
-    taken. hung(reason): they are not in time; it is over then, or made to `be_patient`.
+    taken. hung(reason): they are not in time; it is over then, or made to `be_patient`. spare: of these pairs, those
+    not waited for when their NIC refuses, or the time is over. unstopped: that were not brought to ERR.
     """
 
     __slots__ = (
@@ -55,6 +56,8 @@ class Fence:
         "_hung",
         "_kicked_ns",
         "_refused",
+        "_spare",
+        "_spare_until_ns",
         "_tries_left",
         "is_patient",
         "unstopped",
@@ -67,6 +70,7 @@ class Fence:
         deadline_ns: int,
         done: Callable[[], None],
         hung: Callable[[str], None],
+        spare: Iterable[int] = (),
     ) -> None:
         self._c = connection
         self._deadline_ns = deadline_ns
@@ -75,6 +79,8 @@ class Fence:
         self._hung = hung
         self.is_patient = False
         self.unstopped: set[int] = set()
+        self._spare = set(spare)
+        self._spare_until_ns = deadline_ns
         self._tries_left = dict.fromkeys(pairs, TRIES)
         self._commanded = set(self._tries_left)  # ERR not confirmed yet
         self._flushing: set[int] = set()
@@ -120,7 +126,7 @@ class Fence:
         self._commanded.discard(k)
         # Of a dead context nothing can reach the peer any more, and no flush will ever come.
         is_gone = c.nic(k).dead or err in GONE
-        if err != 0 and not is_gone and self._tries_left[k]:
+        if err != 0 and not is_gone and k not in self._spare and self._tries_left[k]:
             self._tries_left[k] -= self.is_patient
             self._commanded.add(k)
             self._hung(f"{c.device(k)}: modify to ERR: {os.strerror(err)}")
@@ -180,14 +186,6 @@ class Fence:
             return
         self._done()
 
-    def leave(self, k: int) -> None:
-        """Wait no longer for pair k, whatever its QP does."""
-        if k in self._commanded or k in self._flushing:
-            self._commanded.discard(k)
-            self._flushing.discard(k)
-            self.unstopped.add(k)
-            self._check()
-
     def be_patient(self) -> None:
         """It hangs, and goes on. A QP that is in ERR takes nothing any more; the others are waited for."""
         c = self._c
@@ -208,6 +206,8 @@ class Fence:
     def due_ns(self) -> int:
         """When `tick` must be called next."""
         due_ns = self._again_ns or self._deadline_ns
+        if self._spare & (self._commanded | self._flushing):
+            due_ns = min(due_ns, self._spare_until_ns)
         for k in self._flushing:
             due_ns = min(due_ns, self._kicked_ns.get(k, 0) + KICK_NS)
         return due_ns
@@ -215,6 +215,12 @@ class Fence:
     def tick(self, now_ns: int) -> None:
         """Time passes: take what the CQs hold, ask again, give up at the deadline."""
         c = self._c
+        late = self._spare & (self._commanded | self._flushing) if now_ns >= self._spare_until_ns else None
+        if late:
+            self.unstopped |= late
+            self._commanded -= late
+            self._flushing -= late
+            self._check()
         for k in sorted(self._flushing):
             c.drain(k)
             self.progress(k)

@@ -73,7 +73,7 @@ class Ending:
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
-    __slots__ = ("_c", "_first", "_is_spare", "_we_flush", "behind", "original", "unstopped")
+    __slots__ = ("_c", "_first", "_we_flush", "behind", "original", "unstopped")
 
     def __init__(self, connection: EndingQp) -> None:
         self._c = connection
@@ -87,7 +87,6 @@ class Ending:
         # The error that comes first of what is left: given when all pairs have stopped.
         self._first: tuple[int, int] | None = None
         self._we_flush = False  # what is posted from now on: its default QP is not known to be in ERR
-        self._is_spare = False  # that was rebuilt, and carries nothing
 
     @property
     def under_way(self) -> bool:
@@ -129,23 +128,19 @@ class Ending:
         deadline_ns = c.driver.now_ns() + c.driver.protocol_config.fence_deadline_ns
         p = c.protocol
         pairs = self.behind | self.unstopped
-        # A default QP that was rebuilt carries nothing; but what is posted later must fail.
-        self._is_spare = p is not None and not p.pairs[0].used
+        # A default QP that was rebuilt carries nothing, and only what a former life was asked could be read there; but
+        # what is posted later must fail.
+        spare = {0} if p is not None and not p.pairs[0].used else ()
         if p is None or not p.pairs[0].fenced or c.rebuild.is_under_way(0):
             pairs.add(0)
         c.rebuild.call_off(0)
-        c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung)
+        c.fence = Fence(c, pairs, deadline_ns, self.deliver, self._hung, spare)
         c.fence.begin()
         c.wake_up()
 
     def _hung(self, reason: str) -> None:
-        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait.
-
-        But not for a default QP that carries nothing: only what a former life was asked could be read there.
-        """
+        """The fence of the end hung: a QP in ERR is at its end all the same; for one that is not, its errors wait."""
         c = self._c
-        if c.fence is not None and self._is_spare:
-            c.fence.leave(0)  # nobody would ever see an error, or a success behind a gap
         if c.fence is not None:
             if not c.fence.is_patient:
                 logger.error(
