@@ -351,7 +351,7 @@ class Lab:
 
     def _measure_failback(self, pair: HostPair, result: ScenarioResult, healed_ns: int) -> None:
         """Take when the later of both came home, which is known when the verbs of that are done."""
-        deadline = time.monotonic() + HOME_S
+        deadline = time.monotonic() + HOME_S * pair.patience
         while True:
             durations = [report["shift"]["durations"] for report in self._status(pair)]
             home_ns = [d.get("home_ns") or 0 for d in durations]
