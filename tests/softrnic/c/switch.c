@@ -64,7 +64,7 @@ static int check_times(void) {
     CHECK(is_at(above, 5000, FABRIC_OUT, 3050) && is_at(second, 5000, FABRIC_OUT, 4050));
     CHECK(is_at(send(0, FABRIC_ELSEWHERE, 0, 6000), 9000, FABRIC_OUT, 7000));
     CHECK(is_at((struct fabric_ticket){0}, 9000, FABRIC_FREE, 0));
-    CHECK(is_at((struct fabric_ticket){7, FABRIC_PACKETS + 1}, 9000, FABRIC_FREE, 0));
+    CHECK(is_at((struct fabric_ticket){.life = 7, .index = FABRIC_PACKETS + 1}, 9000, FABRIC_FREE, 0));
     return 0;
 }
 

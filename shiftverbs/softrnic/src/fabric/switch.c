@@ -370,7 +370,7 @@ struct fabric_ticket fabric_switch_send(struct fabric_switch *sw, unsigned src, 
                                      .ect = ect};
     append(sw, &sw->hosts[src].nic[priority], item);
     start_link(sw, src);
-    return (struct fabric_ticket){packet->life, item - 1};
+    return (struct fabric_ticket){packet->life, item - 1, dst * FABRIC_PRIORITIES + priority};
 }
 
 static struct fabric_packet *find(struct fabric_switch *sw, struct fabric_ticket ticket) {

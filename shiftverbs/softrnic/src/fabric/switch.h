@@ -29,6 +29,7 @@
 #define FABRIC_PACKETS 8192
 #define FABRIC_EVENTS 2048
 #define FABRIC_ELSEWHERE FABRIC_HOSTS /* a destination beyond the rail: only the link is passed */
+#define FABRIC_WAYS ((FABRIC_HOSTS + 1) * FABRIC_PRIORITIES) /* of a host's packets */
 
 /* Of one host and priority. Names of pauses are the NIC's: rx, the switch pauses the host; tx, the host the switch. */
 struct fabric_prio_counters {
@@ -92,6 +93,7 @@ struct fabric_switch {
 struct fabric_ticket {
     uint64_t life; /* 0 = none */
     uint32_t index;
+    uint32_t way; /* by destination and priority: packets that have the same keep their order */
 };
 
 struct fabric_news {

@@ -4,6 +4,10 @@
  * switch and on its wire. The process that sends a packet keeps it until it arrives; what links and queues do with it is
  * in shared memory (rails.h). Where there is flow control nobody knows when a packet will get on: it is asked about.
  *
+ * Each packet has a time of its own at which it is asked about, and one that was held up may be asked later than those
+ * behind it. But none arrives before those that the switch was given earlier for the same host in the same priority: there
+ * they keep their order, and a connection that did not would be answered with a NAK (IBA 9.7.5.2).
+ *
  * A QP that has enough waiting pauses: a NIC takes the next packet of a send queue when it can send it.
  */
 #include <stdlib.h>
@@ -42,6 +46,8 @@ struct carried {
         ticket;             /* LINK, SWITCH: its switch has flow control, and is asked. life 0: it has none */
     uint64_t since_ns;      /* and since when it is in this stage; 0 = nobody asked yet */
     struct carried *behind; /* RATE: the QP's next one. Only its first is in the heap */
+    bool switched;          /* given to a switch with flow control: it has a place in its way */
+    struct carried *ahead, *next;
     size_t len;
     uint8_t data[];
 };
@@ -52,6 +58,7 @@ struct srn_carry {
     size_t count, capacity;
     size_t waiting; /* bytes for a rate or the link */
     uint64_t sequence;
+    struct carried *last[FABRIC_WAYS]; /* given to the switch, of each way */
 };
 
 static bool before(const struct carried *a, const struct carried *b) {
@@ -111,6 +118,29 @@ static struct srn_carry *get_carry(struct srn_nic *nic) {
     return nic->carry;
 }
 
+/* The switch has it: it is the last on its way. */
+static void join_way(struct srn_carry *carry, struct carried *item) {
+    struct carried **last = &carry->last[item->ticket.way];
+
+    item->switched = true;
+    item->sequence = carry->sequence++;
+    item->ahead = *last;
+    if (item->ahead)
+        item->ahead->next = item;
+    *last = item;
+}
+
+/* It has arrived, or is lost. */
+static void discard(struct srn_carry *carry, struct carried *item) {
+    if (item->ahead)
+        item->ahead->next = item->next;
+    if (item->next)
+        item->next->ahead = item->ahead;
+    else if (item->switched)
+        carry->last[item->ticket.way] = item->ahead;
+    free(item);
+}
+
 /* This QP's next packet waits until the link has time for it, and its rate. */
 static void pause(struct srn_nic *nic, struct srn_qp *qp, uint8_t priority, uint64_t until_ns) {
     struct carried *item;
@@ -167,12 +197,12 @@ static void look(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
         if (!fault_passes(nic->port)) {
             nic->counters[SRN_CNT_TX_FILTERED]++;
             rails_forget(nic->port, item->ticket);
-            free(item);
+            discard(nic->carry, item);
             return;
         }
     }
     if (news.where == FABRIC_DROPPED || news.where == FABRIC_FREE) {
-        free(item);
+        discard(nic->carry, item);
         return;
     }
     if (news.where == FABRIC_OUT) {
@@ -188,7 +218,7 @@ static void look(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
     if (push(nic, item))
         return;
     nic->carry->waiting -= item->stage == LINK ? item->len : 0;
-    free(item); /* its ticket is one that nobody asks about any more */
+    discard(nic->carry, item); /* its ticket is one that nobody asks about any more */
 }
 
 /* The same of a rail with flow control. Returns when the link will have sent it, as it looks now. */
@@ -201,6 +231,7 @@ static uint64_t give_switch(struct srn_nic *nic, struct carried *item, uint64_t 
         free(item);
         return now_ns;
     }
+    join_way(nic->carry, item);
     item->stage = LINK;
     nic->carry->waiting += item->len;
     look(nic, item, now_ns);
@@ -337,8 +368,13 @@ uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
                 look(nic, item, now_ns);
                 break;
             }
+            if (item->ahead) {
+                item->due_ns = item->ahead->due_ns; /* which is asked about then */
+                push(nic, item);                    /* there is room: where it was */
+                break;
+            }
             nic->net->transmit(nic, item->peer_ip, item->data, item->len, item->tos);
-            free(item);
+            discard(carry, item);
             break;
         case RESUME:
             if (!still_busy(nic, item, now_ns)) {
@@ -355,6 +391,10 @@ uint64_t srn_carry_run(struct srn_nic *nic, uint64_t now_ns) {
 static int in_order(const void *a, const void *b) {
     const struct carried *one = *(struct carried *const *)a, *two = *(struct carried *const *)b;
 
+    if (one->switched != two->switched)
+        return one->switched ? -1 : 1;
+    if (one->switched)
+        return one->sequence < two->sequence ? -1 : 1;
     if (one->stage != two->stage)
         return one->stage > two->stage ? -1 : 1;
     return before(one, two) ? -1 : 1;
