@@ -65,6 +65,13 @@ def test_no_packet_overtakes_another_one_of_its_connection(carrier: Path, argume
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("ms", ["190", "4000"])
+def test_no_packet_waits_for_one_that_was_held_up(carrier: Path, ms: str) -> None:
+    """A host takes nothing for so long: when it goes on, what comes then is not behind by what that packet waited."""
+    done = subprocess.run([str(carrier), "still", ms], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def run(model: Path, entry: str, ms: int, *flows: str) -> Run:
     print(f"seed {SEED}")
     return rail.run(model, entry, ms, flows, seed=SEED)

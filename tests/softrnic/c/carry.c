@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Packets that a NIC carries over a rail with flow control, in virtual time: none overtakes another one of its connection.
+ * Packets that a NIC carries over a rail with flow control, in virtual time: none overtakes another one of its connection,
+ * and none waits for that longer than the network takes.
  *
  *   carry FIRST LAST [finish]      seeds; finish: the process ends in the midst of it
+ *   carry still MS                 a host takes nothing for so long; then packets come evenly, and none of these waits
  *
  * The NIC is host 0's; the others' packets compete with its own for the switch and stand in nobody's way otherwise. It is
  * late at times, as on a busy machine.
@@ -213,12 +215,50 @@ static unsigned run(uint64_t number, bool finish) {
     return late;
 }
 
+/* One packet waits for the host; each of the next comes when the one before has arrived. */
+static int stand_still(uint64_t ms) {
+    struct srn_net net = {.transmit = transmit, .resume = resume};
+    struct srn_nic nic = {.net = &net};
+    uint64_t begin = now = 1000000, due, since, longest = 0;
+    unsigned waiting = 0;
+
+    seed = begun = ms;
+    memset(&rail, 0, sizeof(rail));
+    fabric_switch_reset(&rail);
+    for (unsigned host = 0; host < HOSTS; host++)
+        fabric_switch_set(&rail, host, &params);
+    fabric_switch_still(&rail, 1, true, now);
+    give(&nic, 0);
+    while ((due = srn_carry_run(&nic, now)) && due < begin + ms * 1000000)
+        now = due > now ? due : now;
+    now = begin + ms * 1000000;
+    fabric_switch_still(&rail, 1, false, now);
+    for (int i = 0; i < 200; i++) {
+        since = now;
+        give(&nic, 0);
+        for (uint64_t next = now + 2000000; now < next;
+             now = due && due < next ? (due > now ? due : now) : next) {
+            due = srn_carry_run(&nic, now);
+            if (arrived[0] == given[0] && since) {
+                longest = now - since > longest ? now - since : longest;
+                since = 0;
+            }
+        }
+        waiting = given[0] - arrived[0] > waiting ? given[0] - arrived[0] : waiting;
+    }
+    srn_carry_finish(&nic, true);
+    printf("%.3f ms, %u\n", (double)longest / 1e6, waiting);
+    return longest > 2000000 || waiting || late;
+}
+
 int main(int argc, char **argv) {
     unsigned long first, last;
     unsigned bad = 0;
 
     if (argc < 3)
         return 2;
+    if (strcmp(argv[1], "still") == 0)
+        return stand_still(strtoul(argv[2], NULL, 10));
     first = strtoul(argv[1], NULL, 10);
     last = strtoul(argv[2], NULL, 10);
     for (unsigned long number = first; number <= last; number++)

@@ -48,6 +48,7 @@ struct carried {
     struct carried *behind; /* RATE: the QP's next one. Only its first is in the heap */
     bool switched;          /* given to a switch with flow control: it has a place in its way */
     struct carried *ahead, *next;
+    size_t place; /* in the heap */
     size_t len;
     uint8_t data[];
 };
@@ -65,6 +66,17 @@ static bool before(const struct carried *a, const struct carried *b) {
     return a->due_ns != b->due_ns ? a->due_ns < b->due_ns : a->sequence < b->sequence;
 }
 
+static void put(struct srn_carry *carry, size_t i, struct carried *item) {
+    carry->items[i] = item;
+    item->place = i;
+}
+
+static void rise(struct srn_carry *carry, size_t i, struct carried *item) {
+    for (; i && before(item, carry->items[(i - 1) / 2]); i = (i - 1) / 2)
+        put(carry, i, carry->items[(i - 1) / 2]);
+    put(carry, i, item);
+}
+
 static bool push(struct srn_nic *nic, struct carried *item) {
     struct srn_carry *carry = nic->carry;
     size_t i = carry->count;
@@ -78,9 +90,8 @@ static bool push(struct srn_nic *nic, struct carried *item) {
         carry->items = items;
         carry->capacity = capacity;
     }
-    for (carry->count++; i && before(item, carry->items[(i - 1) / 2]); i = (i - 1) / 2)
-        carry->items[i] = carry->items[(i - 1) / 2];
-    carry->items[i] = item;
+    carry->count++;
+    rise(carry, i, item);
     srn_timer_at(nic, item->due_ns);
     return true;
 }
@@ -96,11 +107,11 @@ static struct carried *pop(struct srn_carry *carry) {
             child++;
         if (child >= carry->count || !before(carry->items[child], last))
             break;
-        carry->items[i] = carry->items[child];
+        put(carry, i, carry->items[child]);
         i = child;
     }
     if (carry->count)
-        carry->items[i] = last;
+        put(carry, i, last);
     return first;
 }
 
@@ -208,6 +219,12 @@ static void look(struct srn_nic *nic, struct carried *item, uint64_t now_ns) {
     if (news.where == FABRIC_OUT) {
         item->ticket.life = 0;
         item->tos |= news.marked ? TOS_CE : 0;
+        /* So is the one ahead of it, or lost: it is asked about now. */
+        if (item->ahead && item->ahead->ticket.life && item->ahead->due_ns > now_ns) {
+            item->ahead->due_ns = now_ns;
+            rise(nic->carry, item->ahead->place, item->ahead);
+            srn_timer_at(nic, now_ns);
+        }
     } else if (!item->since_ns) {
         item->since_ns = now_ns;
     } else if (!news.sending) {
@@ -246,7 +263,8 @@ static uint64_t give_link(struct srn_nic *nic, struct carried *item, uint64_t no
         return give_switch(nic, item, now_ns);
     sent = rails_send(nic->port, item->due_ns, item->len);
     item->due_ns = sent;
-    if (sent <= now_ns)
+    /* Where this NIC is late, what the link sent before may still be here: that is in the switch first. */
+    if (sent <= now_ns && !(nic->carry->count && nic->carry->items[0]->due_ns <= sent))
         forward(nic, item);
     else if (wait_for(nic, item, LINK, sent))
         nic->carry->waiting += item->len;
