@@ -15,6 +15,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,7 @@ from shiftverbs.config import Config, ConfigError
 from shiftverbs.failover.driver import Driver
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.failover.qp.drain import TRIES
 from shiftverbs.failover.services import memory_keys
 from shiftverbs.failover.services.machine import Machine, ThisMachine
 from shiftverbs.native.ibv import EventType, QpState
@@ -319,16 +321,32 @@ class Runtime:
             return True
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
         try:
-            for k in used:
-                self._await_stop(connection.nic(k), shadow.handle(k))
+            self._stop_backups(connection, used, reset=state == QpState.RESET)
         except BaseException:  # Ctrl-C: the verb is not carried out, and the QP has left all the same
             self.qp_ended(shadow, False)
             raise
         with self.driver.locked(quietly=True):
             connection.ending.let_go(used)
-            if state == QpState.SQD:
+            if state == QpState.SQD and not connection.core.guarded:
                 shadow.touched(state)
         return True
+
+    def _stop_backups(self, connection: Connection, used: list[int], reset: bool) -> None:
+        """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused."""
+        ending, stopping, tries = connection.ending, used, TRIES
+        while stopping:
+            for k in stopping:
+                self._await_stop(connection.nic(k), connection.shadow.handle(k))
+            tries -= 1
+            if self.driver.is_in():
+                return
+            self.driver.run()
+            answered = functools.partial(ending.have_answered, stopping)
+            connection.wait_for(answered, time.monotonic() + self._change_timeout_s)
+            if not tries:
+                return
+            with self.driver.locked():
+                stopping = ending.stop_again(reset)
 
     def _await_stop(
         self, nic: Nic, pointer: int, ours: bool = True, raised: list[BaseException] | None = None

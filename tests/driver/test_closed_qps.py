@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,7 +237,13 @@ def test_a_qp_that_is_closed_while_it_asks_for_looks_gets_none(driver: Driver, n
 
     core = Core(recv_cq=Queue(), remote_keys=None, carried=set())
     connection = RealConnection(driver, shadow_qp(nic, core=core))
-    protocol: Any = double(PairProtocol, over=False, busy=True, handle=lambda event, now: [], pairs=[])
+    protocol: Any = double(
+        PairProtocol,
+        over=False,
+        busy=True,
+        handle=lambda event, now: [],
+        pairs=[SimpleNamespace(used=True, fenced=False)],
+    )
     connection.protocol = protocol
     holder.append(connection)
     connection._look()

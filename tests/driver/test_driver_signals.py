@@ -302,7 +302,11 @@ def test_a_signal_while_a_qp_is_closed_is_the_applications_too(driver: Driver, n
     connection = RealConnection(
         driver, shadow_qp(nic, core=double(_core.QPCore, remote_keys=None, carried=set()))
     )
-    protocol: Any = double(PairProtocol, handle=lambda event, now: alarm() or [], pairs=[])
+    protocol: Any = double(
+        PairProtocol,
+        handle=lambda event, now: alarm() or [],
+        pairs=[SimpleNamespace(used=True, fenced=False)],
+    )
     connection.protocol = protocol
     with pytest.raises(TimeoutError, match="application"), driver.locked():
         connection.close()

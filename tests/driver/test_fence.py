@@ -136,7 +136,11 @@ def test_giving_up_opens_the_gates(
     connection = RealConnection(driver, shadow_qp(nic, core=core))
     monkeypatch.setattr(Ending, "begin", lambda _, first: done.append("end"))
     connection.protocol = double(
-        PairProtocol, switching=False, send_state=state, pairs=[], move_told=closed == "told"
+        PairProtocol,
+        switching=False,
+        send_state=state,
+        pairs=[SimpleNamespace(used=True, fenced=False)],
+        move_told=closed == "told",
     )
     connection.give_up("a bug")
     assert done == [expected] and connection.status.value == "FAILED"

@@ -6,6 +6,7 @@ As staged.py: that no memory is touched behind a flush is what every run is judg
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from simulator.clock import MS, US
 from simulator.endpoint import Attr
 from simulator.network import Network
 from simulator.rnic import HALF, MASK, RTS, Packet
+from simulator.staged_again import begins_anew
 from simulator.story import (
     Story,
     armed,
@@ -39,6 +41,7 @@ from simulator.story import (
 
 from shiftverbs import _core
 from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status
 
 
@@ -190,6 +193,105 @@ def an_own_error_away_while_the_default_nic_hangs() -> Network:
     wait(net, 2000)
     assert sends(a) == ["REM_ACCESS_ERR", "WR_FLUSH_ERR"] and not executed(net, wr)
     return net
+
+
+def the_application_ends_its_qp_away_while_the_default_nic_hangs() -> Network:
+    """The same where the pairing is over with it: its flushes come when the default NIC had the time of a fence."""
+    return _ends_while_the_default_nic_hangs(lambda a: a.err())
+
+
+def we_give_a_qp_up_away_while_the_default_nic_hangs() -> Network:
+    """And where something of ours has failed."""
+    return _ends_while_the_default_nic_hangs(
+        lambda a: tell(a, lambda: a.endpoint.connection.give_up("staged"))
+    )
+
+
+def _ends_while_the_default_nic_hangs(end: Callable[[Application], None]) -> Network:
+    net = armed()
+    a, _ = ends(net)
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    wait(net, 20)
+    net.nics["a"][0].hung = True
+    hole(net, "a", "SEND", 1)
+    post(a, "SEND")
+    end(a)
+    wait(net, 2000)
+    assert a.endpoint.core.outstanding == (0, 0), "nothing is left"
+    return net
+
+
+def a_new_life_is_not_protected_in_time_while_its_nic_refuses() -> Network:
+    """Its default QP was one that carried nothing, before RESET; it carries the new life, and is stopped first."""
+    net = armed()
+    a, b = ends(net)
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    for app in (a, b):
+        app.reset()
+        begins_anew(app)
+    caught = _catch(net, 0)
+    for app in (a, b):
+        app.endpoint.connect(app.peer.endpoint)
+    assert a.endpoint.status is Status.PAIRING
+    post(b, "READ", 1)
+    wait(net, 0.05)
+    assert caught and a.endpoint.status is Status.PAIRING
+    net.nics["a"][0].refusing = 1
+    a.own_error = "it was not protected in time"
+    tell(a, a.endpoint.connection.requirement._end)
+    a.poll()
+    wait(net, 1)
+    net.links["b", 0]._arrive(caught[0], net.nics["a"][0])
+    wait(net, 2000)
+    return net
+
+
+def a_backup_refuses_to_be_stopped_in_sqd() -> Network:
+    """Once: it is asked again, and what comes late is not answered behind the flushes of an error at home."""
+    return _refuses_in_sqd(1)
+
+
+def a_backup_refuses_to_be_stopped_in_sqd_again_and_again() -> Network:
+    """The verb returns all the same, and errors wait until the backup has stopped."""
+    return _refuses_in_sqd(30)
+
+
+def _refuses_in_sqd(times: int) -> Network:
+    net = armed()
+    caught = _came_home(net, again=True)
+    a, _ = ends(net)
+    net.nics["a"][1].refusing = times
+    a.endpoint.drain()
+    net.qp_fatal("a", 0)
+    a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+    return _comes_late(net, caught)
+
+
+def a_backup_that_carries_traffic_refuses_reset() -> Network:
+    """Once: nothing touches the memory when the verb has returned."""
+    net = armed()
+    a, b = ends(net)
+    caught = _catch(net, 1)
+    away(net)
+    post(b, "READ", 1)
+    wait(net, 2)
+    verbs, backup = a.host.verbs, net.nics["a"][1]
+    carried_out, left = verbs.modify, [1]
+
+    def refused_once(pointer: int, steps: Any) -> tuple[int, int]:
+        qp = verbs.qps.get(pointer)
+        if qp is not None and qp.nic is backup and left[0]:
+            left[0] -= 1
+            return errno.ETIMEDOUT, 0
+        result: tuple[int, int] = carried_out(pointer, steps)
+        return result
+
+    with mock.patch.object(verbs, "modify", refused_once):
+        a.reset()
+    assert not left[0] and caught
+    return _comes_late(net, caught)
 
 
 def the_application_ends_its_qp_at_home() -> Network:
@@ -367,6 +469,14 @@ TOLD: dict[Story, tuple[str, ...]] = {
         "leave_a_spare_default_qp_at_once",
     ),
     an_own_error_away_while_the_default_nic_hangs: ("wait_for_a_spare_default_qp",),
+    the_application_ends_its_qp_away_while_the_default_nic_hangs: (
+        "forget_a_spare_default_qp_with_its_pairing",
+    ),
+    we_give_a_qp_up_away_while_the_default_nic_hangs: ("forget_a_spare_default_qp_with_its_pairing",),
+    a_new_life_is_not_protected_in_time_while_its_nic_refuses: ("take_a_new_life_for_spare",),
+    a_backup_refuses_to_be_stopped_in_sqd: ("ask_a_backup_to_stop_once",),
+    a_backup_refuses_to_be_stopped_in_sqd_again_and_again: ("let_go_of_a_backup_that_refused",),
+    a_backup_that_carries_traffic_refuses_reset: ("ask_a_backup_to_stop_once", "take_a_refusal_for_a_stop"),
     the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),
     an_own_error_at_home_while_the_backups_nic_is_slow: ("flush_at_home_what_was_away",),

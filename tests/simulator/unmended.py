@@ -744,7 +744,7 @@ def show_flushes_amid_the_verb() -> Iterator[None]:
 
 @mutation("errors do not wait for a default QP that carries nothing and whose NIC hangs")
 def wait_for_a_spare_default_qp() -> Iterator[None]:
-    with rewritten(Ending, "begin", ("{0} if p is not None and not p.pairs[0].used else ()", "()")):
+    with rewritten(Ending, "begin", ("{0} if self._spare else ()", "()")):
         yield
 
 
@@ -757,4 +757,34 @@ def believe_a_flush_behind_a_reset() -> Iterator[None]:
 @mutation("and are not shown before that had its time, because another NIC refuses")
 def leave_a_spare_default_qp_at_once() -> Iterator[None]:
     with rewritten(Fence, "tick", ("now_ns >= self._spare_until_ns", "True")):
+        yield
+
+
+@mutation("nor for one whose pairing is over")
+def forget_a_spare_default_qp_with_its_pairing() -> Iterator[None]:
+    with rewritten(Ending, "begin", ("{0} if self._spare", "{0} if p is not None and self._spare")):
+        yield
+
+
+@mutation("but for one that has begun anew since")
+def take_a_new_life_for_spare() -> Iterator[None]:
+    with rewritten(Ending, "let_go", ("self._spare = False", "pass")):
+        yield
+
+
+@mutation("a backup that refuses to be stopped is asked again")
+def ask_a_backup_to_stop_once() -> Iterator[None]:
+    with rewritten(Ending, "stop_again", ("sorted(self._refused) if not self._c.closed else []", "[]")):
+        yield
+
+
+@mutation("what a NIC has answered is heeded")
+def take_a_refusal_for_a_stop() -> Iterator[None]:
+    with rewritten(Ending, "_stopped", ("if err and", "if False and")):
+        yield
+
+
+@mutation("errors wait for a backup that refused to be stopped")
+def let_go_of_a_backup_that_refused() -> Iterator[None]:
+    with rewritten(Ending, "let_go", ("bool(self.unstopped.intersection(stopped))", "False")):
         yield

@@ -7,16 +7,20 @@ It begins where nothing can be hidden any more, where the application has its QP
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from shiftverbs.failover.qp.drain import Fence, FencedQp
 from shiftverbs.failover.services.cq_polling import Carrier
 from shiftverbs.native.ibv import QpState, WcStatus
 from shiftverbs.protocol.events import Status
+from shiftverbs.shadows.nic import GONE
 from shiftverbs.state_machine import SendState
 
 if TYPE_CHECKING:
+    from shiftverbs.failover.qp.timeline import Timeline
     from shiftverbs.protocol.pair import PairProtocol
 
 # Status and vendor_err of a WC: those of a flushed WR, and of the first one where the application has seen none.
@@ -58,6 +62,10 @@ class EndingQp(FencedQp, Carrier, Protocol):
     def requirement(self) -> Required:
         """What is required of it."""
 
+    @property
+    def timeline(self) -> Timeline:
+        """What became of it, and who waits for that."""
+
     def await_nothing(self) -> None:
         """The QP ends: no message, receive or key is waited for any more."""
 
@@ -69,16 +77,30 @@ class Ending:
     """How one connection's QP ends; what of it is still at work on backups that a pairing left.
 
     behind: backups that a pairing which is over left with work, until they are reset: their QPs may still be at it.
-    unstopped: backups that hung when they were let go of: what is to stop their QPs may lie there still.
+    unstopped: backups that hung when they were let go of, or refused: what is to stop their QPs may lie there still.
     original: status and vendor_err of the error that started a SWITCH, if there was one.
     """
 
-    __slots__ = ("_c", "_first", "_we_flush", "behind", "original", "unstopped")
+    __slots__ = (
+        "_asked",
+        "_c",
+        "_first",
+        "_refused",
+        "_spare",
+        "_we_flush",
+        "behind",
+        "original",
+        "unstopped",
+    )
 
     def __init__(self, connection: EndingQp) -> None:
         self._c = connection
         self.behind: set[int] = set()
         self.unstopped: set[int] = set()
+        self._asked: set[int] = set()  # by `stop_backups`, and not answered yet
+        self._refused: dict[int, int] = {}  # that: the errno
+        # The default QP was rebuilt and carries nothing, until the application resets it: the pairing may be forgotten.
+        self._spare = False
         self.forget()
 
     def forget(self) -> None:
@@ -100,6 +122,8 @@ class Ending:
         is answered again, as long as that QP works.
         """
         protocol = self._c.protocol
+        if protocol is not None:
+            self._spare = not protocol.pairs[0].used
         reached = self._c.core.carried
         for k, p in enumerate(protocol.pairs if protocol is not None else ()):
             if p.fenced:
@@ -128,9 +152,8 @@ class Ending:
         deadline_ns = c.driver.now_ns() + c.driver.protocol_config.fence_deadline_ns
         p = c.protocol
         pairs = self.behind | self.unstopped
-        # A default QP that was rebuilt carries nothing, and only what a former life was asked could be read there; but
-        # what is posted later must fail.
-        spare = {0} if p is not None and not p.pairs[0].used else ()
+        # There only what a former life was asked could be read; but what is posted later must fail.
+        spare = {0} if self._spare else ()
         if p is None or not p.pairs[0].fenced or c.rebuild.is_under_way(0):
             pairs.add(0)
         c.rebuild.call_off(0)
@@ -243,23 +266,57 @@ class Ending:
             c.drain(k)
             if reset:
                 c.core.forget_pair(k)  # what comes behind RESET proves nothing of what was posted before
-            if not c.nic(k).dead:
-                steps = c.nic(k).verbs.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
-                c.driver.command(c, k, steps, _nothing)
+        self._refused.clear()
+        self._stop(stopping, reset)
         return stopping
 
+    def stop_again(self, reset: bool) -> list[int]:
+        """After `stop_backups`: have that done that was refused. Returns their pairs."""
+        again = sorted(self._refused) if not self._c.closed else []
+        self._refused.clear()
+        self._stop(again, reset)
+        return again
+
+    def _stop(self, pairs: list[int], reset: bool) -> None:
+        c = self._c
+        for k in pairs:
+            if not c.nic(k).dead:
+                self._asked.add(k)
+                steps = c.nic(k).verbs.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
+                c.driver.command(c, k, steps, functools.partial(self._stopped, k))
+
+    def _stopped(self, k: int, err: int, _step: int) -> None:
+        self._asked.discard(k)
+        if err and err not in GONE and not self._c.nic(k).dead:
+            self._refused[k] = err
+        self._c.timeline.tell()
+
+    def have_answered(self, stopping: list[int]) -> bool:
+        """Whether it is known what became of that, but for those whose NICs are still at it."""
+        c = self._c
+        asked = self._asked.intersection(stopping)
+        return all(c.nic(k).worker.pending(c.shadow.handle(k)) for k in asked)
+
     def let_go(self, stopped: list[int]) -> None:
-        """After `stop_backups`, when nothing can arrive there any more: the QP is the default one again."""
+        """After `stop_backups`, when nothing can arrive there any more: the QP is the default one again.
+
+        Its errors wait on where a backup is not known to be stopped: that is done before they are shown.
+        """
         c = self._c
         if c.closed:
             return
         for k in stopped:
             c.drain(k)
-            if c.nic(k).worker.pending(c.shadow.handle(k)):
+            refused = self._refused.get(k)
+            if refused:
+                said = "QP %#x on %s: its backup could not be stopped on %s: %s"
+                logger.error(said, c.shadow.qp_num, c.device(0), c.device(k), os.strerror(refused))
+            if refused or k in self._asked:
                 self.unstopped.add(k)
         self.behind.difference_update(stopped)
+        self._spare = False
         if not c.core.ending:
-            c.core.guarded = False
+            c.core.guarded = bool(self.unstopped.intersection(stopped))
         c.driver.looks.settle(c)
 
     def by_application(self, without_nic: bool) -> None:
@@ -297,7 +354,3 @@ class Ending:
             except Exception:
                 logger.exception("QP %#x: its end failed too; its errors come at once", c.shadow.qp_num)
                 core.abort(*first)
-
-
-def _nothing(_err: int, _step: int) -> None:
-    """What nobody waits for has ended."""
