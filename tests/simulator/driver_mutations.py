@@ -193,7 +193,8 @@ def end_without_a_drain() -> Iterator[None]:
 
 @mutation("a QP is in RESET when no backup's QP can touch its memory any more")
 def reset_while_backups_are_at_work() -> Iterator[None]:
-    with rewritten(Runtime, "qp_touched", ("self._await_stop(connection.nic(k), shadow.handle(k))", "pass")):
+    edit = ("self._await_stop(connection.nic(k), connection.shadow.handle(k))", "pass")
+    with rewritten(Runtime, "_stop_backups", edit):
         yield
 
 
