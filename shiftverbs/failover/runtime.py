@@ -24,7 +24,6 @@ from shiftverbs.config import Config, ConfigError
 from shiftverbs.failover.driver import Driver
 from shiftverbs.failover.qp import changes
 from shiftverbs.failover.qp.connection import Connection
-from shiftverbs.failover.qp.drain import TRIES
 from shiftverbs.failover.services import memory_keys
 from shiftverbs.failover.services.machine import Machine, ThisMachine
 from shiftverbs.native.ibv import EventType, QpState
@@ -45,6 +44,8 @@ GRACE_US = 300
 # Where a QP may still write into memory that is about to be the application's, its NIC is waited for so long: a command
 # to hardware that is dying takes up to a minute.
 STOP_DMA_S = 60.0
+# One that refuses is asked again for so long.
+REFUSING_S = 2.0
 # How long the end of the process waits for whoever is in the driver, perhaps on a NIC that hangs.
 STOP_S = 2.0
 # Why nothing is protected in a forked child.
@@ -326,25 +327,27 @@ class Runtime:
             self.qp_ended(shadow, False)
             raise
         with self.driver.locked(quietly=True):
-            connection.ending.let_go(used)
+            connection.ending.let_go(used, reset=state == QpState.RESET)
             if state == QpState.SQD and not connection.core.guarded:
                 shadow.touched(state)
         return True
 
     def _stop_backups(self, connection: Connection, used: list[int], reset: bool) -> None:
         """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused."""
-        ending, stopping, tries = connection.ending, used, TRIES
+        ending, stopping, pause_s = connection.ending, used, 0.001
+        until = time.monotonic() + REFUSING_S
         while stopping:
             for k in stopping:
                 self._await_stop(connection.nic(k), connection.shadow.handle(k))
-            tries -= 1
-            if self.driver.is_in():
+            if self._stopped or self.driver.is_in():
                 return
             self.driver.run()
             answered = functools.partial(ending.have_answered, stopping)
             connection.wait_for(answered, time.monotonic() + self._change_timeout_s)
-            if not tries:
+            if not ending.is_refused or time.monotonic() >= until:
                 return
+            connection.wait_for(lambda: False, time.monotonic() + pause_s)
+            pause_s = min(2 * pause_s, 0.1)
             with self.driver.locked():
                 stopping = ending.stop_again(reset)
 

@@ -416,6 +416,7 @@ class ShadowQP(Shadow):
                 self.core.forget_events()
                 if self.connection is not None:
                     self.connection.given.clear()  # what that life's backups have is nobody's concern any more
+                    self.connection.ending.begin_anew()
             elif state == RTR:
                 self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
                 self.is_connected = True

@@ -6,7 +6,6 @@ As staged.py: that no memory is touched behind a flush is what every run is judg
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -41,11 +40,10 @@ from simulator.story import (
 
 from shiftverbs import _core
 from shiftverbs.failover.qp.connection import Connection
-from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status
 
 
-def _came_home(net: Network, again: bool) -> list[Packet]:
+def came_home(net: Network, again: bool) -> list[Packet]:
     """Both were on pair 1, where b's READ was answered, and are home; again: the pair has begun another life.
 
     Returns the READ's request.
@@ -55,7 +53,7 @@ def _came_home(net: Network, again: bool) -> list[Packet]:
         app.endpoint.prefer(1)
     path_failed(a, 0)
     until(net, lambda: all(app.endpoint.protocol.send_pair == 1 for app in ends(net)))
-    caught = _catch(net, 1)
+    caught = catch_reads(net, 1)
     post(b, "READ", 1)
     wait(net, 2)
     assert caught
@@ -74,7 +72,7 @@ def _came_home(net: Network, again: bool) -> list[Packet]:
     return caught
 
 
-def _catch(net: Network, k: int) -> list[Packet]:
+def catch_reads(net: Network, k: int) -> list[Packet]:
     """The requests of b's READs on rail k, from now on."""
     caught: list[Packet] = []
 
@@ -87,7 +85,7 @@ def _catch(net: Network, k: int) -> list[Packet]:
     return caught
 
 
-def _comes_late(net: Network, caught: list[Packet]) -> Network:
+def comes_late(net: Network, caught: list[Packet]) -> Network:
     """The READ comes again, and the run goes on."""
     a, _ = ends(net)
     wait(net, 1)
@@ -109,34 +107,34 @@ def _fails_by_itself(app: Application) -> None:
 def an_own_error_at_home_before_the_backup_begins_anew() -> Network:
     """Its flushes wait for the backup to be stopped."""
     net = armed()
-    caught = _came_home(net, again=False)
+    caught = came_home(net, again=False)
     _fails_by_itself(ends(net)[0])
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def an_own_error_at_home_when_the_backup_has_begun_anew() -> Network:
     """The same: what is late may look like what the new life has answered."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     _fails_by_itself(ends(net)[0])
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def an_own_error_at_home_when_the_peer_has_left() -> Network:
     """The same: nothing of ours has ended with the pairing."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     a, b = ends(net)
     b.close()
     until(net, lambda: a.endpoint.status is Status.UNPROTECTED, ms=1000)
     _fails_by_itself(a)
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def nobody_answers_at_home_when_the_peer_has_left() -> Network:
     """What the application is told is what plain verbs tell it."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     a, b = ends(net)
     b.close()
     until(net, lambda: a.endpoint.status is Status.UNPROTECTED, ms=1000)
@@ -144,7 +142,7 @@ def nobody_answers_at_home_when_the_peer_has_left() -> Network:
     post(a, "WRITE", 2)
     until(net, lambda: len(sends(a)) == 2, ms=10_000)
     assert sends(a) == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"]
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def an_own_error_away_while_the_default_nic_is_slow() -> Network:
@@ -160,7 +158,7 @@ def an_own_error_away_while_the_default_nic_is_slow_and_the_other_refuses() -> N
 def _while_the_default_nic_is_slow(refusing: int) -> Network:
     net = armed()
     a, b = ends(net)
-    caught = _catch(net, 0)
+    caught = catch_reads(net, 0)
     post(b, "READ", 1)
     wait(net, 2)
     fail_over(net)
@@ -231,7 +229,7 @@ def a_new_life_is_not_protected_in_time_while_its_nic_refuses() -> Network:
     for app in (a, b):
         app.reset()
         begins_anew(app)
-    caught = _catch(net, 0)
+    caught = catch_reads(net, 0)
     for app in (a, b):
         app.endpoint.connect(app.peer.endpoint)
     assert a.endpoint.status is Status.PAIRING
@@ -248,74 +246,28 @@ def a_new_life_is_not_protected_in_time_while_its_nic_refuses() -> Network:
     return net
 
 
-def a_backup_refuses_to_be_stopped_in_sqd() -> Network:
-    """Once: it is asked again, and what comes late is not answered behind the flushes of an error at home."""
-    return _refuses_in_sqd(1)
-
-
-def a_backup_refuses_to_be_stopped_in_sqd_again_and_again() -> Network:
-    """The verb returns all the same, and errors wait until the backup has stopped."""
-    return _refuses_in_sqd(30)
-
-
-def _refuses_in_sqd(times: int) -> Network:
-    net = armed()
-    caught = _came_home(net, again=True)
-    a, _ = ends(net)
-    net.nics["a"][1].refusing = times
-    a.endpoint.drain()
-    net.qp_fatal("a", 0)
-    a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
-    return _comes_late(net, caught)
-
-
-def a_backup_that_carries_traffic_refuses_reset() -> Network:
-    """Once: nothing touches the memory when the verb has returned."""
-    net = armed()
-    a, b = ends(net)
-    caught = _catch(net, 1)
-    away(net)
-    post(b, "READ", 1)
-    wait(net, 2)
-    verbs, backup = a.host.verbs, net.nics["a"][1]
-    carried_out, left = verbs.modify, [1]
-
-    def refused_once(pointer: int, steps: Any) -> tuple[int, int]:
-        qp = verbs.qps.get(pointer)
-        if qp is not None and qp.nic is backup and left[0]:
-            left[0] -= 1
-            return errno.ETIMEDOUT, 0
-        result: tuple[int, int] = carried_out(pointer, steps)
-        return result
-
-    with mock.patch.object(verbs, "modify", refused_once):
-        a.reset()
-    assert not left[0] and caught
-    return _comes_late(net, caught)
-
-
 def the_application_ends_its_qp_at_home() -> Network:
     """ERR by its own modify."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     a, _ = ends(net)
     a.err()
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def the_application_resets_its_qp_at_home() -> Network:
     """RESET."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     a, _ = ends(net)
     a.reset()
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def the_application_closes_its_qp_at_home() -> Network:
     """Close."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     _comes_while_its_nic_is_slow(net, caught)
     ends(net)[0].close()
     wait(net, 2000)
@@ -325,7 +277,7 @@ def the_application_closes_its_qp_at_home() -> Network:
 def an_own_error_at_home_while_the_backups_nic_is_slow() -> Network:
     """An own error: nothing is flushed until that NIC has stopped the backup."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     _comes_while_its_nic_is_slow(net, caught)
     _fails_by_itself(ends(net)[0])
     wait(net, 2000)
@@ -344,7 +296,7 @@ def a_default_qp_breaks_when_something_of_ours_has_failed() -> Network:
 
 def _gave_up_at_home(fails: Callable[[Network], None]) -> Network:
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     _comes_while_its_nic_is_slow(net, caught)
     a, _ = ends(net)
     tell(a, lambda: a.endpoint.connection.give_up("staged"))
@@ -359,7 +311,7 @@ def _gave_up_at_home(fails: Callable[[Network], None]) -> Network:
 def the_peer_has_left_and_an_error_is_not_heard_of() -> Network:
     """There were too many events: what the driver finds out in their place ends the QP."""
     net = armed()
-    _came_home(net, again=True)
+    came_home(net, again=True)
     a, b = ends(net)
     b.close()
     until(net, lambda: a.endpoint.status is Status.UNPROTECTED, ms=1000)
@@ -382,7 +334,7 @@ def the_peer_has_left_and_an_error_is_not_heard_of() -> Network:
 def another_thread_polls_amid_err() -> Network:
     """Its NIC flushes as soon as the verb has done that, and the backup is stopped behind it."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     a, _ = ends(net)
     modify = a.endpoint._hardware_modify
 
@@ -394,13 +346,13 @@ def another_thread_polls_amid_err() -> Network:
 
     with mock.patch.object(a.endpoint, "_hardware_modify", polled):
         a.err()
-    return _comes_late(net, caught)
+    return comes_late(net, caught)
 
 
 def an_own_error_comes_while_sqd_waits_for_a_backup() -> Network:
     """It is in use no more, but was: what is behind the error is flushed when it has stopped."""
     net = armed()
-    caught = _came_home(net, again=True)
+    caught = came_home(net, again=True)
     a, _ = ends(net)
     net.nics["a"][1].command_ns = 300 * MS
     net.links["a", 0].delay_ns = 5 * MS
@@ -474,9 +426,6 @@ TOLD: dict[Story, tuple[str, ...]] = {
     ),
     we_give_a_qp_up_away_while_the_default_nic_hangs: ("forget_a_spare_default_qp_with_its_pairing",),
     a_new_life_is_not_protected_in_time_while_its_nic_refuses: ("take_a_new_life_for_spare",),
-    a_backup_refuses_to_be_stopped_in_sqd: ("ask_a_backup_to_stop_once",),
-    a_backup_refuses_to_be_stopped_in_sqd_again_and_again: ("let_go_of_a_backup_that_refused",),
-    a_backup_that_carries_traffic_refuses_reset: ("ask_a_backup_to_stop_once", "take_a_refusal_for_a_stop"),
     the_application_ends_its_qp_at_home: ("stop_only_what_is_in_use",),
     the_application_resets_its_qp_at_home: ("stop_only_what_is_in_use",),
     an_own_error_at_home_while_the_backups_nic_is_slow: ("flush_at_home_what_was_away",),

@@ -738,7 +738,7 @@ def hear_of_no_error_behind_a_farewell() -> Iterator[None]:
 
 @mutation("no flush is shown amid a verb that leaves RTS before the backups that were in use are stopped")
 def show_flushes_amid_the_verb() -> Iterator[None]:
-    with rewritten(Ending, "touched", ("if self.behind:", "if False:")):
+    with rewritten(Connection, "set_status", ("waits or bool(self.ending.behind)", "waits")):
         yield
 
 
@@ -768,7 +768,7 @@ def forget_a_spare_default_qp_with_its_pairing() -> Iterator[None]:
 
 @mutation("but for one that has begun anew since")
 def take_a_new_life_for_spare() -> Iterator[None]:
-    with rewritten(Ending, "let_go", ("self._spare = False", "pass")):
+    with rewritten(Ending, "begin_anew", ("self._spare = False", "pass")):
         yield
 
 
@@ -786,5 +786,40 @@ def take_a_refusal_for_a_stop() -> Iterator[None]:
 
 @mutation("errors wait for a backup that refused to be stopped")
 def let_go_of_a_backup_that_refused() -> Iterator[None]:
-    with rewritten(Ending, "let_go", ("bool(self.unstopped.intersection(stopped))", "False")):
+    with rewritten(Ending, "let_go", ("not reset and bool(self.unstopped.intersection(stopped))", "False")):
+        yield
+
+
+@mutation("a NIC that refuses is not asked for longer than it may take")
+def ask_a_slow_nic_for_ever() -> Iterator[None]:
+    edit = ("not ending.is_refused or time.monotonic() >= until", "not ending.is_refused")
+    with rewritten(Runtime, "_stop_backups", edit):
+        yield
+
+
+@mutation("a backup that was not stopped once may have been stopped since")
+def remember_a_refusal_for_good() -> Iterator[None]:
+    with rewritten(Ending, "_stopped", ("self.unstopped.discard(k)", "pass")):
+        yield
+
+
+@mutation("behind a RESET that is refused the application is told all")
+def keep_errors_behind_a_refused_reset() -> Iterator[None]:
+    with rewritten(Ending, "let_go", ("not reset and bool", "bool")):
+        yield
+
+
+@mutation("a default QP that carries nothing carries nothing where RESET is refused")
+def forget_a_spare_default_qp_before_reset() -> Iterator[None]:
+    edit = (
+        "self.behind.difference_update(stopped)",
+        "self.behind.difference_update(stopped)\n    self._spare = False",
+    )
+    with rewritten(Ending, "let_go", edit):
+        yield
+
+
+@mutation("an error that was withheld as SQD began ends a QP whose backup was not stopped")
+def forget_what_was_withheld_in_sqd() -> Iterator[None]:
+    with rewritten(Ending, "let_go", ("c.core.guarded and withheld is not None", "False")):
         yield

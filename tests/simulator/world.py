@@ -124,7 +124,7 @@ class World:
             monotonic_ns=lambda: cls.net().clock.now,
             strftime=lambda form: "00:00:00",
         )
-        for module in (waiting, memory_keys, changes, shadows_nic, timeline, connection):
+        for module in (waiting, memory_keys, changes, shadows_nic, timeline, connection, runtime):
             stack.enter_context(mock.patch.object(module, "time", time))
         conditions = types.SimpleNamespace(
             Condition=lambda lock=None: Condition(cls.net()), RLock=shadows_nic.threading.RLock

@@ -264,6 +264,7 @@ class Connection:
             if status in (Status.FAILED, Status.UNPROTECTED):
                 self.early.end()
             waits = self.core.ending or ours or self.early.waits
+            waits = waits or bool(self.ending.behind)  # until these have stopped: `let_go`, or the end
             self.core.guarded = status is Status.PROTECTED or waits
         if before is not status:
             self.reports.status_changed(why, what)

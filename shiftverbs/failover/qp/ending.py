@@ -239,8 +239,6 @@ class Ending:
         else:
             c.set_status(Status.PAIRING, reason)
             c.requirement.begin()
-        if self.behind:
-            c.core.guarded = True  # until these have stopped: `let_go`, or `by_application`
 
     def _call_move_off(self) -> None:
         """No pairing is to end the MOVE that is under way: its fence would close the gate for good."""
@@ -270,6 +268,11 @@ class Ending:
         self._stop(stopping, reset)
         return stopping
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether a NIC has refused what `stop_backups` asks for."""
+        return bool(self._refused)
+
     def stop_again(self, reset: bool) -> list[int]:
         """After `stop_backups`: have that done that was refused. Returns their pairs."""
         again = sorted(self._refused) if not self._c.closed else []
@@ -289,6 +292,8 @@ class Ending:
         self._asked.discard(k)
         if err and err not in GONE and not self._c.nic(k).dead:
             self._refused[k] = err
+        else:
+            self.unstopped.discard(k)  # though it hung, or refused, before
         self._c.timeline.tell()
 
     def have_answered(self, stopping: list[int]) -> bool:
@@ -297,10 +302,10 @@ class Ending:
         asked = self._asked.intersection(stopping)
         return all(c.nic(k).worker.pending(c.shadow.handle(k)) for k in asked)
 
-    def let_go(self, stopped: list[int]) -> None:
+    def let_go(self, stopped: list[int], reset: bool) -> None:
         """After `stop_backups`, when nothing can arrive there any more: the QP is the default one again.
 
-        Its errors wait on where a backup is not known to be stopped: that is done before they are shown.
+        But for RESET its errors wait on where a backup is not known to be stopped: that is done before they are shown.
         """
         c = self._c
         if c.closed:
@@ -314,10 +319,16 @@ class Ending:
             if refused or k in self._asked:
                 self.unstopped.add(k)
         self.behind.difference_update(stopped)
-        self._spare = False
         if not c.core.ending:
-            c.core.guarded = bool(self.unstopped.intersection(stopped))
+            c.core.guarded = not reset and bool(self.unstopped.intersection(stopped))
+            withheld = c.core.first_error(0)
+            if c.core.guarded and withheld is not None:
+                self.begin(withheld)  # what told of it may be gone with the pairing
         c.driver.looks.settle(c)
+
+    def begin_anew(self) -> None:
+        """The application's QP is in RESET: what it has from now on is the default one's."""
+        self._spare = False
 
     def by_application(self, without_nic: bool) -> None:
         """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.

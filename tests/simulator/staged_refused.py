@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stories of backups that are to be stopped, as the application moves its QP to RESET or SQD, and whose NIC refuses.
+
+As staged.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from simulator.application import Application
+from simulator.clock import MS, US
+from simulator.endpoint import Attr
+from simulator.network import Network
+from simulator.staged_again import connect_anew
+from simulator.staged_late_reads import came_home, catch_reads, comes_late
+from simulator.story import (
+    Story,
+    armed,
+    at_home,
+    away,
+    ends,
+    fail_over,
+    hole,
+    path_failed,
+    post,
+    sends,
+    statuses,
+    until,
+    wait,
+)
+
+from shiftverbs.native.ibv import WcStatus
+from shiftverbs.shadows.qp import ShadowQP
+
+SECOND = 1000 * MS
+
+
+@contextlib.contextmanager
+def _refusing(app: Application, k: int, times: int) -> Iterator[list[int]]:
+    """NIC k refuses so many transitions, RESET too; yields how many are left."""
+    verbs, nic = app.host.verbs, app.net.nics[app.device.name][k]
+    carried_out, left = verbs.modify, [times]
+
+    def refused(pointer: int, steps: Any) -> tuple[int, int]:
+        qp = verbs.qps.get(pointer)
+        if qp is not None and qp.nic is nic and left[0]:
+            left[0] -= 1
+            return errno.ETIMEDOUT, 0
+        result: tuple[int, int] = carried_out(pointer, steps)
+        return result
+
+    with mock.patch.object(verbs, "modify", refused):
+        yield left
+
+
+@contextlib.contextmanager
+def _default_refuses(app: Application, hangs: bool = False) -> Iterator[None]:
+    """The application's own verb is refused; hangs: and its NIC carries out nothing from then on."""
+
+    def refused(attr: Attr, state: int | None) -> None:
+        app.net.nics[app.device.name][0].hung = hangs
+        raise PyverbsRDMAError("Failed to modify QP", errno.ETIMEDOUT)
+
+    with mock.patch.object(app.endpoint, "_hardware_modify", refused):
+        yield
+
+
+def _breaks(app: Application) -> None:
+    """Its default QP goes to ERR, and the NIC says so."""
+    app.net.qp_fatal(app.device.name, 0)
+    app.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+
+
+def a_backup_refuses_to_be_stopped_in_sqd() -> Network:
+    """Once: it is asked again, and what comes late is not answered behind the flushes of an error at home."""
+    return _refuses_in_sqd(1)
+
+
+def a_backup_refuses_to_be_stopped_in_sqd_again_and_again() -> Network:
+    """The verb returns all the same, and errors wait until the backup has stopped."""
+    return _refuses_in_sqd(30)
+
+
+def _refuses_in_sqd(times: int) -> Network:
+    net = armed()
+    caught = came_home(net, again=True)
+    a, _ = ends(net)
+    net.nics["a"][1].refusing = times
+    a.endpoint.drain()
+    _breaks(a)
+    return comes_late(net, caught)
+
+
+def a_backup_refuses_slowly() -> Network:
+    """Each time after 50 s, as hardware does that is dying: SQD waits for one of them."""
+    net = armed()
+    came_home(net, again=True)
+    a, _ = ends(net)
+    net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 50 * SECOND, 1000
+    begun_ns = net.clock.now
+    a.endpoint.drain()
+    assert net.clock.now - begun_ns < 60 * SECOND
+    net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 20 * US, 0
+    return net
+
+
+def a_backup_that_carries_traffic_refuses_reset() -> Network:
+    """Once: nothing touches the memory when the verb has returned."""
+    net = armed()
+    a, b = ends(net)
+    caught = catch_reads(net, 1)
+    away(net)
+    post(b, "READ", 1)
+    wait(net, 2)
+    with _refusing(a, 1, 1):
+        a.reset()
+    assert caught
+    return comes_late(net, caught)
+
+
+def a_backup_that_carries_traffic_refuses_reset_for_a_while() -> Network:
+    """The same, for 30 ms."""
+    net = armed()
+    a, b = ends(net)
+    caught = catch_reads(net, 1)
+    away(net)
+    post(b, "READ", 1)
+    wait(net, 2)
+    with _refusing(a, 1, 10**6) as left:
+        net.clock.later(30 * MS, left.__setitem__, 0, 0)
+        a.reset()
+    assert caught
+    return comes_late(net, caught)
+
+
+def a_backup_that_refused_once_is_stopped_in_another_life() -> Network:
+    """A QP whose backup would not be stopped at RESET: SQD, in the next life, finds it well and keeps no error."""
+    net = armed()
+    a, _ = ends(net)
+    away(net)
+    with _refusing(a, 1, 1000):
+        a.reset()
+    connect_anew(net)
+    path_failed(a, 0)
+    until(net, lambda: all(app.endpoint.protocol.send_pair == 1 for app in ends(net)))
+    for app in ends(net):
+        app.endpoint.prefer(0)
+    until(net, lambda: at_home(net))
+    wait(net, 50)
+    a.endpoint.drain()
+    net.nics["a"][1].hung = True
+    _breaks(a)
+    wait(net, 10)
+    assert [status for _, status in statuses(a)[-1:]] == ["WR_FLUSH_ERR"]
+    net.nics["a"][1].unhang()
+    return net
+
+
+def backup_and_default_nic_refuse_reset() -> Network:
+    """The QP is as it was, and unprotected: it is told what comes of what is posted."""
+    net = armed()
+    came_home(net, again=True)
+    a, _ = ends(net)
+    with _refusing(a, 1, 1000), _default_refuses(a):
+        a.reset()
+    a.left = a.failed = False
+    a.own_error = "its QP is not protected any more, and its cable is cut"
+    hole(net, "a", "SEND", 0)
+    post(a, "SEND")
+    wait(net, 5000)
+    assert sends(a)[-1:] == ["RETRY_EXC_ERR"], sends(a)
+    return net
+
+
+def the_default_nic_refuses_reset_and_hangs() -> Network:
+    """Its QP carried nothing, and does not now: the errors of what was away come when it had the time of a fence."""
+    net = armed()
+    a, _ = ends(net)
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    wait(net, 20)
+    hole(net, "a", "SEND", 1)
+    post(a, "SEND")
+    with _default_refuses(a, hangs=True):
+        a.reset()
+    wait(net, 3000)
+    assert a.endpoint.core.outstanding == (0, 0)
+    return net
+
+
+def an_error_is_withheld_as_sqd_begins_and_a_backup_refuses() -> Network:
+    """Its event was taken, and went with the pairing: the QP ends all the same."""
+    return _withheld_as_sqd_begins(hung=False)
+
+
+def an_error_is_withheld_as_sqd_begins_and_a_backup_hangs() -> Network:
+    """And is not shown before the backup has stopped."""
+    return _withheld_as_sqd_begins(hung=True)
+
+
+def _withheld_as_sqd_begins(hung: bool) -> Network:
+    net = armed()
+    caught = came_home(net, again=True)
+    a, _ = ends(net)
+    backup = net.nics["a"][1]
+    backup.hung, backup.refusing = hung, 0 if hung else 40
+    hole(net, "a", "SEND", 0)
+    for _ in range(2):
+        post(a, "SEND")
+    look, driver = ShadowQP.look_for_failure, a.host.runtime.driver
+
+    def looked(shadow: ShadowQP) -> None:
+        look(shadow)
+        if shadow is a.endpoint.shadow:
+            a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+            a.endpoint.core.send_cq.drain(0)
+            if not hung:
+                driver._collect(driver.now_ns())
+
+    def polled() -> None:
+        blocked, a.endpoint.blocked = a.endpoint.blocked, False
+        a.poll()
+        a.endpoint.blocked = blocked
+        net.clock.later(50 * US, net.links["b", 1]._arrive, caught[0], backup)
+
+    if hung:
+        net.clock.later(40 * MS, polled)
+        net.clock.later(3 * SECOND, backup.unhang)
+    with mock.patch.object(ShadowQP, "look_for_failure", looked), pytest.raises(PyverbsRDMAError):
+        a.endpoint.drain()  # its QP is in ERR by then
+    wait(net, 5000)
+    assert a.endpoint.core.outstanding == (0, 0)
+    return net
+
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    a_backup_refuses_to_be_stopped_in_sqd: ("ask_a_backup_to_stop_once",),
+    a_backup_refuses_to_be_stopped_in_sqd_again_and_again: ("let_go_of_a_backup_that_refused",),
+    a_backup_refuses_slowly: ("ask_a_slow_nic_for_ever",),
+    a_backup_that_carries_traffic_refuses_reset: ("ask_a_backup_to_stop_once", "take_a_refusal_for_a_stop"),
+    a_backup_that_carries_traffic_refuses_reset_for_a_while: ("ask_a_backup_to_stop_once",),
+    a_backup_that_refused_once_is_stopped_in_another_life: ("remember_a_refusal_for_good",),
+    backup_and_default_nic_refuse_reset: ("keep_errors_behind_a_refused_reset",),
+    the_default_nic_refuses_reset_and_hangs: ("forget_a_spare_default_qp_before_reset",),
+    an_error_is_withheld_as_sqd_begins_and_a_backup_refuses: ("forget_what_was_withheld_in_sqd",),
+    an_error_is_withheld_as_sqd_begins_and_a_backup_hangs: ("show_flushes_amid_the_verb",),
+}
