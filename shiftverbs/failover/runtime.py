@@ -327,15 +327,21 @@ class Runtime:
             self.qp_ended(shadow, False)
             raise
         with self.driver.locked(quietly=True):
-            connection.ending.let_go(used, reset=state == QpState.RESET)
+            # Where nothing runs any more nobody would tell what was withheld.
+            connection.ending.let_go(used, reset=state == QpState.RESET or self._stopped)
             if state == QpState.SQD and not connection.core.guarded:
                 shadow.touched(state)
         return True
 
     def _stop_backups(self, connection: Connection, used: list[int], reset: bool) -> None:
-        """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused."""
+        """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused.
+
+        One that did so for all that time is asked once by each verb, until it carries out one of these.
+        """
         ending, stopping, pause_s = connection.ending, used, 0.001
-        until = time.monotonic() + REFUSING_S
+        until = time.monotonic()
+        if not any(connection.nic(k).refuses for k in used):
+            until += REFUSING_S
         while stopping:
             for k in stopping:
                 self._await_stop(connection.nic(k), connection.shadow.handle(k))
@@ -344,7 +350,10 @@ class Runtime:
             self.driver.run()
             answered = functools.partial(ending.have_answered, stopping)
             connection.wait_for(answered, time.monotonic() + self._change_timeout_s)
-            if not ending.is_refused or time.monotonic() >= until:
+            refused = ending.refused
+            if not refused or time.monotonic() >= until:
+                for k in refused:
+                    connection.nic(k).refuses = True
                 return
             connection.wait_for(lambda: False, time.monotonic() + pause_s)
             pause_s = min(2 * pause_s, 0.1)
@@ -381,6 +390,19 @@ class Runtime:
         if connection is not None:
             with self.driver.locked(quietly=True):
                 connection.ending.by_application(without_nic)
+
+    def qp_reset(self, shadow: ShadowQP) -> None:
+        """The application's QP is in RESET: a new life of it begins."""
+        connection = shadow.connection
+        with self.driver.locked(quietly=True):
+            shadow.begin_anew()
+            connection.given.clear()  # what that life's backups have is nobody's concern any more
+            was_ending = connection.ending.begin_anew()
+        if was_ending and not connection.closed:
+            # A command of that end's may have come behind the application's verb.
+            nic = shadow.domain.nic
+            nic.worker.submit(_nobody_waits, shadow.default, nic.verbs.ModifySteps().add(state=QpState.RESET))
+            self._await_stop(nic, shadow.default, ours=False)
 
     def qp_closing(self, shadow: ShadowQP) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.

@@ -215,6 +215,7 @@ class Nic:
         self._pid = os.getpid()
         self._threads: dict[int, NicWorker] = {}
         self._on_the_way: list[None] = []  # one for each job that `worker` is to hand to `registrar`
+        self.refuses = False  # to stop QPs, though it was asked again and again
         self._given_up_ns = 0  # when the command began that somebody gave up waiting for; 0: none
         self._in_vain_ns = 0  # the same, of whoever changed a QP's attributes
         self._looks: list[Callable[[], None]] = []

@@ -412,17 +412,21 @@ class ShadowQP(Shadow):
                 pass
             elif state == RESET:
                 self._ended_without_nic = False
-                self.core.reset_journal()
-                self.core.forget_events()
-                if self.connection is not None:
-                    self.connection.given.clear()  # what that life's backups have is nobody's concern any more
-                    self.connection.ending.begin_anew()
+                if self.connection is None or self._pid != os.getpid():
+                    self.begin_anew()
+                else:
+                    self.domain.runtime.qp_reset(self)
             elif state == RTR:
                 self.core.peer_qp_num = self.attrs.get("dest_qp_num", 0)
                 self.is_connected = True
                 self._tell("qp_connected")
             elif state == RTS and before == RTR:
                 self._tell("qp_ready")
+
+    def begin_anew(self) -> None:
+        """The application's QP is in RESET: what was outstanding is forgotten."""
+        self.core.reset_journal()
+        self.core.forget_events()
 
     def show(
         self, attr: pyverbs_objects.Attr, init: pyverbs_objects.InitAttr | pyverbs_objects.InitAttrEx

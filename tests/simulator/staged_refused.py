@@ -18,7 +18,8 @@ from simulator.application import Application
 from simulator.clock import MS, US
 from simulator.endpoint import Attr
 from simulator.network import Network
-from simulator.staged_again import connect_anew
+from simulator.rnic import ERR, INIT, RESET
+from simulator.staged_again import begins_anew, connect_anew
 from simulator.staged_late_reads import came_home, catch_reads, comes_late
 from simulator.story import (
     Story,
@@ -29,6 +30,7 @@ from simulator.story import (
     fail_over,
     hole,
     path_failed,
+    plan,
     post,
     sends,
     statuses,
@@ -37,6 +39,7 @@ from simulator.story import (
 )
 
 from shiftverbs.native.ibv import WcStatus
+from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.qp import ShadowQP
 
 SECOND = 1000 * MS
@@ -103,7 +106,7 @@ def a_backup_refuses_slowly() -> Network:
     net = armed()
     came_home(net, again=True)
     a, _ = ends(net)
-    net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 50 * SECOND, 1000
+    net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 50 * SECOND, 3
     begun_ns = net.clock.now
     a.endpoint.drain()
     assert net.clock.now - begun_ns < 60 * SECOND
@@ -240,6 +243,91 @@ def _withheld_as_sqd_begins(hung: bool) -> Network:
     return net
 
 
+def an_error_comes_while_reset_waits_for_a_backup() -> Network:
+    """Another thread polls it: it ends that life, and none of the next."""
+    net = armed()
+    came_home(net, again=True)
+    a, b = ends(net)
+    net.nics["a"][1].command_ns, net.links["a", 0].delay_ns = 1 * MS, 100 * US
+    a.own_error = "it named memory that is not there"
+    plan(a, "WRITE", 1).bad = True
+    a.due()
+    post(a, "SEND")
+
+    def polled() -> None:
+        blocked, a.endpoint.blocked = a.endpoint.blocked, False
+        a.poll()
+        a.endpoint.blocked = blocked
+
+    net.clock.later(500 * US, polled)
+    a.reset()
+    net.nics["a"][1].command_ns, net.links["a", 0].delay_ns = 30 * US, 1 * US
+    b.reset()
+    for app in (a, b):
+        begins_anew(app)
+        app.own_error = ""
+    for app in (a, b):
+        app.endpoint.connect(app.peer.endpoint)
+    until(net, lambda: all(app.endpoint.status is Status.PROTECTED for app in ends(net)), ms=3000)
+    for app in (a, b):
+        post(app, "SEND")
+    wait(net, 100)
+    assert sends(a) == sends(b) == ["SUCCESS"]
+    return net
+
+
+def a_backups_nic_refuses_for_all_qps() -> Network:
+    """Four QPs of one process are brought to RESET, one after the other: the NIC is asked for two seconds once."""
+    net = armed(qps=4)
+    for app in net.apps:
+        app.endpoint.prefer(1)
+    wait(net, 100)
+    mine = [app for app in net.apps if app.device.name == "a"]
+    begun_ns = net.clock.now
+    with _refusing(mine[0], 1, 10**6):
+        for app in mine:
+            app.reset()
+    assert net.clock.now - begun_ns < 3 * SECOND
+    return net
+
+
+def a_backup_could_not_be_made_fit() -> Network:
+    """Its RESET was done, INIT was not: in RESET it is stopped, and SQD asks for nothing more."""
+    net = armed()
+    a, _ = ends(net)
+    verbs, nic = a.host.verbs, net.nics["a"][1]
+    carried_out, fails = verbs.modify, False
+
+    def half(pointer: int, steps: Any) -> tuple[int, int]:
+        qp = verbs.qps.get(pointer)
+        if qp is not None and qp.nic is nic:
+            states = [step.get("state") for step in steps.steps]
+            if fails and states[:2] == [RESET, INIT]:
+                qp.modify({"state": RESET})
+                return errno.EIO, 1
+            if qp.state == RESET and states == [ERR]:
+                return errno.EINVAL, 0  # as the kernel has it
+        result: tuple[int, int] = carried_out(pointer, steps)
+        return result
+
+    with mock.patch.object(verbs, "modify", half):
+        for app in ends(net):
+            app.endpoint.prefer(1)
+        path_failed(a, 0)
+        until(net, lambda: all(app.endpoint.protocol.send_pair == 1 for app in ends(net)))
+        post(a, "SEND")
+        wait(net, 2)
+        fails = True
+        for app in ends(net):
+            app.endpoint.prefer(0)
+        until(net, lambda: at_home(net))
+        wait(net, 200)
+        begun_ns = net.clock.now
+        a.endpoint.drain()
+        assert net.clock.now - begun_ns < 100 * MS and not a.endpoint.core.guarded
+    return net
+
+
 TOLD: dict[Story, tuple[str, ...]] = {
     a_backup_refuses_to_be_stopped_in_sqd: ("ask_a_backup_to_stop_once",),
     a_backup_refuses_to_be_stopped_in_sqd_again_and_again: ("let_go_of_a_backup_that_refused",),
@@ -250,5 +338,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     backup_and_default_nic_refuse_reset: ("keep_errors_behind_a_refused_reset",),
     the_default_nic_refuses_reset_and_hangs: ("forget_a_spare_default_qp_before_reset",),
     an_error_is_withheld_as_sqd_begins_and_a_backup_refuses: ("forget_what_was_withheld_in_sqd",),
+    an_error_comes_while_reset_waits_for_a_backup: ("end_a_new_life",),
+    a_backups_nic_refuses_for_all_qps: ("ask_a_nic_that_refuses_for_each_qp",),
+    a_backup_could_not_be_made_fit: ("bring_what_is_in_reset_to_err",),
     an_error_is_withheld_as_sqd_begins_and_a_backup_hangs: ("show_flushes_amid_the_verb",),
 }

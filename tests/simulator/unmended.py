@@ -168,7 +168,7 @@ def post_to_a_backup_that_is_stopped() -> Iterator[None]:
     # What completes behind RESET makes no room either; and what is refused there is heard of in the next life.
     with (
         rewritten(Ending, "stop_backups", ("c.core.close_send()", "pass"), ("c.core.forget_pair(k)", "pass")),
-        rewritten(ShadowQP, "follow", ("self.core.forget_events()", "pass")),
+        rewritten(ShadowQP, "begin_anew", ("self.core.forget_events()", "pass")),
         rewritten(Connection, "core_event", ("if b or self.core.refused:", "if True:")),
     ):
         yield
@@ -774,7 +774,7 @@ def take_a_new_life_for_spare() -> Iterator[None]:
 
 @mutation("a backup that refuses to be stopped is asked again")
 def ask_a_backup_to_stop_once() -> Iterator[None]:
-    with rewritten(Ending, "stop_again", ("sorted(self._refused) if not self._c.closed else []", "[]")):
+    with rewritten(Ending, "stop_again", ("self._refused if not self._c.closed else {}", "{}")):
         yield
 
 
@@ -792,7 +792,7 @@ def let_go_of_a_backup_that_refused() -> Iterator[None]:
 
 @mutation("a NIC that refuses is not asked for longer than it may take")
 def ask_a_slow_nic_for_ever() -> Iterator[None]:
-    edit = ("not ending.is_refused or time.monotonic() >= until", "not ending.is_refused")
+    edit = ("not refused or time.monotonic() >= until", "not refused")
     with rewritten(Runtime, "_stop_backups", edit):
         yield
 
@@ -822,4 +822,22 @@ def forget_a_spare_default_qp_before_reset() -> Iterator[None]:
 @mutation("an error that was withheld as SQD began ends a QP whose backup was not stopped")
 def forget_what_was_withheld_in_sqd() -> Iterator[None]:
     with rewritten(Ending, "let_go", ("c.core.guarded and withheld is not None", "False")):
+        yield
+
+
+@mutation("what ends in the wait of RESET ends with it")
+def end_a_new_life() -> Iterator[None]:
+    with rewritten(Ending, "begin_anew", ("if was_ending:", "if False:")):
+        yield
+
+
+@mutation("a NIC that refuses is asked again and again by one verb, not by each")
+def ask_a_nic_that_refuses_for_each_qp() -> Iterator[None]:
+    with rewritten(Runtime, "_stop_backups", ("connection.nic(k).refuses = True", "pass")):
+        yield
+
+
+@mutation("a backup that is in RESET already counts as stopped")
+def bring_what_is_in_reset_to_err() -> Iterator[None]:
+    with rewritten(Ending, "stop_again", ("(reset or err == errno.EINVAL)", "reset")):
         yield

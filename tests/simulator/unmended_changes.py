@@ -13,6 +13,7 @@ from shiftverbs.failover.qp import changes, rebuild
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.qp.evidence import Evidence
 from shiftverbs.failover.qp.pairing import Pairing
+from shiftverbs.failover.runtime import Runtime
 from shiftverbs.protocol.pair import PairProtocol
 from shiftverbs.shadows import qp_attributes
 from shiftverbs.shadows.qp import ShadowQP
@@ -98,7 +99,7 @@ def publish_no_change_before_there_is_a_peer() -> Iterator[None]:
 
 @mutation("what backups were given in a former life is nobody's concern")
 def keep_what_a_former_life_was_given() -> Iterator[None]:
-    with rewritten(ShadowQP, "follow", ("given.clear()", "given.pop(0, None)")):
+    with rewritten(Runtime, "qp_reset", ("given.clear()", "given.pop(0, None)")):
         yield
 
 
@@ -117,7 +118,7 @@ def put_the_pairs_of_an_earlier_pairing_out_of_this_one() -> Iterator[None]:
 @mutation("where a former life had more pairs, these are not connected anew")
 def look_at_what_a_former_life_was_given() -> Iterator[None]:
     with (
-        rewritten(ShadowQP, "follow", ("given.clear()", "given.pop(0, None)")),
+        rewritten(Runtime, "qp_reset", ("given.clear()", "given.pop(0, None)")),
         rewritten(changes, "_connect_anew", ("if k >= connection.n_pairs:", "if False:")),
     ):
         yield

@@ -7,6 +7,7 @@ It begins where nothing can be hidden any more, where the application has its QP
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -269,16 +270,19 @@ class Ending:
         return stopping
 
     @property
-    def is_refused(self) -> bool:
-        """Whether a NIC has refused what `stop_backups` asks for."""
-        return bool(self._refused)
+    def refused(self) -> list[int]:
+        """The pairs whose NICs have refused what `stop_backups` asks for."""
+        return sorted(self._refused)
 
     def stop_again(self, reset: bool) -> list[int]:
         """After `stop_backups`: have that done that was refused. Returns their pairs."""
-        again = sorted(self._refused) if not self._c.closed else []
-        self._refused.clear()
-        self._stop(again, reset)
-        return again
+        again = self._refused if not self._c.closed else {}
+        self._refused = {}
+        for by_reset in (False, True):
+            # From RESET, where a failed rebuild leaves a QP, nothing goes to ERR (IBA 11.2.5.2): EINVAL.
+            pairs = (k for k, err in again.items() if (reset or err == errno.EINVAL) == by_reset)
+            self._stop(sorted(pairs), by_reset)
+        return sorted(again)
 
     def _stop(self, pairs: list[int], reset: bool) -> None:
         c = self._c
@@ -294,6 +298,7 @@ class Ending:
             self._refused[k] = err
         else:
             self.unstopped.discard(k)  # though it hung, or refused, before
+            self._c.nic(k).refuses = False
         self._c.timeline.tell()
 
     def have_answered(self, stopping: list[int]) -> bool:
@@ -326,9 +331,17 @@ class Ending:
                 self.begin(withheld)  # what told of it may be gone with the pairing
         c.driver.looks.settle(c)
 
-    def begin_anew(self) -> None:
-        """The application's QP is in RESET: what it has from now on is the default one's."""
+    def begin_anew(self) -> bool:
+        """The application's QP is in RESET: what it has from now on is the default one's.
+
+        Returns whether it was about to end, by an error that came while RESET waited for its backups.
+        """
+        was_ending = self.under_way
+        if was_ending:
+            self._c.fence = None
+            self.forget()
         self._spare = False
+        return was_ending
 
     def by_application(self, without_nic: bool) -> None:
         """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.
