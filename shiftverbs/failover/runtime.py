@@ -322,7 +322,7 @@ class Runtime:
             return True
         # No message may arrive on a backup once this verb has returned: the memory is the application's again.
         try:
-            self._stop_backups(connection, used, reset=state == QpState.RESET)
+            self._stop_backups(connection, used)
         except BaseException:  # Ctrl-C: the verb is not carried out, and the QP has left all the same
             self.qp_ended(shadow, False)
             raise
@@ -333,15 +333,10 @@ class Runtime:
                 shadow.touched(state)
         return True
 
-    def _stop_backups(self, connection: Connection, used: list[int], reset: bool) -> None:
-        """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused.
-
-        One that did so for all that time is asked once by each verb, until it carries out one of these.
-        """
+    def _stop_backups(self, connection: Connection, used: list[int]) -> None:
+        """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused."""
         ending, stopping, pause_s = connection.ending, used, 0.001
-        until = time.monotonic()
-        if not any(connection.nic(k).refuses for k in used):
-            until += REFUSING_S
+        until = time.monotonic() + REFUSING_S
         while stopping:
             for k in stopping:
                 self._await_stop(connection.nic(k), connection.shadow.handle(k))
@@ -350,15 +345,12 @@ class Runtime:
             self.driver.run()
             answered = functools.partial(ending.have_answered, stopping)
             connection.wait_for(answered, time.monotonic() + self._change_timeout_s)
-            refused = ending.refused
-            if not refused or time.monotonic() >= until:
-                for k in refused:
-                    connection.nic(k).refuses = True
+            if not ending.asks_again(time.monotonic() < until):
                 return
             connection.wait_for(lambda: False, time.monotonic() + pause_s)
             pause_s = min(2 * pause_s, 0.1)
             with self.driver.locked():
-                stopping = ending.stop_again(reset)
+                stopping = ending.stop_again()
 
     def _await_stop(
         self, nic: Nic, pointer: int, ours: bool = True, raised: list[BaseException] | None = None
@@ -394,15 +386,22 @@ class Runtime:
     def qp_reset(self, shadow: ShadowQP) -> None:
         """The application's QP is in RESET: a new life of it begins."""
         connection = shadow.connection
+        nic, pointer = shadow.domain.nic, shadow.default
+        nobody_may_wait = nic.on_worker() or self.driver.is_in()
         with self.driver.locked(quietly=True):
+            if connection.closed:  # by a handler, in the wait for the lock
+                return
             shadow.begin_anew()
             connection.given.clear()  # what that life's backups have is nobody's concern any more
-            was_ending = connection.ending.begin_anew()
-        if was_ending and not connection.closed:
+            if not connection.ending.begin_anew() or nobody_may_wait:
+                return
             # A command of that end's may have come behind the application's verb.
-            nic = shadow.domain.nic
-            nic.worker.submit(_nobody_waits, shadow.default, nic.verbs.ModifySteps().add(state=QpState.RESET))
-            self._await_stop(nic, shadow.default, ours=False)
+            nic.worker.submit(_nobody_waits, pointer, nic.verbs.ModifySteps().add(state=QpState.RESET))
+        try:
+            self._await_stop(nic, pointer, ours=False)
+        finally:
+            if nic.worker.pending(pointer):
+                nic.worker.cancel(pointer)  # it must not come later, whatever that NIC is at
 
     def qp_closing(self, shadow: ShadowQP) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.

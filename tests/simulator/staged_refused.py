@@ -245,6 +245,15 @@ def _withheld_as_sqd_begins(hung: bool) -> Network:
 
 def an_error_comes_while_reset_waits_for_a_backup() -> Network:
     """Another thread polls it: it ends that life, and none of the next."""
+    return _ends_amid_reset(early=False)
+
+
+def an_error_comes_amid_reset_and_one_in_the_next_life() -> Network:
+    """Before that is protected: it is withheld, as if there had been no life before."""
+    return _ends_amid_reset(early=True)
+
+
+def _ends_amid_reset(early: bool) -> Network:
     net = armed()
     came_home(net, again=True)
     a, b = ends(net)
@@ -268,11 +277,35 @@ def an_error_comes_while_reset_waits_for_a_backup() -> Network:
         app.own_error = ""
     for app in (a, b):
         app.endpoint.connect(app.peer.endpoint)
+    if early:
+        hole(net, "a", "SEND", 0)
+        post(a, "SEND")
+        a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
     until(net, lambda: all(app.endpoint.status is Status.PROTECTED for app in ends(net)), ms=3000)
-    for app in (a, b):
-        post(app, "SEND")
+    post(b, "SEND")
+    if not early:
+        post(a, "SEND")
     wait(net, 100)
-    assert sends(a) == sends(b) == ["SUCCESS"]
+    assert sends(a) == sends(b) == ["SUCCESS"], (sends(a), sends(b))
+    return net
+
+
+def one_backups_nic_refuses_for_good_and_another_once() -> Network:
+    """That one is asked again all the same."""
+    net = armed(pairs=3)
+    a, b = ends(net)
+    caught = catch_reads(net, 2)
+    for k in (1, 2):
+        for app in (a, b):
+            app.endpoint.prefer(k)
+        until(net, lambda k=k: all(app.endpoint.protocol.send_pair == k for app in ends(net)))  # type: ignore[misc]
+        wait(net, 5)
+    post(b, "READ", 1)
+    wait(net, 2)
+    a.endpoint.connection.nic(1).refuses = True
+    with _refusing(a, 1, 10**6), _refusing(a, 2, 1):
+        a.reset()
+    assert caught and a.endpoint.qp(2).state == RESET
     return net
 
 
@@ -339,6 +372,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     the_default_nic_refuses_reset_and_hangs: ("forget_a_spare_default_qp_before_reset",),
     an_error_is_withheld_as_sqd_begins_and_a_backup_refuses: ("forget_what_was_withheld_in_sqd",),
     an_error_comes_while_reset_waits_for_a_backup: ("end_a_new_life",),
+    an_error_comes_amid_reset_and_one_in_the_next_life: ("end_the_grace_of_a_new_life",),
+    one_backups_nic_refuses_for_good_and_another_once: ("ask_all_nics_once_where_one_refuses",),
     a_backups_nic_refuses_for_all_qps: ("ask_a_nic_that_refuses_for_each_qp",),
     a_backup_could_not_be_made_fit: ("bring_what_is_in_reset_to_err",),
     an_error_is_withheld_as_sqd_begins_and_a_backup_hangs: ("show_flushes_amid_the_verb",),

@@ -792,7 +792,7 @@ def let_go_of_a_backup_that_refused() -> Iterator[None]:
 
 @mutation("a NIC that refuses is not asked for longer than it may take")
 def ask_a_slow_nic_for_ever() -> Iterator[None]:
-    edit = ("not refused or time.monotonic() >= until", "not refused")
+    edit = ("asks_again(time.monotonic() < until)", "asks_again(True)")
     with rewritten(Runtime, "_stop_backups", edit):
         yield
 
@@ -831,13 +831,28 @@ def end_a_new_life() -> Iterator[None]:
         yield
 
 
+@mutation("nor does what is heard of it later take the grace of the next life's errors")
+def end_the_grace_of_a_new_life() -> Iterator[None]:
+    with rewritten(Ending, "begin_anew", ("self._c.early.begin_anew()", "pass")):
+        yield
+
+
+@mutation("where another backup's NIC refuses for good, one that refused once is asked again")
+def ask_all_nics_once_where_one_refuses() -> Iterator[None]:
+    with rewritten(Ending, "asks_again", ("again |= not nic.refuses", "again = False")):
+        yield
+
+
 @mutation("a NIC that refuses is asked again and again by one verb, not by each")
 def ask_a_nic_that_refuses_for_each_qp() -> Iterator[None]:
-    with rewritten(Runtime, "_stop_backups", ("connection.nic(k).refuses = True", "pass")):
+    with rewritten(Ending, "asks_again", ("nic.refuses = True", "pass")):
         yield
 
 
 @mutation("a backup that is in RESET already counts as stopped")
 def bring_what_is_in_reset_to_err() -> Iterator[None]:
-    with rewritten(Ending, "stop_again", ("(reset or err == errno.EINVAL)", "reset")):
+    with (
+        rewritten(Ending, "stop_again", ("if err == errno.EINVAL", "if False")),
+        rewritten(Ending, "asks_again", ("err == errno.EINVAL and", "False and")),
+    ):
         yield

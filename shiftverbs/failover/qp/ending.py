@@ -84,6 +84,7 @@ class Ending:
 
     __slots__ = (
         "_asked",
+        "_by_reset",
         "_c",
         "_first",
         "_refused",
@@ -100,6 +101,7 @@ class Ending:
         self.unstopped: set[int] = set()
         self._asked: set[int] = set()  # by `stop_backups`, and not answered yet
         self._refused: dict[int, int] = {}  # that: the errno
+        self._by_reset: set[int] = set()  # are asked for that, not for ERR
         # The default QP was rebuilt and carries nothing, until the application resets it: the pairing may be forgotten.
         self._spare = False
         self.forget()
@@ -266,30 +268,42 @@ class Ending:
             if reset:
                 c.core.forget_pair(k)  # what comes behind RESET proves nothing of what was posted before
         self._refused.clear()
-        self._stop(stopping, reset)
+        self._by_reset = set(stopping) if reset else set()
+        self._stop(stopping)
         return stopping
 
-    @property
-    def refused(self) -> list[int]:
-        """The pairs whose NICs have refused what `stop_backups` asks for."""
-        return sorted(self._refused)
+    def asks_again(self, in_time: bool) -> bool:
+        """After `stop_backups`: whether a NIC has refused that and is to be asked again; in_time: while there is time.
 
-    def stop_again(self, reset: bool) -> list[int]:
+        One that was asked for all the time is asked once by each verb from then on, until it carries out one of these.
+        """
+        again = False
+        for k, err in self._refused.items():
+            nic = self._c.nic(k)
+            if err == errno.EINVAL and k not in self._by_reset:
+                again = True
+            elif not in_time:
+                nic.refuses = True
+            else:
+                again |= not nic.refuses
+        return again
+
+    def stop_again(self) -> list[int]:
         """After `stop_backups`: have that done that was refused. Returns their pairs."""
         again = self._refused if not self._c.closed else {}
         self._refused = {}
-        for by_reset in (False, True):
-            # From RESET, where a failed rebuild leaves a QP, nothing goes to ERR (IBA 11.2.5.2): EINVAL.
-            pairs = (k for k, err in again.items() if (reset or err == errno.EINVAL) == by_reset)
-            self._stop(sorted(pairs), by_reset)
+        # From RESET, where a failed rebuild leaves a QP, nothing goes to ERR (IBA 11.2.5.2): EINVAL.
+        self._by_reset.update(k for k, err in again.items() if err == errno.EINVAL)
+        self._stop(sorted(again))
         return sorted(again)
 
-    def _stop(self, pairs: list[int], reset: bool) -> None:
+    def _stop(self, pairs: list[int]) -> None:
         c = self._c
         for k in pairs:
             if not c.nic(k).dead:
                 self._asked.add(k)
-                steps = c.nic(k).verbs.ModifySteps().add(state=QpState.RESET if reset else QpState.ERR)
+                state = QpState.RESET if k in self._by_reset else QpState.ERR
+                steps = c.nic(k).verbs.ModifySteps().add(state=state)
                 c.driver.command(c, k, steps, functools.partial(self._stopped, k))
 
     def _stopped(self, k: int, err: int, _step: int) -> None:
@@ -340,7 +354,9 @@ class Ending:
         if was_ending:
             self._c.fence = None
             self.forget()
+        self.behind = set()
         self._spare = False
+        self._c.early.begin_anew()  # what was heard of while RESET waited may have ended it
         return was_ending
 
     def by_application(self, without_nic: bool) -> None:
