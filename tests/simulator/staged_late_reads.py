@@ -85,6 +85,20 @@ def catch_reads(net: Network, k: int) -> list[Packet]:
     return caught
 
 
+def leave_a_spare_default_qp(net: Network) -> None:
+    """Traffic is on pair 1, the default QPs were rebuilt and carry nothing."""
+    fail_over(net)
+    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    wait(net, 20)
+
+
+def poll_amid_its_verb(app: Application) -> None:
+    """Another thread of the program polls, while its verb waits."""
+    blocked, app.endpoint.blocked = app.endpoint.blocked, False
+    app.poll()
+    app.endpoint.blocked = blocked
+
+
 def comes_late(net: Network, caught: list[Packet]) -> Network:
     """The READ comes again, and the run goes on."""
     a, _ = ends(net)
@@ -161,9 +175,7 @@ def _while_the_default_nic_is_slow(refusing: int) -> Network:
     caught = catch_reads(net, 0)
     post(b, "READ", 1)
     wait(net, 2)
-    fail_over(net)
-    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
-    wait(net, 20)
+    leave_a_spare_default_qp(net)
     caught[0].psn = (a.endpoint.hardware.expected - HALF // 2) & MASK
     net.nics["a"][0].command_ns = 250 * MS
     net.nics["a"][1].refusing = refusing
@@ -178,9 +190,7 @@ def an_own_error_away_while_the_default_nic_hangs() -> Network:
     """Its errors come all the same, when that had the time of a fence: it carries nothing."""
     net = armed()
     a, _ = ends(net)
-    fail_over(net)
-    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
-    wait(net, 20)
+    leave_a_spare_default_qp(net)
     net.nics["a"][0].hung = True
     a.own_error = "it named memory that is not there"
     plan(a, "WRITE", 1).bad = True
@@ -208,9 +218,7 @@ def we_give_a_qp_up_away_while_the_default_nic_hangs() -> Network:
 def _ends_while_the_default_nic_hangs(end: Callable[[Application], None]) -> Network:
     net = armed()
     a, _ = ends(net)
-    fail_over(net)
-    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
-    wait(net, 20)
+    leave_a_spare_default_qp(net)
     net.nics["a"][0].hung = True
     hole(net, "a", "SEND", 1)
     post(a, "SEND")
@@ -224,8 +232,7 @@ def a_new_life_is_not_protected_in_time_while_its_nic_refuses() -> Network:
     """Its default QP was one that carried nothing, before RESET; it carries the new life, and is stopped first."""
     net = armed()
     a, b = ends(net)
-    fail_over(net)
-    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
+    leave_a_spare_default_qp(net)
     for app in (a, b):
         app.reset()
         begins_anew(app)
@@ -362,9 +369,7 @@ def an_own_error_comes_while_sqd_waits_for_a_backup() -> Network:
     post(a, "SEND")
 
     def polled() -> None:
-        blocked, a.endpoint.blocked = a.endpoint.blocked, False
-        a.poll()
-        a.endpoint.blocked = blocked
+        poll_amid_its_verb(a)
         net.clock.later(50 * US, net.links["b", 1]._arrive, caught[0], net.nics["a"][1])
 
     net.clock.later(40 * MS, polled)

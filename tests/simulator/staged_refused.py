@@ -20,14 +20,19 @@ from simulator.endpoint import Attr
 from simulator.network import Network
 from simulator.rnic import ERR, INIT, RESET
 from simulator.staged_again import begins_anew, connect_anew
-from simulator.staged_late_reads import came_home, catch_reads, comes_late
+from simulator.staged_late_reads import (
+    came_home,
+    catch_reads,
+    comes_late,
+    leave_a_spare_default_qp,
+    poll_amid_its_verb,
+)
 from simulator.story import (
     Story,
     armed,
     at_home,
     away,
     ends,
-    fail_over,
     hole,
     path_failed,
     plan,
@@ -186,9 +191,7 @@ def the_default_nic_refuses_reset_and_hangs() -> Network:
     """Its QP carried nothing, and does not now: the errors of what was away come when it had the time of a fence."""
     net = armed()
     a, _ = ends(net)
-    fail_over(net)
-    until(net, lambda: all(app.endpoint.protocol.pairs[0].works for app in ends(net)))
-    wait(net, 20)
+    leave_a_spare_default_qp(net)
     hole(net, "a", "SEND", 1)
     post(a, "SEND")
     with _default_refuses(a, hangs=True):
@@ -228,9 +231,7 @@ def _withheld_as_sqd_begins(hung: bool) -> Network:
                 driver._collect(driver.now_ns())
 
     def polled() -> None:
-        blocked, a.endpoint.blocked = a.endpoint.blocked, False
-        a.poll()
-        a.endpoint.blocked = blocked
+        poll_amid_its_verb(a)
         net.clock.later(50 * US, net.links["b", 1]._arrive, caught[0], backup)
 
     if hung:
@@ -263,12 +264,7 @@ def _ends_amid_reset(early: bool) -> Network:
     a.due()
     post(a, "SEND")
 
-    def polled() -> None:
-        blocked, a.endpoint.blocked = a.endpoint.blocked, False
-        a.poll()
-        a.endpoint.blocked = blocked
-
-    net.clock.later(500 * US, polled)
+    net.clock.later(500 * US, poll_amid_its_verb, a)
     a.reset()
     net.nics["a"][1].command_ns, net.links["a", 0].delay_ns = 30 * US, 1 * US
     b.reset()
