@@ -336,7 +336,7 @@ class Runtime:
     def _stop_backups(self, connection: Connection, used: list[int]) -> None:
         """After `Ending.stop_backups`: wait until it is done, and have it done again where a NIC refused."""
         ending, stopping, pause_s = connection.ending, used, 0.001
-        until = time.monotonic() + REFUSING_S
+        until = 0.0
         while stopping:
             for k in stopping:
                 self._await_stop(connection.nic(k), connection.shadow.handle(k))
@@ -345,6 +345,7 @@ class Runtime:
             self.driver.run()
             answered = functools.partial(ending.have_answered, stopping)
             connection.wait_for(answered, time.monotonic() + self._change_timeout_s)
+            until = until or time.monotonic() + REFUSING_S  # not while one hangs, or is slow
             if not ending.asks_again(time.monotonic() < until):
                 return
             connection.wait_for(lambda: False, time.monotonic() + pause_s)
@@ -393,9 +394,13 @@ class Runtime:
                 return
             shadow.begin_anew()
             connection.given.clear()  # what that life's backups have is nobody's concern any more
-            if not connection.ending.begin_anew() or nobody_may_wait:
+            self.driver.drop_backlog(connection)
+            was_ending = connection.ending.begin_anew()
+            if nic.worker.pending(pointer):
+                nic.worker.cancel(pointer)
+            if nobody_may_wait or not (was_ending or nic.worker.pending(pointer)):
                 return
-            # A command of that end's may have come behind the application's verb.
+            # A command of that life's may have come, or come yet, behind the application's verb.
             nic.worker.submit(_nobody_waits, pointer, nic.verbs.ModifySteps().add(state=QpState.RESET))
         try:
             self._await_stop(nic, pointer, ours=False)

@@ -369,11 +369,14 @@ class Worker:
         return sum(1 for entry in (*busy, *waiting) if not qp or entry[2] == qp)
 
     def cancel(self, qp: int) -> int:
-        kept = [item for item in self._lanes[0] if item[1][0] != "modify" or item[1][2] != qp]
-        cancelled = len(self._lanes[0]) - len(kept)
+        gone = [item for item in self._lanes[0] if item[1][0] == "modify" and item[1][2] == qp]
+        kept = [item for item in self._lanes[0] if item not in gone]
         self._lanes[0].clear()
         self._lanes[0].extend(kept)
-        return cancelled
+        self._results.extend((entry[1], errno.ECANCELED, 0, 0) for _, entry in gone)
+        self.host.attention |= bool(gone)
+        self.host.wake()
+        return len(gone)
 
     def drain(self, qp: int = 0, timeout_s: float | None = None) -> bool:
         """Wait until nothing is under way on one QP, as an application's thread does."""

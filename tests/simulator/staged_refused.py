@@ -43,6 +43,8 @@ from simulator.story import (
     wait,
 )
 
+from shiftverbs import _core
+from shiftverbs.failover.runtime import Runtime
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.qp import ShadowQP
@@ -107,14 +109,14 @@ def _refuses_in_sqd(times: int) -> Network:
 
 
 def a_backup_refuses_slowly() -> Network:
-    """Each time after 50 s, as hardware does that is dying: SQD waits for one of them."""
+    """Each time after 50 s, as hardware does that is dying: SQD asks once more, and no third time."""
     net = armed()
     came_home(net, again=True)
     a, _ = ends(net)
-    net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 50 * SECOND, 3
+    net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 50 * SECOND, 10
     begun_ns = net.clock.now
     a.endpoint.drain()
-    assert net.clock.now - begun_ns < 60 * SECOND
+    assert net.clock.now - begun_ns < 110 * SECOND
     net.nics["a"][1].command_ns, net.nics["a"][1].refusing = 20 * US, 0
     return net
 
@@ -286,6 +288,82 @@ def _ends_amid_reset(early: bool) -> Network:
     return net
 
 
+def _connected_anew(net: Network) -> None:
+    """Both programs have reset their QP, and connect it."""
+    for app in ends(net):
+        if app.endpoint.shadow.app_state != RESET:
+            app.reset()
+        begins_anew(app)
+    for app in ends(net):
+        app.endpoint.connect(app.peer.endpoint)
+
+
+def a_rebuild_is_under_way_as_reset_is_done() -> Network:
+    """The default NIC's thread is at something else for longer than RESET waits for it: it reaches no later life."""
+    net = armed()
+    a, b = ends(net)
+    path_failed(a, 0)
+    a.endpoint.prefer(1)
+    worker, default = a.endpoint.connection.nic(0).worker, a.endpoint.shadow.default
+    submit = worker.submit
+
+    def submitted(tag: Any, pointer: int, steps: Any) -> None:
+        if pointer == default and steps.steps[0].get("state") == RESET:
+            net.nics["a"][0].hung = True
+        submit(tag, pointer, steps)
+
+    with mock.patch.object(worker, "submit", submitted):
+        wait(net, 30)
+    assert net.nics["a"][0].hung
+    net.clock.later(8 * SECOND, net.nics["a"][0].unhang)
+    a.reset()
+    _connected_anew(net)
+    wait(net, 9000)
+    for app in (a, b):
+        post(app, "SEND")
+    wait(net, 100)
+    assert sends(a) == sends(b) == ["SUCCESS"], (sends(a), sends(b))
+    return net
+
+
+def a_slow_backup_refuses_reset_once() -> Network:
+    """Its command takes 2.5 s: it has the time for another one all the same."""
+    net = armed()
+    came_home(net, again=True)
+    a, _ = ends(net)
+    net.nics["a"][1].command_ns = 2500 * MS
+    with _refusing(a, 1, 1):
+        a.reset()
+    assert a.endpoint.qp(1).state == RESET and not a.endpoint.connection.nic(1).refuses
+    net.nics["a"][1].command_ns = 30 * US
+    return net
+
+
+def an_error_waits_for_its_turn_as_reset_is_done() -> Network:
+    """The driver has much to do: what it has heard of a life that is over, and not looked at, is none of the next."""
+    net = armed()
+    a, b = ends(net)
+    driver, reset = a.host.runtime.driver, Runtime.qp_reset
+
+    def heard(runtime: Runtime, shadow: ShadowQP) -> None:
+        connection = shadow.connection
+        if connection is a.endpoint.connection:
+            told = (_core.EV_APP_ERROR, 0, int(WcStatus.REM_ACCESS_ERR), 0, net.clock.now)
+            driver.later(connection, connection.core_event, *told)
+        reset(runtime, shadow)
+
+    with mock.patch.object(Runtime, "qp_reset", heard):
+        a.reset()
+    _connected_anew(net)
+    hole(net, "a", "SEND", 0)
+    post(a, "SEND")
+    a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+    until(net, lambda: all(app.endpoint.status is Status.PROTECTED for app in (a, b)), ms=3000)
+    wait(net, 100)
+    assert sends(a) == ["SUCCESS"], sends(a)
+    return net
+
+
 def one_backups_nic_refuses_for_good_and_another_once() -> Network:
     """That one is asked again all the same."""
     net = armed(pairs=3)
@@ -369,6 +447,9 @@ TOLD: dict[Story, tuple[str, ...]] = {
     an_error_is_withheld_as_sqd_begins_and_a_backup_refuses: ("forget_what_was_withheld_in_sqd",),
     an_error_comes_while_reset_waits_for_a_backup: ("end_a_new_life",),
     an_error_comes_amid_reset_and_one_in_the_next_life: ("end_the_grace_of_a_new_life",),
+    a_rebuild_is_under_way_as_reset_is_done: ("leave_a_command_to_the_next_life",),
+    a_slow_backup_refuses_reset_once: ("take_the_time_of_a_slow_nic_for_refusals",),
+    an_error_waits_for_its_turn_as_reset_is_done: ("keep_a_former_lifes_backlog",),
     one_backups_nic_refuses_for_good_and_another_once: ("ask_all_nics_once_where_one_refuses",),
     a_backups_nic_refuses_for_all_qps: ("ask_a_nic_that_refuses_for_each_qp",),
     a_backup_could_not_be_made_fit: ("bring_what_is_in_reset_to_err",),

@@ -856,3 +856,21 @@ def bring_what_is_in_reset_to_err() -> Iterator[None]:
         rewritten(Ending, "asks_again", ("err == errno.EINVAL and", "False and")),
     ):
         yield
+
+
+@mutation("a command of a life that is over reaches none of the next, however late its NIC is at it")
+def leave_a_command_to_the_next_life() -> Iterator[None]:
+    with rewritten(Runtime, "qp_reset", ("was_ending or nic.worker.pending(pointer)", "was_ending")):
+        yield
+
+
+@mutation("nor does an event of it that waited for its turn")
+def keep_a_former_lifes_backlog() -> Iterator[None]:
+    with rewritten(Runtime, "qp_reset", ("self.driver.drop_backlog(connection)", "pass")):
+        yield
+
+
+@mutation("what a slow NIC takes is not the time that one which refuses is asked for")
+def take_the_time_of_a_slow_nic_for_refusals() -> Iterator[None]:
+    with rewritten(Runtime, "_stop_backups", ("until = 0.0", "until = time.monotonic() + REFUSING_S")):
+        yield

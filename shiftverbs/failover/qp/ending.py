@@ -278,7 +278,7 @@ class Ending:
         One that was asked for all the time is asked once by each verb from then on, until it carries out one of these.
         """
         again = False
-        for k, err in self._refused.items():
+        for k, err in list(self._refused.items()):  # an answer may come meanwhile
             nic = self._c.nic(k)
             if err == errno.EINVAL and k not in self._by_reset:
                 again = True
