@@ -446,7 +446,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     the_default_nic_refuses_reset_and_hangs: ("forget_a_spare_default_qp_before_reset",),
     an_error_is_withheld_as_sqd_begins_and_a_backup_refuses: ("forget_what_was_withheld_in_sqd",),
     an_error_comes_while_reset_waits_for_a_backup: ("end_a_new_life",),
-    an_error_comes_amid_reset_and_one_in_the_next_life: ("end_the_grace_of_a_new_life",),
+    an_error_comes_amid_reset_and_one_in_the_next_life: ("remember_that_a_life_was_over",),
     a_rebuild_is_under_way_as_reset_is_done: ("leave_a_command_to_the_next_life",),
     a_slow_backup_refuses_reset_once: ("take_the_time_of_a_slow_nic_for_refusals",),
     an_error_waits_for_its_turn_as_reset_is_done: ("keep_a_former_lifes_backlog",),

@@ -831,12 +831,6 @@ def end_a_new_life() -> Iterator[None]:
         yield
 
 
-@mutation("nor does what is heard of it later take the grace of the next life's errors")
-def end_the_grace_of_a_new_life() -> Iterator[None]:
-    with rewritten(Ending, "begin_anew", ("self._c.early.begin_anew()", "pass")):
-        yield
-
-
 @mutation("where another backup's NIC refuses for good, one that refused once is asked again")
 def ask_all_nics_once_where_one_refuses() -> Iterator[None]:
     with rewritten(Ending, "asks_again", ("again |= not nic.refuses", "again = False")):

@@ -236,7 +236,6 @@ class Ending:
             self._call_move_off()
         c.early.begin_anew()
         c.disconnect(reason)
-        c.early.begin_anew()  # what was said on leaving has ended it
         if for_good:
             c.set_status(Status.UNPROTECTED, f"{reason}; only a new connection is protected again")
         else:
@@ -356,7 +355,7 @@ class Ending:
             self.forget()
         self.behind = set()
         self._spare = False
-        self._c.early.begin_anew()  # what was heard of while RESET waited may have ended it
+        self._c.early.begin_anew()  # what was said on leaving, or heard of while RESET waited, has ended it
         return was_ending
 
     def by_application(self, without_nic: bool) -> None:
