@@ -82,6 +82,16 @@ def _default_refuses(app: Application, hangs: bool = False) -> Iterator[None]:
         yield
 
 
+def _connected_anew(net: Network) -> None:
+    """Both programs have reset their QP, and connect it."""
+    for app in ends(net):
+        if app.endpoint.shadow.app_state != RESET:
+            app.reset()
+        begins_anew(app)
+    for app in ends(net):
+        app.endpoint.connect(app.peer.endpoint)
+
+
 def _breaks(app: Application) -> None:
     """Its default QP goes to ERR, and the NIC says so."""
     app.net.qp_fatal(app.device.name, 0)
@@ -269,12 +279,8 @@ def _ends_amid_reset(early: bool) -> Network:
     net.clock.later(500 * US, poll_amid_its_verb, a)
     a.reset()
     net.nics["a"][1].command_ns, net.links["a", 0].delay_ns = 30 * US, 1 * US
-    b.reset()
-    for app in (a, b):
-        begins_anew(app)
-        app.own_error = ""
-    for app in (a, b):
-        app.endpoint.connect(app.peer.endpoint)
+    a.own_error = ""
+    _connected_anew(net)
     if early:
         hole(net, "a", "SEND", 0)
         post(a, "SEND")
@@ -286,16 +292,6 @@ def _ends_amid_reset(early: bool) -> Network:
     wait(net, 100)
     assert sends(a) == sends(b) == ["SUCCESS"], (sends(a), sends(b))
     return net
-
-
-def _connected_anew(net: Network) -> None:
-    """Both programs have reset their QP, and connect it."""
-    for app in ends(net):
-        if app.endpoint.shadow.app_state != RESET:
-            app.reset()
-        begins_anew(app)
-    for app in ends(net):
-        app.endpoint.connect(app.peer.endpoint)
 
 
 def a_rebuild_is_under_way_as_reset_is_done() -> Network:
