@@ -396,17 +396,21 @@ class Runtime:
             connection.given.clear()  # what that life's backups have is nobody's concern any more
             self.driver.drop_backlog(connection)
             was_ending = connection.ending.begin_anew()
-            if nic.worker.pending(pointer):
-                nic.worker.cancel(pointer)
-            if nobody_may_wait or not (was_ending or nic.worker.pending(pointer)):
+            cancelled = nic.worker.cancel(pointer) if nic.worker.pending(pointer) else 0
+            begun = shadow.commands_left > cancelled or nic.worker.pending(pointer)
+            if nobody_may_wait or not (was_ending or begun):
                 return
             # A command of that life's may have come, or come yet, behind the application's verb.
             nic.worker.submit(_nobody_waits, pointer, nic.verbs.ModifySteps().add(state=QpState.RESET))
+        raised: list[BaseException] = []
         try:
-            self._await_stop(nic, pointer, ours=False)
+            # To its end, whatever handlers raise: else it overtakes what the application does next.
+            self._await_stop(nic, pointer, ours=False, raised=raised)
         finally:
             if nic.worker.pending(pointer):
                 nic.worker.cancel(pointer)  # it must not come later, whatever that NIC is at
+        if raised:
+            _core.raise_where_it_ends(raised)
 
     def qp_closing(self, shadow: ShadowQP) -> None:
         """A QP is about to be destroyed: no command of ours may be under way on it afterwards.

@@ -86,6 +86,7 @@ class ShadowQP(Shadow):
         self._changing = _core.Unbroken(threading.RLock())  # across the default QP's verb and the note of it
         self.interruptions = 0  # how often failover has brought the default QP to RESET
         self._attributes = QpAttributes()
+        self.commands_left = 0  # of ours, on the default QP, as the application's RESET, ERR or SQD began
         self._ended_without_nic = False
         self._left = set(range(1, len(self.slots) + 1))  # the backups that may still have a QP of it
         self._own_gid: Gid | None = None  # the application's, as it was when last seen
@@ -355,9 +356,11 @@ class ShadowQP(Shadow):
         self.core.app_touched(state == RESET)
 
     def _wait_for_commands(self) -> None:
-        """Until none is under way on the default QP."""
+        """Until none is under way on the default QP, at most for `DRAIN_TIMEOUT_S`; notes how many are left."""
+        worker = self.domain.nic.worker
         if not self.domain.nic.on_worker():
-            in_slices(functools.partial(self.domain.nic.worker.drain, self.default), DRAIN_TIMEOUT_S)
+            in_slices(functools.partial(worker.drain, self.default), DRAIN_TIMEOUT_S)
+            self.commands_left = worker.pending(self.default)
 
     def modified(self, attr: pyverbs_objects.Attr, mask: int, interruptions: int | None = None) -> None:
         """After the application's modify succeeded; interruptions: those before the default QP's own verb did it."""

@@ -68,6 +68,38 @@ def test_a_stop_that_was_given_up_is_commanded_again(network: Network, faults: A
     assert a("nic.worker.drain(pointer, 20)")
 
 
+def test_a_reset_that_is_interrupted_leaves_no_command_to_the_next_life(
+    network: Network, faults: Any
+) -> None:
+    """Ctrl-C while RESET is commanded once more, behind a command of ours: it overtakes nothing that follows."""
+    a, _ = network.protected()
+    a(
+        """
+from shiftverbs.shadows.qp import ShadowQP
+
+came = []
+nic, pointer = ep.qp._shadow.domain.nic, ep.qp._shadow.default
+ShadowQP._wait_for_commands = lambda shadow: setattr(shadow, "commands_left", 1)
+
+def raises(number, frame):
+    came.append(nic.worker.pending(pointer))
+    raise KeyboardInterrupt
+
+def rings():
+    while not nic.hangs(0.05):
+        time.sleep(0.01)
+    ring(signal.SIGINT)
+
+before = signal.signal(signal.SIGINT, raises)
+"""
+    )
+    faults.slow("a/soft0", 0.5)
+    a("when_it_waits(rings, where='_await_stop')")
+    with pytest.raises(HostError, match="KeyboardInterrupt"):
+        a(RESET)
+    assert a("(came, nic.worker.pending(pointer), int(ep.qp.qp_state))") == [[1], 0, 0]
+
+
 def test_rights_that_are_interrupted_have_changed(network: Network, faults: Any) -> None:
     """Ctrl-C while the NIC that carries the traffic is asked: nobody is left in doubt what the peer may do."""
     a, _ = away(network, faults)

@@ -297,7 +297,37 @@ def _ends_amid_reset(early: bool) -> Network:
 def a_rebuild_is_under_way_as_reset_is_done() -> Network:
     """The default NIC's thread is at something else for longer than RESET waits for it: it reaches no later life."""
     net = armed()
-    a, b = ends(net)
+    a, _ = ends(net)
+    _rebuild_hangs(net)
+    net.clock.later(8 * SECOND, net.nics["a"][0].unhang)
+    a.reset()
+    return _works_anew(net)
+
+
+def a_rebuild_ends_as_reset_is_done() -> Network:
+    """That NIC answers again with the application's RESET, and nobody looks before it has carried out the rebuild."""
+    net = armed()
+    a, _ = ends(net)
+    _rebuild_hangs(net)
+    endpoint = a.endpoint
+    worker, default = endpoint.connection.nic(0).worker, endpoint.shadow.default
+    hardware_modify = endpoint._hardware_modify
+
+    def resets(attr: Attr, state: int | None) -> None:
+        hardware_modify(attr, state)
+        if state == RESET:
+            net.nics["a"][0].unhang()
+            a.host.wait(lambda: not worker.pending(default), 10)
+
+    with mock.patch.object(endpoint, "_hardware_modify", resets):
+        a.reset()
+    assert endpoint.hardware.state == RESET
+    return _works_anew(net)
+
+
+def _rebuild_hangs(net: Network) -> None:
+    """a's default QP is to be made anew, and its NIC hangs as that begins."""
+    a, _ = ends(net)
     path_failed(a, 0)
     a.endpoint.prefer(1)
     worker, default = a.endpoint.connection.nic(0).worker, a.endpoint.shadow.default
@@ -311,14 +341,16 @@ def a_rebuild_is_under_way_as_reset_is_done() -> Network:
     with mock.patch.object(worker, "submit", submitted):
         wait(net, 30)
     assert net.nics["a"][0].hung
-    net.clock.later(8 * SECOND, net.nics["a"][0].unhang)
-    a.reset()
+
+
+def _works_anew(net: Network) -> Network:
     _connected_anew(net)
     wait(net, 9000)
-    for app in (a, b):
+    for app in ends(net):
         post(app, "SEND")
     wait(net, 100)
-    assert sends(a) == sends(b) == ["SUCCESS"], (sends(a), sends(b))
+    for app in ends(net):
+        assert sends(app) == ["SUCCESS"], (app.name, sends(app))
     return net
 
 
@@ -444,6 +476,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     an_error_comes_while_reset_waits_for_a_backup: ("end_a_new_life",),
     an_error_comes_amid_reset_and_one_in_the_next_life: ("remember_that_a_life_was_over",),
     a_rebuild_is_under_way_as_reset_is_done: ("leave_a_command_to_the_next_life",),
+    a_rebuild_ends_as_reset_is_done: ("look_for_commands_behind_the_verb_alone",),
     a_slow_backup_refuses_reset_once: ("take_the_time_of_a_slow_nic_for_refusals",),
     an_error_waits_for_its_turn_as_reset_is_done: ("keep_a_former_lifes_backlog",),
     one_backups_nic_refuses_for_good_and_another_once: ("ask_all_nics_once_where_one_refuses",),

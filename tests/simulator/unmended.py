@@ -854,7 +854,13 @@ def bring_what_is_in_reset_to_err() -> Iterator[None]:
 
 @mutation("a command of a life that is over reaches none of the next, however late its NIC is at it")
 def leave_a_command_to_the_next_life() -> Iterator[None]:
-    with rewritten(Runtime, "qp_reset", ("was_ending or nic.worker.pending(pointer)", "was_ending")):
+    with rewritten(Runtime, "qp_reset", ("was_ending or begun", "was_ending")):
+        yield
+
+
+@mutation("nor one that ends before anybody looks behind the verb")
+def look_for_commands_behind_the_verb_alone() -> Iterator[None]:
+    with rewritten(Runtime, "qp_reset", ("shadow.commands_left > cancelled or ", "")):
         yield
 
 
