@@ -58,9 +58,12 @@ def carrier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("carry") / "carry", "carry.c", [*sources, "transport/carry.c"])
 
 
-@pytest.mark.parametrize("arguments", [(), ("finish",)], ids=["to the end", "finished early"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("finish",), ("paced",)], ids=["to the end", "finished early", "without flow control"]
+)
 def test_no_packet_overtakes_another_one_of_its_connection(carrier: Path, arguments: tuple[str, ...]) -> None:
-    """Though what was held up is asked about later than what comes behind it, by a busy NIC (seeds 1 to 100)."""
+    """Though a busy NIC asks later about what was held up than about what comes behind it, and does late what is due
+    in between (seeds 1 to 100)."""
     done = subprocess.run([str(carrier), "1", "100", *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Packets that a NIC carries over a rail with flow control, in virtual time: none overtakes another one of its connection,
- * and none waits for that longer than the network takes.
+ * Packets that a NIC carries over a rail, in virtual time: none overtakes another one of its connection, and none waits
+ * for that longer than the network takes.
  *
- *   carry FIRST LAST [finish]      seeds; finish: the process ends in the midst of it
+ *   carry FIRST LAST [finish]      seeds, with flow control; finish: the process ends in the midst of it
+ *   carry FIRST LAST paced         without it; the connections keep to a rate of their own
  *   carry still MS                 a host takes nothing for so long; then packets come evenly, and none of these waits
  *
  * The NIC is host 0's; the others' packets compete with its own for the switch and stand in nobody's way otherwise. It is
@@ -40,6 +41,10 @@ static uint64_t now, seed, begun;
 static uint32_t given[FLOWS], arrived[FLOWS];
 static unsigned late; /* packets that came behind a later one of their flow */
 
+static bool paced;
+static struct srn_qp qps[FLOWS];             /* number 1 and on */
+static uint64_t link_free, port_free[HOSTS]; /* when the last packet has left the NIC, and the switch */
+
 static uint64_t any(uint64_t below) {
     seed = seed * 6364136223846793005 + 1442695040888963407;
     return (seed >> 33) % below;
@@ -55,23 +60,27 @@ void srn_timer_at(struct srn_nic *nic, uint64_t at_ns) {
     (void)nic, (void)at_ns;
 }
 
+/* How long a packet takes at 1/n of the rail's rate. */
+static uint64_t takes(size_t len, unsigned n) {
+    return len * 8 * 1000000000 / params.rate * n;
+}
+
 void srn_pace_sent(struct srn_qp *qp, uint64_t due_ns, uint64_t now_ns, size_t len) {
-    (void)qp, (void)due_ns, (void)now_ns, (void)len;
+    (void)now_ns;
+    qp->pace.next_ns = due_ns + takes(len, 2);
 }
 
 bool srn_pace_waits(const struct srn_qp *qp, uint64_t now_ns) {
-    (void)qp, (void)now_ns;
-    return false;
+    return qp->pace.next_ns > now_ns;
 }
 
 uint64_t srn_pace_next(const struct srn_qp *qp) {
-    (void)qp;
-    return 0;
+    return qp->pace.next_ns + takes(qp->pace.waiting_bytes, 2);
 }
 
 struct srn_qp *srn_qp_find(struct srn_nic *nic, uint32_t qpn) {
-    (void)nic, (void)qpn;
-    return NULL;
+    (void)nic;
+    return &qps[qpn - 1];
 }
 
 bool fault_passes(const struct fault_port *port) {
@@ -85,19 +94,23 @@ uint32_t wire_opcode_flags(uint8_t opcode) {
 }
 
 uint64_t rails_send(const struct fault_port *port, uint64_t now_ns, size_t len) {
-    (void)port, (void)len;
-    return now_ns;
+    (void)port;
+    link_free = (now_ns > link_free ? now_ns : link_free) + takes(len, 1);
+    return link_free;
 }
 
 struct fabric_fate rails_forward(const struct fault_port *port, uint32_t peer_ip, uint64_t now_ns, size_t len,
                                  bool ect) {
-    (void)port, (void)peer_ip, (void)len, (void)ect;
-    return (struct fabric_fate){.out_ns = now_ns};
+    uint64_t *free = &port_free[peer_ip];
+
+    (void)port, (void)ect;
+    *free = (now_ns > *free ? now_ns : *free) + takes(len, 1);
+    return (struct fabric_fate){.out_ns = *free};
 }
 
 bool rails_switched(const struct fault_port *port) {
     (void)port;
-    return true;
+    return !paced;
 }
 
 /* An address is a host's number. */
@@ -155,7 +168,7 @@ static void give(struct srn_nic *nic, unsigned flow) {
 
     data[0] = 1;
     memcpy(data + 1, &content, sizeof(content));
-    srn_carry(nic, 0, to, data, any(4) ? sizeof(data) : 64);
+    srn_carry(nic, paced ? flow + 1 : 0, to, data, any(4) ? sizeof(data) : 64);
 }
 
 /* The others' packets: nobody asks about them. */
@@ -172,9 +185,9 @@ static void step(struct srn_nic *nic) {
 
     if (given[flow] - arrived[flow] < 24)
         give(nic, flow);
-    for (uint64_t i = any(3); i; i--)
+    for (uint64_t i = paced ? 0 : any(3); i; i--)
         compete();
-    if (!any(100))
+    if (!paced && !any(100))
         fabric_switch_still(&rail, 1 + (unsigned)any(HOSTS - 1), any(2), now);
     if (due && due < free)
         now = due > now ? due : now;
@@ -193,6 +206,11 @@ static unsigned run(uint64_t number, bool finish) {
     late = 0;
     memset(given, 0, sizeof(given));
     memset(arrived, 0, sizeof(arrived));
+    memset(qps, 0, sizeof(qps));
+    for (unsigned flow = 0; flow < FLOWS; flow++)
+        qps[flow].qpn = flow + 1;
+    link_free = 0;
+    memset(port_free, 0, sizeof(port_free));
     memset(&rail, 0, sizeof(rail));
     fabric_switch_reset(&rail);
     for (unsigned host = 0; host < HOSTS; host++)
@@ -261,8 +279,9 @@ int main(int argc, char **argv) {
         return stand_still(strtoul(argv[2], NULL, 10));
     first = strtoul(argv[1], NULL, 10);
     last = strtoul(argv[2], NULL, 10);
+    paced = argc > 3 && strcmp(argv[3], "paced") == 0;
     for (unsigned long number = first; number <= last; number++)
-        bad += run(number, argc > 3) > 0;
+        bad += run(number, argc > 3 && !paced) > 0;
     printf("%u of %lu\n", bad, last - first + 1);
     return bad ? 1 : 0;
 }
