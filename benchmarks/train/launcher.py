@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.perftest.exchange import BANNER
 from benchmarks.suite.lab import ROOT, Lab, SuiteError
 from benchmarks.train.record import Life, Run, Step
 from benchmarks.train.settings import FAILS_AT, FLAP_S, SLOW, Setting, break_network, heal, quicken
@@ -23,6 +24,8 @@ from shiftverbs.commands.demo.etcd_server import free_port
 
 #: How long nothing may happen.
 SILENCE_S = 120.0
+#: How long a perftest server may take until it listens.
+LISTENS_S = 60.0
 #: How long ranks may take to end once one has.
 END_S = 20.0
 #: More often than that a job is not started.
@@ -219,7 +222,7 @@ class Supervisor:
         if kind == "done":
             self.run.digests.append(event["digest"])
         elif kind == "protected" and not event["protected"]:
-            raise SuiteError(f"{self._setting.name}: rank {rank} is not protected")
+            raise SuiteError(f"{self._setting.name}: rank {rank} is not protected: {event['why']}")
         if rank:
             return
         if kind == "begin":
@@ -269,6 +272,20 @@ class Supervisor:
             self.run.healed = time.monotonic()
 
 
+def await_listening(process: subprocess.Popen[str], log: IO[str]) -> None:
+    """Until a perftest server is about to listen: with the lowest priority it comes to that late, and a client waits a
+    few seconds only. Raises SuiteError where it does not."""
+    deadline = time.monotonic() + LISTENS_S
+    while True:
+        with open(f"/proc/self/fd/{log.fileno()}", errors="replace") as again:
+            said = again.read()
+        if BANNER in said:
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SuiteError(f"the traffic on the backup does not begin: {said[-1000:]}")
+        time.sleep(0.02)
+
+
 @contextlib.contextmanager
 def busy_backup(lab: Lab, fabric: str) -> Iterator[None]:
     """ib_write_bw on the backup's rail, from host a to host b, while the block runs.
@@ -289,26 +306,29 @@ def busy_backup(lab: Lab, fabric: str) -> Iterator[None]:
     ]
     script += ["-s", "65536", "-D", "100000", "-u", "20", "-p", port]
     with contextlib.ExitStack() as stack:
-        processes = []
-        for host, server in (("b", []), ("a", ["127.0.0.1"])):
-            env = lab.environment(host, "pyverbs", "") | {"PYTHONPATH": str(ROOT)}
-            if fabric:
-                env["SOFTRNIC_FABRIC"] = fabric
-            log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            process = subprocess.Popen(
-                script + server,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            processes.append((process, log))
+        processes: list[tuple[subprocess.Popen[str], IO[str]]] = []
         try:
+            for host, server in (("b", []), ("a", ["127.0.0.1"])):
+                env = lab.environment(host, "pyverbs", "") | {"PYTHONPATH": str(ROOT)}
+                if fabric:
+                    env["SOFTRNIC_FABRIC"] = fabric
+                log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+                process = subprocess.Popen(
+                    script + server,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                processes.append((process, log))
+                if not server:
+                    await_listening(process, log)
             yield
-            for process, log in processes:
+            for process, output in processes:
                 if process.poll() is not None:
-                    log.seek(0)
-                    raise SuiteError(f"the traffic on the backup ended early: {log.read()[-1000:]}")
+                    output.seek(0)
+                    raise SuiteError(f"the traffic on the backup ended early: {output.read()[-1000:]}")
         finally:
             for process, _ in processes:
                 process.kill()

@@ -191,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         group = dist.distributed_c10d._get_default_group()
         if not Config.from_environ().disable:
-            tell("protected", protected=group.wait_protected(PROTECTED_S))
+            protected = group.wait_protected(PROTECTED_S)
+            reasons = {link.qp.shift.why for link in group.transport.links} if not protected else ()
+            tell("protected", protected=protected, why="; ".join(map(str, reasons)))
         Training(options, tell).run()
         dist.destroy_process_group()
     except (RuntimeError, OSError) as error:
