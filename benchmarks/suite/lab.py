@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from shiftverbs.commands.demo.etcd_server import EtcdServer
 from shiftverbs.commands.demo.network import SoftNetwork
@@ -30,6 +30,12 @@ ANSWER_S = 120.0
 
 class SuiteError(RuntimeError):
     """A measurement could not be made; the message says which and why."""
+
+
+def written(log: IO[str]) -> str:
+    """What a process has written to this file so far, whose place for more is left alone."""
+    with open(f"/proc/self/fd/{log.fileno()}", errors="replace") as again:
+        return again.read()
 
 
 class Child:
@@ -95,8 +101,7 @@ class Child:
     def log(self) -> str:
         """Return the end of its standard error."""
         self._log.flush()
-        with open(f"/proc/self/fd/{self._log.fileno()}", errors="replace") as again:
-            return again.read()[-3000:]
+        return written(self._log)[-3000:]
 
     def close(self) -> None:
         """End it: its input ends; if that does not help, it is killed."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.perftest.exchange import BANNER
-from benchmarks.suite.lab import ROOT, Lab, SuiteError
+from benchmarks.suite.lab import ROOT, Lab, SuiteError, written
 from benchmarks.train.record import Life, Run, Step
 from benchmarks.train.settings import FAILS_AT, FLAP_S, SLOW, Setting, break_network, heal, quicken
 from shiftverbs.commands.demo.etcd_server import free_port
@@ -116,8 +116,7 @@ class Ranks:
         """The ends of what they wrote to standard error."""
         found = []
         for rank, log in enumerate(self._logs):
-            with open(f"/proc/self/fd/{log.fileno()}", errors="replace") as again:
-                found.append(f"rank {rank}:\n{again.read()[-1500:]}")
+            found.append(f"rank {rank}:\n{written(log)[-1500:]}")
         return "\n".join(found)
 
     def close(self) -> None:
@@ -277,8 +276,7 @@ def await_listening(process: subprocess.Popen[str], log: IO[str]) -> None:
     few seconds only. Raises SuiteError where it does not."""
     deadline = time.monotonic() + LISTENS_S
     while True:
-        with open(f"/proc/self/fd/{log.fileno()}", errors="replace") as again:
-            said = again.read()
+        said = written(log)
         if BANNER in said:
             return
         if process.poll() is not None or time.monotonic() > deadline:
@@ -327,8 +325,7 @@ def busy_backup(lab: Lab, fabric: str) -> Iterator[None]:
             yield
             for process, output in processes:
                 if process.poll() is not None:
-                    output.seek(0)
-                    raise SuiteError(f"the traffic on the backup ended early: {output.read()[-1000:]}")
+                    raise SuiteError(f"the traffic on the backup ended early: {written(output)[-1000:]}")
         finally:
             for process, _ in processes:
                 process.kill()

@@ -86,7 +86,10 @@ def raises(number, frame):
     raise KeyboardInterrupt
 
 def rings():
-    while not nic.hangs(0.05):
+    deadline = time.monotonic() + 10
+    while not nic.hangs(0.05):  # until it is at that command
+        if time.monotonic() > deadline:
+            return
         time.sleep(0.01)
     ring(signal.SIGINT)
 
