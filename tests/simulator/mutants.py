@@ -546,6 +546,16 @@ mutant(
     ),
 )
 
+mutant(
+    "leave_a_move_waiting_in_err",
+    "ERR calls off a MOVE that waits for its fence",
+    lines(
+        QP,
+        "def app_touched",
+        "q.fence_wr_wanted = 0  # the MOVE is over: nobody would open the gate behind its fence",
+    ),
+)
+
 # ---- a message that is sent again ---------------------------------------------------------------------------------
 
 mutant(

@@ -435,6 +435,24 @@ def a_move_waits_when_a_qp_is_drained() -> Network:
     return net
 
 
+def a_move_waits_when_a_qp_is_moved_to_err() -> Network:
+    """a's application moves its QP to ERR, and posts on: its NIC flushes that too."""
+    net = armed(receives=8, at_start=0)
+    a, b = ends(net)
+    post(a, "SEND", signaled=False)
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    wait(net, 1)
+    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    a.endpoint.modify(Attr(), ERR, int(QpAttrMask.STATE))
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    wait(net, 50)
+    assert sends(a) == ["WR_FLUSH_ERR"] * 4, sends(a)
+    return net
+
+
 def a_qp_is_not_drained_away_from_home() -> Network:
     """The NIC that could do that does not have its traffic: the verb is refused, and nothing has changed."""
     net = armed()
@@ -621,6 +639,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_nic_refuses_an_end_while_another_flushes_slowly: ("cut_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
+    a_move_waits_when_a_qp_is_moved_to_err: ("leave_a_move_waiting_in_err",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
     what_we_gave_up_is_not_paired_again: ("pair_again_what_was_given_up",),
     what_succeeded_is_behind_an_own_error: ("succeed_behind_an_own_error_in_a_fence",),

@@ -52,6 +52,7 @@ FOUND_SOMETHING = {
         (33086809, 33241084, 33336334, 33573784, 33690809),
         "flushes were shown while a backup that was in use before answered a READ that was late or doubled",
     ),
+    47322743: "ERR amid a MOVE that waited for its fence: what was posted behind that was never flushed",
     30034213: "the simulator's own: its memory was still being registered where its backup had broken",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"

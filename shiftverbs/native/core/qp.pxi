@@ -285,6 +285,7 @@ cdef class QPCore:
         """
         cdef QPState *q = &self.q
         q.guarded = 0
+        q.fence_wr_wanted = 0  # the MOVE is over: nobody would open the gate behind its fence
         q.forgets_sends = forgets and q.withheld_send_end > q.head
         q.forgets_recvs = forgets and q.withheld_recv_end > q.rhead
         give_withheld(q)
