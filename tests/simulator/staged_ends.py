@@ -12,9 +12,11 @@ from simulator.clock import MS, US
 from simulator.host import OwnMr
 from simulator.network import Network
 from simulator.rnic import ERR, RTS
+from simulator.staged_late_reads import amid_its_verb
 from simulator.story import (
     Story,
     armed,
+    at_home,
     away,
     end,
     ends,
@@ -413,15 +415,25 @@ def a_fence_behind_a_reset() -> Network:
 
 
 def a_move_waits_when_a_qp_is_drained() -> Network:
-    """a's application moves its QP to SQD, and then goes on without protection: so does all that it posts."""
+    """a's application moves its QP to SQD, and then goes on without protection: so does all that it posts.
+
+    Another thread of it posts while that waits for a backup to stop.
+    """
     net = armed(receives=8, at_start=0)
     a, b = ends(net)
+    away(net)
+    for app in (a, b):
+        app.endpoint.prefer(0)
+    until(net, lambda: at_home(net))
     post(a, "SEND", signaled=False)
     feed(b, ev.PathHealth(1, False))  # its own direction stays
     a.endpoint.prefer(1)
     wait(net, 1)
     assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    net.nics["a"][1].command_ns = 10 * MS
+    net.clock.later(5 * MS, lambda: amid_its_verb(a, lambda: post(a, "SEND")))
     a.endpoint.drain()
+    assert len(a.posted) == 2, "it was posted later"
     wait(net, 50)
     a.endpoint.modify(Attr(), RTS, int(QpAttrMask.STATE))
     with b.host:
@@ -431,7 +443,7 @@ def a_move_waits_when_a_qp_is_drained() -> Network:
         plan(a, "SEND", signaled=True)
         go(a)
         wait(net, 10)
-    assert sends(a) == ["SUCCESS"] * 3, sends(a)
+    assert sends(a) == ["SUCCESS"] * 4, sends(a)
     return net
 
 

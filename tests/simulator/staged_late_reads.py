@@ -92,11 +92,16 @@ def leave_a_spare_default_qp(net: Network) -> None:
     wait(net, 20)
 
 
+def amid_its_verb(app: Application, do: Callable[[], object]) -> None:
+    """Another thread of the program does that, while its verb waits."""
+    blocked, app.endpoint.blocked = app.endpoint.blocked, False
+    do()
+    app.endpoint.blocked = blocked
+
+
 def poll_amid_its_verb(app: Application) -> None:
     """Another thread of the program polls, while its verb waits."""
-    blocked, app.endpoint.blocked = app.endpoint.blocked, False
-    app.poll()
-    app.endpoint.blocked = blocked
+    amid_its_verb(app, app.poll)
 
 
 def comes_late(net: Network, caught: list[Packet]) -> Network:
