@@ -456,6 +456,7 @@ def a_move_waits_when_a_qp_is_moved_to_err() -> Network:
     a.endpoint.prefer(1)
     wait(net, 1)
     assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    a.own_error = "its application moved it to ERR"
     a.endpoint.modify(Attr(), ERR, int(QpAttrMask.STATE))
     for _ in range(3):
         plan(a, "SEND", signaled=True)
