@@ -230,11 +230,7 @@ class QP(lifetime.Ended, _base.QP):
         except PyverbsRDMAError as error:
             gone = was_guarded and error.error_code in GONE
             if state != e.IBV_QPS_ERR or not gone:
-                if state == e.IBV_QPS_ERR or (
-                    state == e.IBV_QPS_RESET and (gone or was_out or held.core.forgets)
-                ):
-                    # Its backups were stopped, and what was withheld muted, all the same.
-                    held.ended(gone)
+                held.refused(state, gone, was_out)
                 raise
             # A protected QP outlives its NIC: the application may end it like any other.
             held.ended_without_nic()

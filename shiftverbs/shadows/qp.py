@@ -220,6 +220,16 @@ class ShadowQP(Shadow):
         """After the application moved the QP to ERR, or tried to: we flush what no hardware will."""
         self._tell("qp_ended", without_nic or self._ended_without_nic)
 
+    def refused(self, state: int, gone: bool, was_out: bool) -> None:
+        """The NIC did not take the QP to RESET, ERR or SQD, after `leaving`; gone: it is not there any more.
+
+        was_out: before that it was away, or errors were withheld. Its backups were stopped, and those muted.
+        What a MOVE or SWITCH closed since then nobody would open.
+        """
+        left = was_out or self.core.forgets or not self.core.is_plain
+        if state == ERR or (state == RESET and (gone or left)):
+            self.ended(gone)
+
     def was_rebuilt(self) -> bool:
         """Whether failover has taken the default QP through RESET since the application connected it."""
         given = self.connection.given.get(0) if self.connection is not None else None

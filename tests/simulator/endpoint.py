@@ -177,8 +177,7 @@ class Endpoint:
         except PyverbsRDMAError as error:
             gone = was_guarded and error.error_code in GONE
             if state != ERR or not gone:
-                if state == ERR or (state == RESET and (gone or was_out or held.core.forgets)):
-                    held.ended(gone)
+                held.refused(state, gone, was_out)
                 raise
             held.ended_without_nic()
         if state == ERR:

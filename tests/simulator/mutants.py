@@ -556,6 +556,12 @@ mutant(
     ),
 )
 
+mutant(
+    "show_what_was_withheld_amid_err",
+    "what was withheld at home is told when the backups that were in use have stopped",
+    value(QP, "def app_touched", "flushes_itself(q)", "True"),
+)
+
 # ---- a message that is sent again ---------------------------------------------------------------------------------
 
 mutant(

@@ -40,6 +40,7 @@ from simulator.story import (
 
 from shiftverbs import _core
 from shiftverbs.failover.qp.connection import Connection
+from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status
 
 
@@ -361,6 +362,26 @@ def another_thread_polls_amid_err() -> Network:
     return comes_late(net, caught)
 
 
+def err_finds_what_was_withheld_at_home() -> Network:
+    """Nobody has heard of that error yet: it is told, and first, when the backup has stopped."""
+    net = armed()
+    caught = came_home(net, again=True)
+    a, _ = ends(net)
+    net.nics["a"][1].command_ns = 5 * MS
+    hole(net, "a", "SEND", 0)
+    for _ in range(2):
+        post(a, "SEND")
+    wait(net, 0.05)
+    a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+    with a.host:
+        a.endpoint.core.send_cq.drain(0)
+    assert a.endpoint.core.first_error(0)
+    a.err()
+    comes_late(net, caught)
+    assert sends(a) == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"], sends(a)
+    return net
+
+
 def an_own_error_comes_while_sqd_waits_for_a_backup() -> Network:
     """It is in use no more, but was: what is behind the error is flushed when it has stopped."""
     net = armed()
@@ -418,6 +439,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     what_reset_took_from_a_backup_was_not_complete: ("believe_a_flush_behind_a_reset",),
     the_peer_has_left_and_an_error_is_not_heard_of: ("hear_of_no_error_behind_a_farewell",),
     another_thread_polls_amid_err: ("show_flushes_amid_the_verb",),
+    err_finds_what_was_withheld_at_home: ("show_what_was_withheld_amid_err", "flush_what_failed_before_err"),
     an_own_error_comes_while_sqd_waits_for_a_backup: ("show_flushes_amid_the_verb",),
     an_own_error_at_home_before_the_backup_begins_anew: ("flush_at_home_what_was_away",),
     an_own_error_at_home_when_the_backup_has_begun_anew: (

@@ -21,6 +21,7 @@ from simulator.network import Network
 from simulator.rnic import ERR, INIT, RESET
 from simulator.staged_again import begins_anew, connect_anew
 from simulator.staged_late_reads import (
+    amid_its_verb,
     came_home,
     catch_reads,
     comes_late,
@@ -33,6 +34,8 @@ from simulator.story import (
     at_home,
     away,
     ends,
+    feed,
+    go,
     hole,
     path_failed,
     plan,
@@ -46,8 +49,10 @@ from simulator.story import (
 from shiftverbs import _core
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.native.ibv import WcStatus
+from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.qp import ShadowQP
+from shiftverbs.state_machine import SendState
 
 SECOND = 1000 * MS
 
@@ -208,6 +213,33 @@ def the_default_nic_refuses_reset_and_hangs() -> Network:
     post(a, "SEND")
     with _default_refuses(a, hangs=True):
         a.reset()
+    wait(net, 3000)
+    assert a.endpoint.core.outstanding == (0, 0)
+    return net
+
+
+def a_move_has_its_fence_as_reset_begins_and_is_refused() -> Network:
+    """Another thread posts it while the verb waits for the driver's lock: nobody but the QP's end opens that gate."""
+    net = armed()
+    a, b = ends(net)
+    a.posts_on = True
+    post(a, "SEND", signaled=False)
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    wait(net, 1)
+    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    leaving = ShadowQP.leaving
+
+    def posts(shadow: ShadowQP, state: int) -> bool:
+        amid_its_verb(a, lambda: post(a, "SEND"))
+        return leaving(shadow, state)
+
+    with mock.patch.object(ShadowQP, "leaving", posts), _default_refuses(a, hangs=False):
+        a.reset()
+    assert a.failed
+    for _ in range(3):
+        plan(a, "SEND", signaled=True)
+    go(a)
     wait(net, 3000)
     assert a.endpoint.core.outstanding == (0, 0)
     return net
@@ -476,6 +508,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     an_error_comes_while_reset_waits_for_a_backup: ("end_a_new_life",),
     an_error_comes_amid_reset_and_one_in_the_next_life: ("remember_that_a_life_was_over",),
     a_rebuild_is_under_way_as_reset_is_done: ("leave_a_command_to_the_next_life",),
+    a_move_has_its_fence_as_reset_begins_and_is_refused: ("leave_gates_closed_where_reset_was_refused",),
     a_rebuild_ends_as_reset_is_done: ("look_for_commands_behind_the_verb_alone",),
     a_slow_backup_refuses_reset_once: ("take_the_time_of_a_slow_nic_for_refusals",),
     an_error_waits_for_its_turn_as_reset_is_done: ("keep_a_former_lifes_backlog",),

@@ -67,6 +67,12 @@ def flush_what_failed_before_a_reset_in_vain() -> Iterator[None]:
         yield
 
 
+@mutation("an error that was withheld at home as ERR came is told")
+def flush_what_failed_before_err() -> Iterator[None]:
+    with rewritten(Ending, "by_application", ("core.forgets or core.is_plain", "core.forgets")):
+        yield
+
+
 @mutation("where one NIC refuses to stop its QP, the flush of another's still tells what was complete")
 def drop_the_flush_where_another_nic_refuses() -> Iterator[None]:
     with rewritten(Fence, "be_patient", ("if now_ns >= self._deadline_ns:", "if True:")):

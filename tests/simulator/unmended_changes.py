@@ -354,3 +354,9 @@ def know_what_was_asked_before() -> Iterator[None]:
 def take_what_was_noted_for_what_the_verb_said() -> Iterator[None]:
     with rewritten(changes, "spread", ("default.attrs.update(said[1])", "default.attrs.update(live)")):
         yield
+
+
+@mutation("where RESET is refused, a QP ends whose gates a MOVE closed amid the verb")
+def leave_gates_closed_where_reset_was_refused() -> Iterator[None]:
+    with rewritten(ShadowQP, "refused", (" or not self.core.is_plain", "")):
+        yield

@@ -361,15 +361,16 @@ class Ending:
     def by_application(self, without_nic: bool) -> None:
         """After `touched`: the application's default QP is in ERR; without_nic: or would be, were its NIC not gone.
 
-        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush. Where
-        RESET was refused, or broken off, the error that it was to take comes first.
+        A QP that was wholly there is flushed by it. What was elsewhere, or withheld, no hardware will flush. The error
+        that was withheld at home, or that RESET was to take and did not, comes first.
         """
         core = self._c.core
         if self._c.closed:
             return
         flushed_by_nic = core.flushes_itself and not without_nic and core.first_error(0) is None
         if self.behind or core.ending or not flushed_by_nic:
-            muted = core.first_error(0) if core.forgets and core.failed_wr(0) is not None else None
+            kept = core.forgets or core.is_plain
+            muted = core.first_error(0) if kept and core.failed_wr(0) is not None else None
             self.begin(muted or FLUSHED)
 
     # ---- a mistake of ours ------------------------------------------------------------------------------------------

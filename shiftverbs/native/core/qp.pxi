@@ -288,7 +288,8 @@ cdef class QPCore:
         q.fence_wr_wanted = 0  # the MOVE is over: nobody would open the gate behind its fence
         q.forgets_sends = forgets and q.withheld_send_end > q.head
         q.forgets_recvs = forgets and q.withheld_recv_end > q.rhead
-        give_withheld(q)
+        if flushes_itself(q):  # else the driver ends it, when the backups have stopped
+            give_withheld(q)
 
     @property
     def forgets(self) -> bool:
