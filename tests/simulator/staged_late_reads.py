@@ -26,6 +26,7 @@ from simulator.story import (
     ends,
     executed,
     fail_over,
+    feed,
     hole,
     is_request,
     path_failed,
@@ -41,6 +42,7 @@ from simulator.story import (
 from shiftverbs import _core
 from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.native.ibv import WcStatus
+from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 
 
@@ -364,18 +366,37 @@ def another_thread_polls_amid_err() -> Network:
 
 def err_finds_what_was_withheld_at_home() -> Network:
     """Nobody has heard of that error yet: it is told, and first, when the backup has stopped."""
+    return _err_comes_behind_an_error(seen=True)
+
+
+def err_comes_behind_an_error_that_nobody_has_polled() -> Network:
+    """The same, while it lies in the NIC's CQ."""
+    return _err_comes_behind_an_error(seen=False)
+
+
+def err_finds_what_was_withheld_amid_a_move() -> Network:
+    """The same, where the fence of a MOVE has closed the gate."""
+    return _err_comes_behind_an_error(seen=True, moving=True)
+
+
+def _err_comes_behind_an_error(seen: bool, moving: bool = False) -> Network:
     net = armed()
     caught = came_home(net, again=True)
-    a, _ = ends(net)
+    a, b = ends(net)
     net.nics["a"][1].command_ns = 5 * MS
     hole(net, "a", "SEND", 0)
     for _ in range(2):
         post(a, "SEND")
+    if moving:
+        feed(b, ev.PathHealth(1, False))  # its own direction stays
+        a.endpoint.prefer(1)
+        assert not a.endpoint.core.send_is_open
     wait(net, 0.05)
     a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
-    with a.host:
-        a.endpoint.core.send_cq.drain(0)
-    assert a.endpoint.core.first_error(0)
+    if seen:
+        with a.host:
+            a.endpoint.core.send_cq.drain(0)
+        assert a.endpoint.core.first_error(0)
     a.err()
     comes_late(net, caught)
     assert sends(a) == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"], sends(a)
@@ -440,6 +461,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     the_peer_has_left_and_an_error_is_not_heard_of: ("hear_of_no_error_behind_a_farewell",),
     another_thread_polls_amid_err: ("show_flushes_amid_the_verb",),
     err_finds_what_was_withheld_at_home: ("show_what_was_withheld_amid_err", "flush_what_failed_before_err"),
+    err_comes_behind_an_error_that_nobody_has_polled: ("flush_what_nobody_has_polled_before_err",),
+    err_finds_what_was_withheld_amid_a_move: ("flush_what_failed_before_err_amid_a_move",),
     an_own_error_comes_while_sqd_waits_for_a_backup: ("show_flushes_amid_the_verb",),
     an_own_error_at_home_before_the_backup_begins_anew: ("flush_at_home_what_was_away",),
     an_own_error_at_home_when_the_backup_has_begun_anew: (

@@ -69,7 +69,21 @@ def flush_what_failed_before_a_reset_in_vain() -> Iterator[None]:
 
 @mutation("an error that was withheld at home as ERR came is told")
 def flush_what_failed_before_err() -> Iterator[None]:
-    with rewritten(Ending, "by_application", ("core.forgets or core.is_plain", "core.forgets")):
+    with rewritten(Ending, "by_application", ("core.forgets or core.send_pair == 0", "core.forgets")):
+        yield
+
+
+@mutation("so is one whose QP was amid a MOVE")
+def flush_what_failed_before_err_amid_a_move() -> Iterator[None]:
+    with rewritten(
+        Ending, "by_application", ("core.forgets or core.send_pair == 0", "core.forgets or core.is_plain")
+    ):
+        yield
+
+
+@mutation("so is one that nobody has polled")
+def flush_what_nobody_has_polled_before_err() -> Iterator[None]:
+    with rewritten(Ending, "by_application", ("core.guarded and not core.ending", "False")):
         yield
 
 

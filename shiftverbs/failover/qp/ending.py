@@ -369,7 +369,9 @@ class Ending:
             return
         flushed_by_nic = core.flushes_itself and not without_nic and core.first_error(0) is None
         if self.behind or core.ending or not flushed_by_nic:
-            kept = core.forgets or core.is_plain
+            if core.guarded and not core.ending:
+                self._c.drain(0)  # what its NIC tells of already
+            kept = core.forgets or core.send_pair == 0
             muted = core.first_error(0) if kept and core.failed_wr(0) is not None else None
             self.begin(muted or FLUSHED)
 
