@@ -8,7 +8,20 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from fake import FLUSH, INLINE, READ, REM_ACCESS, SIGNALED, SUCCESS, WRITE, PostStruct, World, send_wr, seqs
+from fake import (
+    FLUSH,
+    INLINE,
+    LOC_PROT,
+    READ,
+    REM_ACCESS,
+    SIGNALED,
+    SUCCESS,
+    WRITE,
+    PostStruct,
+    World,
+    send_wr,
+    seqs,
+)
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 from shiftverbs import _core
@@ -207,6 +220,28 @@ def test_an_own_error_of_one_that_was_away_waits_for_the_driver(half_home: Calla
     assert [(i, s) for i, s in w.poll() if i < 100] == [(1, FLUSH), (2, FLUSH)]
     assert w.qp.outstanding[0] == 0
     assert w.qp.carried == set() and w.qp.flushes_itself, "it was stopped"
+
+
+@pytest.mark.parametrize("queue", ["send", "recv"])
+def test_an_own_error_behind_a_flush_of_the_other_queue(half_home: Callable[..., World], queue: str) -> None:
+    """The other CQ was polled first: its flushes are not shown before the backup is stopped, either."""
+    w = half_home()
+    w.send(0)
+    w.hw[0].receive(2)
+    w.poll()
+    home(w)
+    first, second = (w.rcq, w.scq) if queue == "send" else (w.scq, w.rcq)
+    if queue == "send":
+        w.hw[0].fail_send(REM_ACCESS)
+    else:
+        w.hw[0].fail_recv(LOC_PROT)
+    w.hw[0].flush()
+    assert w.poll_cq(first, 32) == []
+    assert w.poll_cq(second, 32) == [(0, REM_ACCESS) if queue == "send" else (102, LOC_PROT)]
+    assert w.poll() == [] and w.qp.ending
+    w.qp.abort(FLUSH)
+    rest = [(i, FLUSH) for i in range(102 if queue == "send" else 103, 108)]
+    assert sorted(w.poll()) == sorted(rest if queue == "send" else [(0, FLUSH), *rest])
 
 
 def test_a_move_that_begins_while_sends_wait_for_room(half_home: Callable[..., World]) -> None:

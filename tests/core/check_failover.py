@@ -13,6 +13,7 @@ from fake import (
     FAA,
     FENCE,
     FLUSH,
+    LOC_PROT,
     LOC_QP_OP,
     LOCAL_INV,
     READ,
@@ -111,6 +112,22 @@ def test_what_is_proven_behind_an_error_is_flushed(guarded: World, flags: int) -
     w.hw[1].fail_send(RETRY_EXC)
     w.hw[1].flush()
     assert w.poll() == [(0, RETRY_EXC), (1, FLUSH), (2, FLUSH), (3, FLUSH), (4, FLUSH)]
+    assert w.qp.outstanding == (0, 0)
+
+
+def test_what_is_proven_behind_an_own_error_waits_for_the_driver(guarded: World) -> None:
+    """Where the other half of the QP may still work: a program that sees a flush takes its memory back."""
+    w = guarded
+    w.send(0, READ)
+    w.send(1, SEND)
+    w.send(2, SEND)
+    w.fence(0)
+    w.switch(1, 1)
+    w.hw[1].fail_send(LOC_PROT)
+    w.hw[1].flush()
+    assert w.poll() == [(0, LOC_PROT)] and w.qp.ending
+    w.qp.abort(FLUSH)
+    assert w.poll() == [(1, FLUSH), (2, FLUSH)]
     assert w.qp.outstanding == (0, 0)
 
 

@@ -562,6 +562,21 @@ mutant(
     value(QP, "def app_touched", "flushes_itself(q)", "True"),
 )
 
+mutant(
+    "flush_what_is_proven_before_pairs_stop",
+    "what is proven behind an own error is flushed when every pair has stopped",
+    value(
+        DISPATCH, "cdef inline int send_wc", "q.proven_end > q.head and not q.ending", "q.proven_end > q.head"
+    ),
+)
+
+mutant(
+    "show_flushes_of_the_other_queue_before_pairs_stop",
+    "behind an own error what was withheld of the other queue is flushed when every pair has stopped",
+    value(DISPATCH, "cdef inline bint withhold", "not recv or flushes_itself(q)", "True"),
+    value(DISPATCH, "cdef inline bint withhold", "flushes_itself(q) or recv", "True"),
+)
+
 # ---- a message that is sent again ---------------------------------------------------------------------------------
 
 mutant(

@@ -53,6 +53,7 @@ FOUND_SOMETHING = {
         "flushes were shown while a backup that was in use before answered a READ that was late or doubled",
     ),
     47322743: "ERR amid a MOVE that waited for its fence: what was posted behind that was never flushed",
+    48468513: "what was proven behind an own error was flushed while a message could still come",
     30034213: "the simulator's own: its memory was still being registered where its backup had broken",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"

@@ -193,14 +193,17 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
             pair.error_raised = 1
             emit(q, EV_ERROR, k, wc.status, wc.vendor_err)
         return True
-    # The application's own. What was withheld on its account comes first, in order.
+    # The application's own. What was withheld on its account comes first, in order: of the other queue when every pair
+    # that may reach the application's memory has stopped.
     emit(q, EV_APP_ERROR, k, wc.status, wc.vendor_err)
     if not recv and q.withheld_send_end > seq:
         q.withheld_send_end = seq
     if recv and q.withheld_recv_end > seq:
         q.withheld_recv_end = seq
-    abort_sends(q, q.withheld_send_end, before, before_vendor_err)
-    abort_recvs(q, q.withheld_recv_end)
+    if not recv or flushes_itself(q):
+        abort_sends(q, q.withheld_send_end, before, before_vendor_err)
+    if flushes_itself(q) or recv:
+        abort_recvs(q, q.withheld_recv_end)
     if q.shown_error == 0:
         q.shown_error = wc.status  # behind it all that is left is flushed, whoever ends the QP
     end_by_own_error(q)
@@ -270,7 +273,7 @@ cdef inline int send_wc(QPState *q, int k, uint64_t seq, ibv_wc *wc) noexcept no
     if wc.status != IBV_WC_SUCCESS:
         q.sends_failed = True
         sample_break(q.sample)  # nothing that is outstanding there completes any more
-        if q.proven_end > q.head:
+        if q.proven_end > q.head and not q.ending:  # else they are flushed with the rest
             cq_push(q.scq, wc)
             flush_proven(q)
             after_retire(q)
