@@ -246,10 +246,11 @@ def test_what_was_withheld_is_told_when_nothing_is_withheld_any_more(
     else:
         hw.fail_recv(FLUSH)
     assert w.poll() == []
-    if how == "let_go":
-        w.qp.guarded = False
-    else:
+    if how != "let_go":
         w.qp.app_touched()
+    if how == "touched_away":
+        assert w.qp.guarded and w.poll() == [], "the driver says when its pairs have stopped"
+    w.qp.guarded = False
     hw.flush()
     first = RETRY_EXC if queue == "send" else FLUSH
     assert w.poll() == [(0, first), (1, FLUSH), (2, FLUSH), (10, FLUSH), (11, FLUSH)]

@@ -559,7 +559,15 @@ mutant(
 mutant(
     "show_what_was_withheld_amid_err",
     "what was withheld at home is told when the backups that were in use have stopped",
-    value(QP, "def app_touched", "flushes_itself(q)", "True"),
+    lines(
+        QP,
+        "def app_touched",
+        """
+        if itself:
+            give_withheld(q)
+        """,
+        "give_withheld(q)",
+    ),
 )
 
 mutant(
@@ -575,6 +583,12 @@ mutant(
     "behind an own error what was withheld of the other queue is flushed when every pair has stopped",
     value(DISPATCH, "cdef inline bint withhold", "not recv or flushes_itself(q)", "True"),
     value(DISPATCH, "cdef inline bint withhold", "flushes_itself(q) or recv", "True"),
+)
+
+mutant(
+    "withhold_nothing_as_err_begins",
+    "as ERR begins another thread is shown no flush either, before every pair has stopped",
+    value(QP, "def app_touched", "itself or self.made_in != forks", "True"),
 )
 
 # ---- a message that is sent again ---------------------------------------------------------------------------------

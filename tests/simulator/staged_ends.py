@@ -39,6 +39,7 @@ from simulator.story import (
 )
 
 from shiftverbs import observe
+from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.native.ibv import QpAttrMask, WcStatus
 from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
@@ -466,6 +467,35 @@ def a_move_waits_when_a_qp_is_moved_to_err() -> Network:
     return net
 
 
+def another_thread_polls_as_err_begins() -> Network:
+    """Its sends have broken on the backup, and messages still come at home: it is shown nothing yet."""
+    net = armed()
+    a, _ = ends(net)
+    split(net, "a")
+    a.poll_ns = 10 * MS
+    hole(net, "a", "SEND", 1)
+    for _ in range(2):
+        plan(a, "SEND", signaled=True)
+    go(a)
+    net.deliver()
+    posts_every(net, "b", "SEND", 20, 20)
+    backup = a.endpoint.qp(1)
+    assert backup is not None
+    backup.to_error(WcStatus.RETRY_EXC_ERR)
+    take_leave = Connection._take_leave
+
+    def polls(connection: Connection, reason: str) -> None:
+        amid_its_verb(a, a.poll)
+        wait(net, 0.1)
+        take_leave(connection, reason)
+
+    with mock.patch.object(Connection, "_take_leave", polls):
+        a.err()
+    wait(net, 1000)
+    assert sends(a) == ["WR_FLUSH_ERR"] * 2, sends(a)
+    return net
+
+
 def a_qp_is_not_drained_away_from_home() -> Network:
     """The NIC that could do that does not have its traffic: the verb is refused, and nothing has changed."""
     net = armed()
@@ -652,6 +682,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_nic_refuses_an_end_while_another_flushes_slowly: ("cut_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
+    another_thread_polls_as_err_begins: ("withhold_nothing_as_err_begins",),
     a_move_waits_when_a_qp_is_moved_to_err: ("leave_a_move_waiting_in_err",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),
     what_we_gave_up_is_not_paired_again: ("pair_again_what_was_given_up",),

@@ -280,15 +280,19 @@ cdef class QPCore:
     def app_touched(self, bint forgets=False) -> None:
         """The application itself moves the QP to ERR, RESET or SQD: what comes now is its own.
 
+        But where a backup is, or was, in use: there the driver says when nothing is withheld any more, or ends it.
+
         forgets: it is RESET, which takes what nobody has polled: what was withheld is not given, nor are the flushes
         behind it. Where that is refused, abort() tells of it all.
         """
         cdef QPState *q = &self.q
-        q.guarded = 0
+        cdef bint itself = flushes_itself(q)
+        if itself or self.made_in != forks:
+            q.guarded = 0
         q.fence_wr_wanted = 0  # the MOVE is over: nobody would open the gate behind its fence
         q.forgets_sends = forgets and q.withheld_send_end > q.head
         q.forgets_recvs = forgets and q.withheld_recv_end > q.rhead
-        if flushes_itself(q):  # else the driver ends it, when the backups have stopped
+        if itself:
             give_withheld(q)
 
     @property
