@@ -225,6 +225,20 @@ def test_err_away_gives_nothing_back_before_the_backup_has_stopped(network: Netw
     assert received == ([0] if sent == [[1, "SUCCESS"]] else [])
 
 
+def test_err_while_a_move_waits_for_its_fence(network: Network) -> None:
+    """What is posted behind the verb would have been that fence, and have closed the gate: all of it is flushed."""
+    a, _ = network.protected(
+        setup="access=e.IBV_ACCESS_LOCAL_WRITE"
+    )  # nor is there a WRITE of ours that could be
+    a("ep.post('SEND', length=4, wr_id=0, signaled=False)")  # for which there is no receive
+    a("ep.qp.shift.migrate(1)")
+    a("ep.wait(\"s.state == 'WAIT_SIGNALED'\", 20)")
+    a(ERR)
+    a("[ep.post('SEND', length=4, wr_id=i) for i in (1, 2, 3)]")
+    assert statuses(a("ep.poll(4)")) == [[i, FLUSHED] for i in range(4)]
+    assert a("ep.none()") == []
+
+
 def test_peer_that_leaves_half_home_does_not_halve_the_end(network: Network, faults: Any) -> None:
     """b closed while a was half home: when a's sends fail, its receives on the other NIC are flushed too."""
     a, b = network.protected()
