@@ -415,6 +415,16 @@ def a_fence_behind_a_reset() -> Network:
     return end(net)
 
 
+def wants_a_fence(net: Network) -> None:
+    """A MOVE of a's sends waits for its fence: what is outstanding tells of no end, and the next post would be it."""
+    a, b = ends(net)
+    post(a, "SEND", signaled=False)
+    feed(b, ev.PathHealth(1, False))  # its own direction stays
+    a.endpoint.prefer(1)
+    wait(net, 1)
+    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED and a.endpoint.core.send_is_open
+
+
 def a_move_waits_when_a_qp_is_drained() -> Network:
     """a's application moves its QP to SQD, and then goes on without protection: so does all that it posts.
 
@@ -426,11 +436,7 @@ def a_move_waits_when_a_qp_is_drained() -> Network:
     for app in (a, b):
         app.endpoint.prefer(0)
     until(net, lambda: at_home(net))
-    post(a, "SEND", signaled=False)
-    feed(b, ev.PathHealth(1, False))  # its own direction stays
-    a.endpoint.prefer(1)
-    wait(net, 1)
-    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    wants_a_fence(net)
     net.nics["a"][1].command_ns = 10 * MS
     net.clock.later(5 * MS, lambda: amid_its_verb(a, lambda: post(a, "SEND")))
     a.endpoint.drain()
@@ -451,12 +457,8 @@ def a_move_waits_when_a_qp_is_drained() -> Network:
 def a_move_waits_when_a_qp_is_moved_to_err() -> Network:
     """a's application moves its QP to ERR, and posts on: its NIC flushes that too."""
     net = armed(receives=8, at_start=0)
-    a, b = ends(net)
-    post(a, "SEND", signaled=False)
-    feed(b, ev.PathHealth(1, False))  # its own direction stays
-    a.endpoint.prefer(1)
-    wait(net, 1)
-    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    a, _ = ends(net)
+    wants_a_fence(net)
     a.own_error = "its application moved it to ERR"
     a.endpoint.modify(Attr(), ERR, int(QpAttrMask.STATE))
     for _ in range(3):

@@ -20,6 +20,7 @@ from simulator.endpoint import Attr
 from simulator.network import Network
 from simulator.rnic import ERR, INIT, RESET
 from simulator.staged_again import begins_anew, connect_anew
+from simulator.staged_ends import wants_a_fence
 from simulator.staged_late_reads import (
     amid_its_verb,
     came_home,
@@ -34,7 +35,6 @@ from simulator.story import (
     at_home,
     away,
     ends,
-    feed,
     go,
     hole,
     path_failed,
@@ -49,10 +49,8 @@ from simulator.story import (
 from shiftverbs import _core
 from shiftverbs.failover.runtime import Runtime
 from shiftverbs.native.ibv import WcStatus
-from shiftverbs.protocol import events as ev
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.qp import ShadowQP
-from shiftverbs.state_machine import SendState
 
 SECOND = 1000 * MS
 
@@ -221,13 +219,9 @@ def the_default_nic_refuses_reset_and_hangs() -> Network:
 def a_move_has_its_fence_as_reset_begins_and_is_refused() -> Network:
     """Another thread posts it while the verb waits for the driver's lock: nobody but the QP's end opens that gate."""
     net = armed()
-    a, b = ends(net)
+    a, _ = ends(net)
     a.posts_on = True
-    post(a, "SEND", signaled=False)
-    feed(b, ev.PathHealth(1, False))  # its own direction stays
-    a.endpoint.prefer(1)
-    wait(net, 1)
-    assert a.endpoint.protocol.send_state is SendState.WAIT_SIGNALED
+    wants_a_fence(net)
     leaving = ShadowQP.leaving
 
     def posts(shadow: ShadowQP, state: int) -> bool:
