@@ -162,21 +162,27 @@ cdef extern from *:
     static inline int sv_on_main_thread(void) { return gettid() == getpid(); }
     static inline uintptr_t sv_thread_id(void) { return (uintptr_t)pthread_self(); }
 
-    /* A thread of ours has one state in the interpreter for all its life. One made for each job is made under a lock
-     * of CPython's and without the GIL, so that a fork in that moment leaves the lock taken: until 3.12 the child waits
-     * for it for ever (gh-112275). Held where that is done, and over a fork. */
+    /* A thread of ours has one state in the interpreter for all its life. It is made under a lock of CPython's and
+     * without the GIL, so that a fork in that moment leaves the lock taken: until 3.12 the child waits for it for ever
+     * (gh-112275). Ours is held where that is done, and over a fork. From 3.13 on os.fork() takes CPython's itself,
+     * before the handlers of pthread_atfork (gh-116522): to wait for ours behind it would be a deadlock. */
+    #if PY_VERSION_HEX < 0x030D0000
     static pthread_mutex_t sv_entry_lock = PTHREAD_MUTEX_INITIALIZER;
-    static void sv_before_fork(void) { pthread_mutex_lock(&sv_entry_lock); }
-    static void sv_after_fork(void) { pthread_mutex_unlock(&sv_entry_lock); }
+    static void sv_lock_entry(void) { pthread_mutex_lock(&sv_entry_lock); }
+    static void sv_unlock_entry(void) { pthread_mutex_unlock(&sv_entry_lock); }
+    #else
+    static void sv_lock_entry(void) { }
+    static void sv_unlock_entry(void) { }
+    #endif
 
     /* NULL: no memory, or no interpreter any more. Without the GIL. */
     static inline PyThreadState *sv_enter_python(void)
     {
         PyThreadState *state;
 
-        pthread_mutex_lock(&sv_entry_lock);
+        sv_lock_entry();
         state = PyThreadState_New(PyInterpreterState_Main());
-        pthread_mutex_unlock(&sv_entry_lock);
+        sv_unlock_entry();
         return state;
     }
 
@@ -189,8 +195,8 @@ cdef extern from *:
     """
     ctypedef struct PyThreadState:
         pass
-    void sv_before_fork() noexcept nogil
-    void sv_after_fork() noexcept nogil
+    void sv_lock_entry() noexcept nogil
+    void sv_unlock_entry() noexcept nogil
     PyThreadState *sv_enter_python() noexcept nogil
     void sv_leave_python(PyThreadState *state) noexcept nogil
     void sv_clear_errno() noexcept nogil
@@ -227,14 +233,14 @@ cdef int finalizing = 0
 cdef void forget_everything_in_child() noexcept nogil:
     """In a forked child: the parent's threads are not here, and a lock may have been held by one of them."""
     global wake_points, workers
-    sv_after_fork()
+    sv_unlock_entry()
     pthread_mutex_init(&registry_lock, NULL)
     wake_points = NULL
     workers = NULL
 
 
 pthread_mutex_init(&registry_lock, NULL)
-pthread_atfork(sv_before_fork, sv_after_fork, forget_everything_in_child)
+pthread_atfork(sv_lock_entry, sv_unlock_entry, forget_everything_in_child)
 
 
 cdef void back_to_python() noexcept nogil:

@@ -25,6 +25,20 @@ def ended(pid: int) -> bool:
     return True
 
 
+def case_a_fork_as_threads_begin() -> None:
+    """Each thread makes its state in the interpreter as it begins: the parent goes on, and the child ends."""
+    for fork in range(FORKS):
+        workers = [_nic.NicWorker(f"nic{n}") for n in range(WORKERS)]
+        until_ns = time.monotonic_ns() + fork % 10 * 100_000
+        while time.monotonic_ns() < until_ns:
+            pass
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        assert ended(pid), f"the child of fork {fork} hangs"
+        assert all(worker.stop() for worker in workers)
+
+
 def case_a_child_that_does_nothing_ends() -> None:
     """The threads begin their jobs, and so come to the interpreter, at any time."""
     seed = random.randrange(1 << 31)
