@@ -534,7 +534,6 @@ def current() -> Runtime | None:
             _give_up(f"failover cannot be started: {error}")
             return None
         _started = True
-        atexit.register(_runtime.stop)
         return _runtime
 
 
@@ -555,6 +554,12 @@ def why_not() -> str | None:
     return _why
 
 
+def _at_exit() -> None:
+    """Behind what the program has registered since it imported this: that may wait for flushes that only we give."""
+    if _runtime is not None:
+        _runtime.stop()
+
+
 def _after_fork_in_child() -> None:
     global _runtime, _why, _started, _lock
     _lock = threading.RLock()
@@ -565,3 +570,4 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

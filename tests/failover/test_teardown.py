@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import EtcdServer, wait_until
-from hosts import AWAY, Host, Network, connect
+from hosts import AWAY, Host, Network, connect, go
 
 ORDERS = [
     "qp mr cq pd context",
@@ -60,6 +60,29 @@ def test_just_leaving(network: Network, shared_etcd: EtcdServer, job: str, fault
     leave(a)
     leave(b)
     keys_gone(shared_etcd, job)
+
+
+@pytest.mark.parametrize("where", ["home", "away", "back"])
+def test_a_program_s_own_end(network: Network, faults: Any, where: str) -> None:
+    """Registered behind the import and before the first Context: it moves its QP to ERR, and waits for the flushes."""
+    a, b = network.host("a"), network.host("b")
+    a(
+        """
+def last():
+    at = qp.QPAttr()
+    at.qp_state = e.IBV_QPS_ERR
+    ep.qp.modify(at, e.IBV_QP_STATE)
+    print("told", [wc[:2] for wc in ep.poll(4, 10)], flush=True)
+"""
+    )
+    a("import atexit; _ = atexit.register(last)")
+    connect(a, b)
+    for host in (a, b):
+        assert host("ep.qp.shift.wait_protected(20)"), host("ep.shift()")
+    go(faults, where, a, b)
+    a("[ep.recv(i) for i in range(4)]")
+    leave(a)
+    assert f"told {[[i, 'WR_FLUSH_ERR'] for i in range(4)]}" in a.child.output, a.child.output
 
 
 def test_garbage(network: Network, shared_etcd: EtcdServer, job: str) -> None:
