@@ -40,7 +40,7 @@ from posix.unistd cimport close as posix_close, read as posix_read, write as pos
 
 from shiftverbs.native.core.dispatch cimport (
     POLL_BATCH, begin_end, cq_drain, dispatch, flushes_itself, give_withheld, is_plain, make_room, qp_post_recv,
-    qp_post_send,
+    qp_post_send, why_sends_fail,
 )
 from shiftverbs.native.core cimport journal, replay
 from shiftverbs.native.core.journal cimport (

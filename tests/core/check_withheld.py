@@ -226,6 +226,33 @@ def test_the_error_that_says_why_goes_before_a_flush(guarded: World) -> None:
     assert w.qp.first_error(0) == (RETRY_EXC, 0x81)
 
 
+@pytest.mark.parametrize("polled_first", ["send", "recv"])
+def test_why_a_receive_failed_is_not_told_of_a_send(guarded: World, polled_first: str) -> None:
+    w = guarded
+    w.send(1)
+    w.send(2)
+    w.recv(10)
+    w.hw[0].fail_recv(LOC_QP_OP, 0x33)
+    w.hw[0].flush()
+    for cq in (w.scq, w.rcq) if polled_first == "send" else (w.rcq, w.scq):
+        assert w.poll_cq(cq) == []
+    assert w.qp.first_error(0) == (LOC_QP_OP, 0x33) and w.qp.why_sends_fail(0) == (FLUSH, 0)
+    w.qp.app_touched()
+    n, wcs = w.scq.poll(8)
+    assert [(wc.wr_id, wc.status, wc.vendor_err) for wc in wcs] == [(1, FLUSH, 0), (2, FLUSH, 0)]
+    assert w.poll_cq(w.rcq) == [(10, FLUSH)]
+
+
+def test_why_the_first_send_failed(guarded: World) -> None:
+    w = guarded
+    w.send(1)
+    w.recv(10)
+    assert w.qp.why_sends_fail(0) is None
+    w.hw[0].fail_send(RETRY_EXC, 0x81)
+    w.hw[0].flush()
+    assert w.poll() == [] and w.qp.why_sends_fail(0) == (RETRY_EXC, 0x81)
+
+
 @pytest.mark.parametrize("flags", [SIGNALED, 0])
 @pytest.mark.parametrize("queue", ["send", "recv"])
 @pytest.mark.parametrize("how", ["touched", "let_go", "touched_away"])

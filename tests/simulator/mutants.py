@@ -473,7 +473,7 @@ mutant(
         if recv:
             abort_recvs(q, min(seq, q.withheld_recv_end))
         else:
-            abort_sends(q, min(seq, q.withheld_send_end), before, before_vendor_err)
+            abort_sends(q, min(seq, q.withheld_send_end), before.status, before.vendor_err)
         """,
     ),
 )
@@ -589,6 +589,12 @@ mutant(
     "withhold_nothing_as_err_begins",
     "as ERR begins another thread is shown no flush either, before every pair has stopped",
     value(QP, "def app_touched", "itself or self.made_in != forks", "True"),
+)
+
+mutant(
+    "tell_a_send_why_a_receive_failed",
+    "the error of a receive is not told of a send",
+    value(DISPATCH, "cdef inline KeptError why_sends_fail", "not pair.receive_failed", "True"),
 )
 
 # ---- a message that is sent again ---------------------------------------------------------------------------------

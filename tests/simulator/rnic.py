@@ -444,8 +444,8 @@ class HwQp:
             self.rights = attrs["qp_access_flags"]
         return 0
 
-    def to_error(self, first_status: int = FLUSHED) -> None:
-        """The error state: everything is flushed in order, the send queue's first with first_status."""
+    def to_error(self, first_status: int = FLUSHED, receives: int = FLUSHED) -> None:
+        """The error state: everything is flushed in order, the first of each queue with first_status and receives."""
         if self.state in (ERR, RESET):
             return
         self.state = ERR
@@ -460,7 +460,8 @@ class HwQp:
         self.unacked.clear()
         self.unsent.clear()
         for wr_id, _, _ in self.rq:
-            self._end_recv(wr_id, FLUSHED)
+            self._end_recv(wr_id, receives)
+            receives = FLUSHED
         self.rq.clear()
 
     # ---- posts

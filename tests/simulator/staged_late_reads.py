@@ -379,7 +379,12 @@ def err_finds_what_was_withheld_amid_a_move() -> Network:
     return _err_comes_behind_an_error(seen=True, moving=True)
 
 
-def _err_comes_behind_an_error(seen: bool, moving: bool = False) -> Network:
+def err_finds_what_was_withheld_of_a_receive_at_home() -> Network:
+    """Its NIC failed a receive, and flushed the sends: to a send that is no error of its own."""
+    return _err_comes_behind_an_error(seen=True, of_a_receive=True)
+
+
+def _err_comes_behind_an_error(seen: bool, moving: bool = False, of_a_receive: bool = False) -> Network:
     net = armed()
     caught = came_home(net, again=True)
     a, b = ends(net)
@@ -392,14 +397,17 @@ def _err_comes_behind_an_error(seen: bool, moving: bool = False) -> Network:
         a.endpoint.prefer(1)
         assert not a.endpoint.core.send_is_open
     wait(net, 0.05)
-    a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
+    if of_a_receive:
+        a.endpoint.hardware.to_error(receives=WcStatus.LOC_QP_OP_ERR)
+    else:
+        a.endpoint.hardware.to_error(WcStatus.RETRY_EXC_ERR)
     if seen:
         with a.host:
             a.endpoint.core.send_cq.drain(0)
         assert a.endpoint.core.first_error(0)
     a.err()
     comes_late(net, caught)
-    assert sends(a) == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"], sends(a)
+    assert sends(a) == ["WR_FLUSH_ERR" if of_a_receive else "RETRY_EXC_ERR", "WR_FLUSH_ERR"], sends(a)
     return net
 
 
@@ -462,6 +470,7 @@ TOLD: dict[Story, tuple[str, ...]] = {
     another_thread_polls_amid_err: ("show_flushes_amid_the_verb",),
     err_finds_what_was_withheld_at_home: ("show_what_was_withheld_amid_err", "flush_what_failed_before_err"),
     err_comes_behind_an_error_that_nobody_has_polled: ("flush_what_nobody_has_polled_before_err",),
+    err_finds_what_was_withheld_of_a_receive_at_home: ("tell_a_send_why_a_receive_failed",),
     err_finds_what_was_withheld_amid_a_move: ("flush_what_failed_before_err_amid_a_move",),
     an_own_error_comes_while_sqd_waits_for_a_backup: ("show_flushes_amid_the_verb",),
     an_own_error_at_home_before_the_backup_begins_anew: ("flush_at_home_what_was_away",),

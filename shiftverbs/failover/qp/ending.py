@@ -372,7 +372,7 @@ class Ending:
             if core.guarded and not core.ending:
                 self._c.drain(0)  # what its NIC tells of already
             kept = core.forgets or core.send_pair == 0
-            muted = core.first_error(0) if kept and core.failed_wr(0) is not None else None
+            muted = core.why_sends_fail(0) if kept else None
             self.begin(muted or FLUSHED)
 
     # ---- a mistake of ours ------------------------------------------------------------------------------------------

@@ -60,8 +60,18 @@ cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noex
                 sends_shown(q, wc.wr_id & seq_mask())
         pair.sq_error_seen = 1
     if pair.first_status == 0 or (pair.first_status == IBV_WC_WR_FLUSH_ERR and wc.status != IBV_WC_WR_FLUSH_ERR):
+        pair.receive_failed = recv
         pair.first_status = wc.status
         pair.first_vendor_err = wc.vendor_err
+
+
+cdef inline KeptError why_sends_fail(const Pair *pair) noexcept nogil:
+    """What the first send that a pair has failed is told: a flush, where the error was a receive's."""
+    cdef KeptError why
+    why.seq, why.status, why.vendor_err = 0, IBV_WC_WR_FLUSH_ERR, 0
+    if pair.first_status and not pair.receive_failed:
+        why.status, why.vendor_err = pair.first_status, pair.first_vendor_err
+    return why
 
 
 cdef inline bint repeated(QPState *q, int k, uint64_t seq) noexcept nogil:
@@ -138,13 +148,15 @@ cdef inline void give_withheld(QPState *q) noexcept nogil:
     A QP that is not plain is ended by the driver, which gives them with the rest.
     """
     cdef Pair *pair = &q.pairs[0]
+    cdef KeptError why
     if q.closed or q.ending or not is_plain(q) or not pair.first_status:
         return
     if q.forgets_sends or q.forgets_recvs:
         return
     if q.shown_error == 0 and (q.head < q.withheld_send_end or q.rhead < q.withheld_recv_end):
         q.shown_error = pair.first_status
-    abort_sends(q, q.withheld_send_end, pair.first_status, pair.first_vendor_err)
+    why = why_sends_fail(pair)
+    abort_sends(q, q.withheld_send_end, why.status, why.vendor_err)
     abort_recvs(q, q.withheld_recv_end)
     if q.wired < q.tail:
         pump_send(q)  # what waited for room: perhaps nothing that the hardware has would make any
@@ -160,8 +172,7 @@ cdef inline void keep(KeptError *kept, uint64_t seq, const ibv_wc *wc) noexcept 
 cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_wc *wc) noexcept nogil:
     """An error WC, not of our own WRs. True: the application does not see it."""
     cdef Pair *pair = &q.pairs[k]
-    cdef int before = pair.first_status if pair.first_status else IBV_WC_WR_FLUSH_ERR
-    cdef uint32_t before_vendor_err = pair.first_vendor_err
+    cdef KeptError before = why_sends_fail(pair)
     note_error(q, k, recv, wc)
     if q.ending:
         if in_use(q, k, recv, seq) and not may_be_path_error(wc.status):
@@ -178,7 +189,7 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
         if recv:
             abort_recvs(q, min(seq, q.withheld_recv_end))
         else:
-            abort_sends(q, min(seq, q.withheld_send_end), before, before_vendor_err)
+            abort_sends(q, min(seq, q.withheld_send_end), before.status, before.vendor_err)
         return False
     if not q.guarded or not in_use(q, k, recv, seq) or is_path_error(q, k, recv, seq, wc.status):
         if pair.fencing:
@@ -201,7 +212,7 @@ cdef inline bint withhold(QPState *q, int k, bint recv, uint64_t seq, const ibv_
     if recv and q.withheld_recv_end > seq:
         q.withheld_recv_end = seq
     if not recv or flushes_itself(q):
-        abort_sends(q, q.withheld_send_end, before, before_vendor_err)
+        abort_sends(q, q.withheld_send_end, before.status, before.vendor_err)
     if flushes_itself(q) or recv:
         abort_recvs(q, q.withheld_recv_end)
     if q.shown_error == 0:

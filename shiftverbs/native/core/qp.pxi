@@ -480,6 +480,12 @@ cdef class QPCore:
             return None
         return pair.first_status, pair.first_vendor_err
 
+    def why_sends_fail(self, int k):
+        """What the first send that pair k has failed is told, (status, vendor_err); None where none has failed."""
+        cdef Pair *pair = self.pair(k)
+        why = why_sends_fail(pair)
+        return (why.status, why.vendor_err) if pair.failed_seq else None
+
     @property
     def shown_error(self) -> int:
         """Status of the first error WC since RESET that was shown while the QP was not protected; 0: none."""
