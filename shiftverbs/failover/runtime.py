@@ -27,6 +27,7 @@ from shiftverbs.failover.qp.connection import Connection
 from shiftverbs.failover.services import memory_keys
 from shiftverbs.failover.services.machine import Machine, ThisMachine
 from shiftverbs.native.ibv import EventType, QpState
+from shiftverbs.process.log_lines import LAST_LINES_S
 from shiftverbs.process.waiting import in_slices
 from shiftverbs.pyverbs_error import ShiftError
 from shiftverbs.shadows import async_events, pyverbs_objects
@@ -534,6 +535,9 @@ def current() -> Runtime | None:
             _give_up(f"failover cannot be started: {error}")
             return None
         _started = True
+        # A child of multiprocessing's has forgotten what its parent registered.
+        if os.getpid() != _imported_by:
+            atexit.register(_at_exit)
         return _runtime
 
 
@@ -558,6 +562,7 @@ def _at_exit() -> None:
     """Behind what the program has registered since it imported this: that may wait for flushes that only we give."""
     if _runtime is not None:
         _runtime.stop()
+        _runtime.driver.outside.flush(LAST_LINES_S)
 
 
 def _after_fork_in_child() -> None:
@@ -570,4 +575,5 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+_imported_by = os.getpid()
 atexit.register(_at_exit)

@@ -85,6 +85,67 @@ def last():
     assert f"told {[[i, 'WR_FLUSH_ERR'] for i in range(4)]}" in a.child.output, a.child.output
 
 
+def test_a_child_that_forgot_what_its_parent_registered(network: Network) -> None:
+    """As multiprocessing's, from Python 3.13 on: they run what was registered since. Failover ends with them."""
+    a = network.host("a")
+    a(
+        """
+import atexit
+from shiftverbs.failover import runtime
+
+def child():
+    atexit._clear()
+    mine = runtime.current()
+    atexit._run_exitfuncs()
+    return mine.driver.stopped
+
+status = 1
+pid = os.fork()
+if pid == 0:
+    try:
+        status = 0 if child() else 2
+    finally:
+        os._exit(status)
+"""
+    )
+    assert a("os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == 0
+
+
+def test_what_the_end_logs_is_written(network: Network) -> None:
+    """Under the driver's lock a thread of ours writes it, into a handler that takes its time."""
+    a, b = network.host("a"), network.host("b")
+    a(
+        """
+import logging
+
+class Slow(logging.Handler):
+    def emit(self, record):
+        time.sleep(0.3)
+        print("logged:", record.getMessage(), flush=True)
+
+logging.getLogger("shiftverbs").addHandler(Slow())
+"""
+    )
+    connect(a, b)
+    for host in (a, b):
+        assert host("ep.qp.shift.wait_protected(20)"), host("ep.shift()")
+    a(
+        """
+from shiftverbs.failover import runtime
+
+def flush():
+    logging.getLogger("shiftverbs.driver").warning("a first line")
+    raise OSError(28, "the channel refuses")
+
+runtime.current().driver.channel.flush = flush
+"""
+    )
+    a.child.process.stdin.close()  # type: ignore[union-attr]
+    a.child.wait(20)
+    assert "logged: a first line" in a.child.output, a.child.output
+    assert "logged: the peers were not told" in a.child.output, a.child.output
+
+
 def test_garbage(network: Network, shared_etcd: EtcdServer, job: str) -> None:
     """Cycles of protected objects, collected in whatever order; nothing is left of them."""
     a, b = network.protected()
