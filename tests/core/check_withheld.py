@@ -243,6 +243,25 @@ def test_why_a_receive_failed_is_not_told_of_a_send(guarded: World, polled_first
     assert w.poll_cq(w.rcq) == [(10, FLUSH)]
 
 
+@pytest.mark.parametrize("polled_first", ["send", "recv"])
+@pytest.mark.parametrize("receive", [FLUSH, LOC_QP_OP])
+def test_each_queue_has_an_error_of_its_own(guarded: World, receive: int, polled_first: str) -> None:
+    w = guarded
+    w.send(1)
+    w.send(2)
+    w.recv(10)
+    w.hw[0].fail_recv(receive, 0x33)
+    w.hw[0].fail_send(RETRY_EXC, 0x81)
+    w.hw[0].flush()
+    for cq in (w.scq, w.rcq) if polled_first == "send" else (w.rcq, w.scq):
+        assert w.poll_cq(cq) == []
+    assert w.qp.why_sends_fail(0) == (RETRY_EXC, 0x81)
+    w.qp.abort()
+    n, wcs = w.scq.poll(8)
+    assert [(wc.wr_id, wc.status, wc.vendor_err) for wc in wcs] == [(1, RETRY_EXC, 0x81), (2, FLUSH, 0)]
+    assert w.poll_cq(w.rcq) == [(10, FLUSH)]
+
+
 def test_why_the_first_send_failed(guarded: World) -> None:
     w = guarded
     w.send(1)

@@ -594,7 +594,7 @@ mutant(
 mutant(
     "tell_a_send_why_a_receive_failed",
     "the error of a receive is not told of a send",
-    value(DISPATCH, "cdef inline KeptError why_sends_fail", "not pair.receive_failed", "True"),
+    value(DISPATCH, "cdef inline void note_error", "not recv", "True"),
 )
 
 # ---- a message that is sent again ---------------------------------------------------------------------------------

@@ -444,7 +444,9 @@ class HwQp:
             self.rights = attrs["qp_access_flags"]
         return 0
 
-    def to_error(self, first_status: int = FLUSHED, receives: int = FLUSHED) -> None:
+    def to_error(
+        self, first_status: int = FLUSHED, receives: int = FLUSHED, receives_first: bool = False
+    ) -> None:
         """The error state: everything is flushed in order, the first of each queue with first_status and receives."""
         if self.state in (ERR, RESET):
             return
@@ -452,6 +454,8 @@ class HwQp:
         if not self.nic.dead:
             self.shared.refusal[:] = (0, 0)
         self.timer += 1
+        if receives_first:
+            self._flush_receives(receives)
         status = first_status
         for wqe in (*self.unacked, *self.unsent):
             self._end(wqe, status)
@@ -459,9 +463,12 @@ class HwQp:
         self.given_up = tuple(self.unacked)
         self.unacked.clear()
         self.unsent.clear()
+        self._flush_receives(receives)
+
+    def _flush_receives(self, status: int) -> None:
         for wr_id, _, _ in self.rq:
-            self._end_recv(wr_id, receives)
-            receives = FLUSHED
+            self._end_recv(wr_id, status)
+            status = FLUSHED
         self.rq.clear()
 
     # ---- posts

@@ -240,6 +240,29 @@ def a_nic_refuses_to_stop_a_qp_for_good() -> Network:
     return net
 
 
+def an_abort_that_a_receive_was_told_of_first() -> Network:
+    """The send that says why was polled behind the receives: what it says is told all the same."""
+    return _an_abort_begins(["RETRY_EXC_ERR", "WR_FLUSH_ERR"], first_status=WcStatus.RETRY_EXC_ERR)
+
+
+def an_abort_that_an_error_of_a_receive_began() -> Network:
+    """It is told of no send."""
+    return _an_abort_begins(["WR_FLUSH_ERR", "WR_FLUSH_ERR"], receives=WcStatus.LOC_QP_OP_ERR)
+
+
+def _an_abort_begins(told: list[str], **broken: int) -> Network:
+    net = armed()
+    a, _ = ends(net)
+    hole(net, "a", "FADD", 0)
+    post(a, "FADD", 8, data=1)  # may have been carried out: it is not tried again
+    post(a, "SEND")
+    wait(net, 0.05)
+    a.endpoint.hardware.to_error(receives_first=True, **broken)
+    wait(net, 1000)
+    assert sends(a) == told, sends(a)
+    return net
+
+
 def a_question_is_answered_by_an_abort() -> Network:
     """a, which has switched before, asks; b's NIC refuses the fence at once, and b's ABORT overtakes its START."""
     net = armed()
@@ -684,6 +707,8 @@ TOLD: dict[Story, tuple[str, ...]] = {
     a_nic_refuses_an_end_while_another_flushes_slowly: ("cut_the_flush_where_another_nic_refuses",),
     a_nic_refuses_to_end_a_default_qp: ("take_a_refused_err_for_an_end",),
     a_move_waits_when_a_qp_is_drained: ("leave_a_move_waiting_in_sqd",),
+    an_abort_that_a_receive_was_told_of_first: ("tell_what_was_polled_first",),
+    an_abort_that_an_error_of_a_receive_began: ("tell_what_was_polled_first",),
     another_thread_polls_as_err_begins: ("withhold_nothing_as_err_begins",),
     a_move_waits_when_a_qp_is_moved_to_err: ("leave_a_move_waiting_in_err",),
     a_move_is_refused_while_a_qp_ends: ("open_the_gate_in_an_end",),

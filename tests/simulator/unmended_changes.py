@@ -360,3 +360,9 @@ def take_what_was_noted_for_what_the_verb_said() -> Iterator[None]:
 def leave_gates_closed_where_reset_was_refused() -> Iterator[None]:
     with rewritten(ShadowQP, "refused", (" or not self.core.is_plain", "")):
         yield
+
+
+@mutation("a send is told what came of sends, though a receive's WC was polled first")
+def tell_what_was_polled_first() -> Iterator[None]:
+    with rewritten(Connection, "core_event", ("self.core.why_sends_fail(k) or (a, b)", "(a, b)")):
+        yield

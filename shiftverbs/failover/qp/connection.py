@@ -473,16 +473,17 @@ class Connection:
     def core_event(self, kind: int, k: int, a: int, b: int, t_ns: int) -> None:
         """An event of the data path (see _core)."""
         if kind == _core.EV_ERROR:
+            wr = self.evidence.failed_wr(k)  # first: it looks at what the send itself was told
             if a in REFUSED:
                 # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
                 # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
                 self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
             elif k == self.core.send_pair and self.ending.original is None:
-                self.ending.original = (a, b)
+                self.ending.original = self.core.why_sends_fail(k) or (a, b)
             reason = f"{self.driver.wc_name(a)} (vendor_err {b:#x}) on {self.device(k)}"
             if self.early.waits:
                 self.early.failed()
-            self.evidence.path_failed(k, reason, t_ns, wr=self.evidence.failed_wr(k))
+            self.evidence.path_failed(k, reason, t_ns, wr=wr)
         elif kind == _core.EV_POST_FAILED:
             if b or self.core.refused:  # else the send was taken since, or forgotten
                 self.evidence.post_failed(k, a, t_ns)

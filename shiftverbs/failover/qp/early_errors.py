@@ -111,7 +111,7 @@ class EarlyErrors:
                 c.core.guarded = c.core.ending
             # A thread of the application's may have posted meanwhile, and been refused.
             if not c.core.ending and self._is_stranded():
-                c.ending.begin(c.core.first_error(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
+                c.ending.begin(c.core.why_sends_fail(0) or (int(WcStatus.LOC_QP_OP_ERR), c.core.refused))
 
     def _is_switched(self) -> bool:
         """Whether a SWITCH is under way."""

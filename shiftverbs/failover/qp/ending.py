@@ -339,7 +339,7 @@ class Ending:
         self.behind.difference_update(stopped)
         if not c.core.ending:
             c.core.guarded = not reset and bool(self.unstopped.intersection(stopped))
-            withheld = c.core.first_error(0)
+            withheld = c.core.why_sends_fail(0)
             if c.core.guarded and withheld is not None:
                 self.begin(withheld)  # what told of it may be gone with the pairing
         c.driver.looks.settle(c)
@@ -372,7 +372,7 @@ class Ending:
             if core.guarded and not core.ending:
                 self._c.drain(0)  # what its NIC tells of already
             kept = core.forgets or core.send_pair == 0
-            muted = core.why_sends_fail(0) if kept else None
+            muted = core.why_sends_fail(0) if kept and core.failed_wr(0) is not None else None
             self.begin(muted or FLUSHED)
 
     # ---- a mistake of ours ------------------------------------------------------------------------------------------

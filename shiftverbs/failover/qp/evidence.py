@@ -114,7 +114,7 @@ class Evidence:
             self.path_failed(k, f"post on {c.device(k)} failed: {said}", t_ns, wr=self.failed_wr(k))
         elif p is None or p.over:
             # Let go of meanwhile: nobody else will deliver it.
-            c.ending.begin(c.core.first_error(k) or (int(WcStatus.LOC_QP_OP_ERR), err))
+            c.ending.begin(c.core.why_sends_fail(k) or (int(WcStatus.LOC_QP_OP_ERR), err))
         elif not p.switching:
             c.ending.original = (int(WcStatus.LOC_QP_OP_ERR), err)
             c.feed(

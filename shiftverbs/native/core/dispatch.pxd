@@ -46,6 +46,10 @@ cdef inline void fenced(QPState *q, int k, bint recv) noexcept nogil:
         emit(q, EV_SQ_FENCED, k, 0, 0)
 
 
+cdef inline bint says_more(int before, int status) noexcept nogil:
+    return before == 0 or (before == IBV_WC_WR_FLUSH_ERR and status != IBV_WC_WR_FLUSH_ERR)
+
+
 cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noexcept nogil:
     """Remember the error that says why: a flush only follows from one."""
     cdef Pair *pair = &q.pairs[k]
@@ -59,18 +63,20 @@ cdef inline void note_error(QPState *q, int k, bint recv, const ibv_wc *wc) noex
             if kind != KIND_ARM and k == q.send_pair and pair.sending:
                 sends_shown(q, wc.wr_id & seq_mask())
         pair.sq_error_seen = 1
-    if pair.first_status == 0 or (pair.first_status == IBV_WC_WR_FLUSH_ERR and wc.status != IBV_WC_WR_FLUSH_ERR):
-        pair.receive_failed = recv
+    if says_more(pair.first_status, wc.status):
         pair.first_status = wc.status
         pair.first_vendor_err = wc.vendor_err
+    if not recv and says_more(pair.send_status, wc.status):
+        pair.send_status = wc.status
+        pair.send_vendor_err = wc.vendor_err
 
 
 cdef inline KeptError why_sends_fail(const Pair *pair) noexcept nogil:
-    """What the first send that a pair has failed is told: a flush, where the error was a receive's."""
+    """What the first send that a pair has failed is told: a flush, where a receive alone had an error of its own."""
     cdef KeptError why
-    why.seq, why.status, why.vendor_err = 0, IBV_WC_WR_FLUSH_ERR, 0
-    if pair.first_status and not pair.receive_failed:
-        why.status, why.vendor_err = pair.first_status, pair.first_vendor_err
+    why.seq = 0
+    why.status = pair.send_status if pair.send_status else IBV_WC_WR_FLUSH_ERR
+    why.vendor_err = pair.send_vendor_err
     return why
 
 

@@ -183,9 +183,10 @@ ctypedef struct Pair:
     uint8_t rq_marker
     uint8_t own_fence_write      # a fence WRITE of ours is on its way here: one at a time, there is no room for more
     uint8_t watch          # WATCH_*: what a completion here has to do beside completing
-    uint8_t receive_failed  # the error below is a receive's
     int first_status
     uint32_t first_vendor_err
+    int send_status        # the same of its send queue alone
+    uint32_t send_vendor_err
     uint64_t failed_seq    # 1 + the number of the send WR that failed first, or was refused; 0: none
     uint32_t rq_out        # receives in the hardware's queue, our own included
     uint64_t recv_upto     # receives below this number were handed over in this generation

@@ -481,10 +481,10 @@ cdef class QPCore:
         return pair.first_status, pair.first_vendor_err
 
     def why_sends_fail(self, int k):
-        """What the first send that pair k has failed is told, (status, vendor_err); None where none has failed."""
+        """The same for a send that it has failed, (status, vendor_err): what came of receives is not told of that."""
         cdef Pair *pair = self.pair(k)
         why = why_sends_fail(pair)
-        return (why.status, why.vendor_err) if pair.failed_seq else None
+        return (why.status, why.vendor_err) if pair.first_status else None
 
     @property
     def shown_error(self) -> int:
@@ -886,19 +886,12 @@ cdef class QPCore:
         :param still_ending: the default QP may still work. What is posted from now on waits for the next abort().
         """
         cdef QPState *q = &self.q
-        cdef Pair *pair
         cdef int first
         cdef int k
         self.pair(0)
         sample_break(q.sample)
-        pair = &q.pairs[q.send_pair]
-        if status is not None:
-            first = status
-        elif pair.first_status:
-            first = pair.first_status
-            vendor_err = pair.first_vendor_err
-        else:
-            first = IBV_WC_RETRY_EXC_ERR
+        why = self.why_sends_fail(q.send_pair) if status is None else (status, vendor_err)
+        first, vendor_err = why or (IBV_WC_RETRY_EXC_ERR, vendor_err)
         abort_sends(q, q.tail, first, vendor_err)
         abort_recvs(q, q.rtail)
         q.refused = 0
