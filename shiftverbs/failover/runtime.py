@@ -14,6 +14,7 @@ import functools
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ STOP_DMA_S = 60.0
 REFUSING_S = 2.0
 # How long the end of the process waits for whoever is in the driver, perhaps on a NIC that hangs.
 STOP_S = 2.0
+# Among what multiprocessing calls at the end of its children.
+LAST_OF_ALL = -1_000_000
 # Why nothing is protected in a forked child.
 FORKED = "the process was forked after failover had started"
 # Who is called with each Runtime that was started, and may return what is to be called at its end.
@@ -535,9 +538,6 @@ def current() -> Runtime | None:
             _give_up(f"failover cannot be started: {error}")
             return None
         _started = True
-        # A child of multiprocessing's has forgotten what its parent registered.
-        if os.getpid() != _imported_by:
-            atexit.register(_at_exit)
         return _runtime
 
 
@@ -572,8 +572,18 @@ def _after_fork_in_child() -> None:
         runtime, _runtime = _runtime, None
         runtime.forget()
         _why, _started = FORKED, True
+    util = sys.modules.get("multiprocessing.util")
+    if (
+        util is not None
+    ):  # a child of multiprocessing's runs no atexit handlers, or but those that it registers itself
+        util.register_after_fork(_at_exit, _ends_with_multiprocessing)
+
+
+def _ends_with_multiprocessing(at_exit: Callable[[], None]) -> None:
+    from multiprocessing import util  # it is there already
+
+    util.Finalize(None, at_exit, exitpriority=LAST_OF_ALL)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-_imported_by = os.getpid()
 atexit.register(_at_exit)

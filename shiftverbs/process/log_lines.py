@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import logging
@@ -118,11 +117,9 @@ class OutsideTheLock(logging.Filter):
             # Else it asks under logging's module lock, whenever the program has set a level since: that may be locked
             # for good as well.
             each.isEnabledFor = functools.partial(_is_enabled, each)  # type: ignore[method-assign]
-        atexit.register(self.flush, LAST_LINES_S)
 
     def close(self) -> None:
         """Let everything pass from now on: in a forked child, whose threads may be taken for the holder."""
-        atexit.unregister(self.flush)
         for each in self._loggers.values():
             each.removeFilter(self)
         if self._thread.is_alive():

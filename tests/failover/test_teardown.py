@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -85,30 +86,42 @@ def last():
     assert f"told {[[i, 'WR_FLUSH_ERR'] for i in range(4)]}" in a.child.output, a.child.output
 
 
-def test_a_child_that_forgot_what_its_parent_registered(network: Network) -> None:
-    """As multiprocessing's, from Python 3.13 on: they run what was registered since. Failover ends with them."""
-    a = network.host("a")
-    a(
-        """
-import atexit
+CHILD = """
+import atexit, multiprocessing, sys
 from shiftverbs.failover import runtime
 
-def child():
-    atexit._clear()
+def child(pipe):
     mine = runtime.current()
-    atexit._run_exitfuncs()
-    return mine.driver.stopped
+    stop = mine.stop
+    atexit.register(lambda: os.write(pipe, b"the program's; " if not mine.driver.stopped else b"too late; "))
 
-status = 1
-pid = os.fork()
-if pid == 0:
-    try:
-        status = 0 if child() else 2
-    finally:
-        os._exit(status)
+    def told():
+        stop()
+        os.write(pipe, b"ours; ")
+
+    mine.stop = told
+
+read, write = os.pipe()
 """
-    )
+
+
+def test_a_forked_child_ends_as_its_parent_does(network: Network) -> None:
+    """It has failover of its own, which ends behind its program's own handlers, and once."""
+    a = network.host("a")
+    a(CHILD)
+    a("pid = os.fork()\nif pid == 0: child(write); sys.exit()")
     assert a("os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == 0
+    assert a("os.read(read, 100).decode()") == "the program's; ours; "
+
+
+def test_a_child_of_multiprocessing_ends_too(network: Network) -> None:
+    """It runs no handlers at exit, or but those that it has registered itself (from Python 3.13 on)."""
+    a = network.host("a")
+    a(CHILD)
+    a("it = multiprocessing.get_context('fork').Process(target=child, args=(write,)); it.start(); it.join()")
+    assert a("it.exitcode") == 0
+    its_own = "the program's; " if sys.version_info >= (3, 13) else ""
+    assert a("os.read(read, 100).decode()") == f"{its_own}ours; "
 
 
 def test_what_the_end_logs_is_written(network: Network) -> None:
