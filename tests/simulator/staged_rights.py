@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from simulator.clock import MS
+import functools
+
+from simulator.clock import MS, US
 from simulator.host import ALL_RIGHTS
 from simulator.network import Network
 from simulator.rnic import Nic
@@ -14,9 +16,13 @@ from simulator.story import (
     ends,
     executed,
     fail_over,
+    feed,
+    hole,
     no_hole,
     on,
     post,
+    sends,
+    until,
     wait,
     went,
 )
@@ -95,6 +101,27 @@ def a_fence_needs_a_right() -> Network:
     return net
 
 
+def a_receive_was_told_first_of_a_refused_fence() -> Network:
+    """b cannot follow, having an atomic outstanding, and gives up: a never asked for what was refused."""
+    net = armed()
+    a, b = ends(net)
+    hole(net, "b", "FADD", 0)
+    post(b, "FADD", 8, data=1)
+    b.endpoint.hardware.rights &= ~AccessFlag.REMOTE_WRITE
+    hardware = a.endpoint.hardware
+    hardware.to_error = functools.partial(hardware.to_error, receives_first=True)
+    post(a, "SEND", signaled=False)
+    feed(b, ev.PathHealth(1, False))
+    net.links["a", 0].delay_ns = 500 * US
+    a.endpoint.prefer(1)
+    until(net, lambda: not a.endpoint.core.send_is_open, ms=50)
+    for _ in range(2):
+        post(a, "SEND")  # behind the fence
+    wait(net, 1000)
+    assert sends(a)[-2:] == ["RETRY_EXC_ERR", "WR_FLUSH_ERR"], sends(a)
+    return net
+
+
 def a_fence_is_refused() -> Network:
     """b's entry does not say yet that nobody may write. What was refused once is not tried again before it changes."""
     net = armed(receives=8, at_start=0)
@@ -160,4 +187,9 @@ ENDED: dict[Story, tuple[str, ...]] = {
     atomics_on_a_backup: ("give_every_backup_the_right_to_atomics",),
     a_right_is_withdrawn: ("leave_changes_to_a_later_life",),
     a_nic_keeps_a_right_that_is_withdrawn: ("serve_with_rights_that_were_withdrawn",),
+}
+
+
+TOLD: dict[Story, tuple[str, ...]] = {
+    a_receive_was_told_first_of_a_refused_fence: ("tell_what_refused_our_fence",),
 }

@@ -261,7 +261,7 @@ def publish_no_change_of_rights() -> Iterator[None]:
 def post_a_refused_fence_again() -> Iterator[None]:
     with (
         rewritten(Connection, "_post_fence_write", (" and rights != self._fence_refused", "")),
-        rewritten(Connection, "core_event", ("if a in REFUSED:", "if False:")),
+        rewritten(Connection, "core_event", ("if why[0] in REFUSED:", "if False:")),
     ):
         yield
 
@@ -359,6 +359,12 @@ def take_what_was_noted_for_what_the_verb_said() -> Iterator[None]:
 @mutation("where RESET is refused, a QP ends whose gates a MOVE closed amid the verb")
 def leave_gates_closed_where_reset_was_refused() -> Iterator[None]:
     with rewritten(ShadowQP, "refused", (" or not self.core.is_plain", "")):
+        yield
+
+
+@mutation("what refused our own fence is told nobody, though a receive's WC was polled before that")
+def tell_what_refused_our_fence() -> Iterator[None]:
+    with rewritten(Connection, "core_event", ("if why[0] in REFUSED:", "if a in REFUSED:")):
         yield
 
 
