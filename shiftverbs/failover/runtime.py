@@ -538,6 +538,7 @@ def current() -> Runtime | None:
             _give_up(f"failover cannot be started: {error}")
             return None
         _started = True
+        _end_with_multiprocessing()
         return _runtime
 
 
@@ -558,9 +559,20 @@ def why_not() -> str | None:
     return _why
 
 
+def _end_with_multiprocessing() -> None:
+    """Its children have forgotten what their parent registered. Before Python 3.13 they end without a word."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or sys.version_info < (3, 13):
+        return
+    if getattr(process.current_process(), "_start_method", None) in ("fork", "forkserver"):
+        from multiprocessing import util
+
+        util.Finalize(None, _at_exit, exitpriority=LAST_OF_ALL)
+
+
 def _at_exit() -> None:
     """Behind what the program has registered since it imported this: that may wait for flushes that only we give."""
-    if _runtime is not None:
+    if _runtime is not None and not _runtime.is_inherited:
         _runtime.stop()
         _runtime.driver.outside.flush(LAST_LINES_S)
 
@@ -572,17 +584,6 @@ def _after_fork_in_child() -> None:
         runtime, _runtime = _runtime, None
         runtime.forget()
         _why, _started = FORKED, True
-    util = sys.modules.get("multiprocessing.util")
-    if (
-        util is not None
-    ):  # a child of multiprocessing's runs no atexit handlers, or but those that it registers itself
-        util.register_after_fork(_at_exit, _ends_with_multiprocessing)
-
-
-def _ends_with_multiprocessing(at_exit: Callable[[], None]) -> None:
-    from multiprocessing import util  # it is there already
-
-    util.Finalize(None, at_exit, exitpriority=LAST_OF_ALL)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -476,8 +476,8 @@ class Connection:
             wr = self.evidence.failed_wr(k)  # first: it looks at what the send itself was told
             why = self.core.why_sends_fail(k) or (a, b)
             if why[0] in REFUSED:
-                # Our own fence: an error of the application's of this kind is not withheld. The peer has just withdrawn
-                # the right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
+                # Our own fence, or an error of the application's, which ends the QP. The peer has just withdrawn the
+                # right, and its QP broke too: both leave the pair. Not again, before its entry says something else.
                 self._fence_refused = self.peer.qp_access_flags if self.peer is not None else 0
             elif k == self.core.send_pair and self.ending.original is None:
                 self.ending.original = why
