@@ -25,17 +25,22 @@ def ended(pid: int) -> bool:
     return True
 
 
+def forks_in(ns: int) -> bool:
+    """Fork after so long, in ns, without a wait in which threads could come first; whether the child ends."""
+    until_ns = time.monotonic_ns() + ns
+    while time.monotonic_ns() < until_ns:
+        pass
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return ended(pid)
+
+
 def case_a_fork_as_threads_begin() -> None:
     """Each thread makes its state in the interpreter as it begins: the parent goes on, and the child ends."""
     for fork in range(FORKS):
         workers = [_nic.NicWorker(f"nic{n}") for n in range(WORKERS)]
-        until_ns = time.monotonic_ns() + fork % 10 * 100_000
-        while time.monotonic_ns() < until_ns:
-            pass
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        assert ended(pid), f"the child of fork {fork} hangs"
+        assert forks_in(fork % 10 * 100_000), f"the child of fork {fork} hangs"
         assert all(worker.stop() for worker in workers)
 
 
@@ -48,12 +53,6 @@ def case_a_child_that_does_nothing_ends() -> None:
     for fork in range(FORKS):
         for worker in workers:
             worker.call(int)
-        until_ns = time.monotonic_ns() + rng.randrange(300_000)
-        while time.monotonic_ns() < until_ns:
-            pass
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        assert ended(pid), f"the child of fork {fork} hangs"
+        assert forks_in(rng.randrange(300_000)), f"the child of fork {fork} hangs"
     for worker in workers:
         assert worker.stop()
