@@ -155,7 +155,7 @@ runtime.current().driver.channel.flush = flush
 """
     )
     a.child.process.stdin.close()  # type: ignore[union-attr]
-    a.child.wait(20)
+    assert a.child.wait(20) == 0
     assert "logged: a first line" in a.child.output, a.child.output
     assert "logged: the peers were not told" in a.child.output, a.child.output
 
