@@ -53,7 +53,7 @@ def test_a_right_that_is_withdrawn_is_gone_on_every_pair(network: Network, fault
     a("ep.fill(3, 'intrud')")
     assert written(a) in ("REM_INV_REQ_ERR", "REM_ACCESS_ERR")
     assert b("ep.text(3, 6)") == "before"
-    assert a("ep.shift()['status']") == "UNPROTECTED"
+    assert a("ep.wait(\"s.status == 'UNPROTECTED'\", 20)"), a("ep.shift()")
     a("second.post('RDMA_WRITE', slot=4, length=6, wr_id=10)")
     wcs = a("second.poll(1, 20)")
     assert [wc[:2] for wc in wcs] == [[10, "SUCCESS"]], a("second.shift()")
