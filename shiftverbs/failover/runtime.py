@@ -561,10 +561,9 @@ def why_not() -> str | None:
 
 def _end_with_multiprocessing() -> None:
     """Its children have forgotten what their parent registered. Before Python 3.13 they end without a word."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is None or sys.version_info < (3, 13):
-        return
-    if getattr(process.current_process(), "_start_method", None) in ("fork", "forkserver"):
+    # Where another thread is at its first import of it, it has no such function yet, nor any children.
+    parent_process = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
+    if sys.version_info >= (3, 13) and parent_process is not None and parent_process() is not None:
         from multiprocessing import util
 
         util.Finalize(None, _at_exit, exitpriority=LAST_OF_ALL)

@@ -114,15 +114,27 @@ def test_a_forked_child_ends_as_its_parent_does(network: Network) -> None:
     assert a("os.read(read, 100).decode()") == "the program's; ours; "
 
 
-def test_a_child_of_multiprocessing_ends_too(network: Network) -> None:
+@pytest.mark.parametrize("process", ["context.Process", "multiprocessing.Process", "Subclass"])
+def test_a_child_of_multiprocessing_ends_too(network: Network, process: str) -> None:
     """From Python 3.13 on, behind what it has registered itself. Before that it runs no handlers at exit."""
     a = network.host("a")
     a(CHILD)
-    a("it = multiprocessing.get_context('fork').Process(target=child, args=(write,)); it.start(); it.join()")
+    a("context = multiprocessing.get_context('fork'); multiprocessing.set_start_method('fork')")
+    a("class Subclass(multiprocessing.Process): pass")
+    a(f"it = {process}(target=child, args=(write,)); it.start(); it.join()")
     assert a("it.exitcode") == 0
     a("os.write(write, b'.')")
     told = "the program's; ours; ." if sys.version_info >= (3, 13) else "."
     assert a("os.read(read, 100).decode()") == told
+
+
+@pytest.mark.parametrize("module", ["multiprocessing", "multiprocessing.process"])
+def test_it_begins_while_another_thread_imports_multiprocessing(network: Network, module: str) -> None:
+    """Of which nothing is there yet but the name."""
+    a = network.host("a")
+    a(f"import types; before = sys.modules.copy(); sys.modules[{module!r}] = types.ModuleType({module!r})")
+    a("ep = Endpoint(); sys.modules.update(before)")
+    assert a("ep.shift()['status']") == "PAIRING"
 
 
 def test_what_the_end_logs_is_written(network: Network) -> None:
