@@ -87,13 +87,16 @@ def test_what_uc_has_not(pair: Pair) -> None:
 
 
 def test_cable_and_reset(two: Pair) -> None:
-    """Nothing tells a UC sender that nobody hears it."""
+    """Nothing tells a UC sender that nobody hears it.
+
+    Its own cable: what the other NIC has not looked at yet when it is plugged in again, it would take.
+    """
     left, right = two(UC)
     right.recv_many(3, 10)
-    faults.down("b/soft0")
+    faults.down("a/soft0")
     left.send("SEND", 1, 10)
     assert statuses(left.poll()) == [(1, "SUCCESS")]
-    faults.up("b/soft0")
+    faults.up("a/soft0")
     right.modify("ERR")
     assert statuses(right.poll(3)) == [(i, "WR_FLUSH_ERR") for i in (1, 2, 3)]
     left.modify("RESET"), right.modify("RESET")
