@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import errno
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsRDMAError
@@ -12,10 +12,10 @@ from simulator.clock import MS, SECOND, US
 from simulator.endpoint import Endpoint
 from simulator.host import ALL_RIGHTS, Cq, OwnMr
 from simulator.memory import WORD
-from simulator.rnic import ERR, NAKS, RESET
-from simulator.rnic import WC_RECV_RDMA as WITH_IMM
+from simulator.rnic import ERR, NAKS, RESET, RTS, WITH_IMM
+from simulator.rnic import WC_RECV_RDMA as RECV_RDMA
 
-from shiftverbs.native.ibv import WcStatus
+from shiftverbs.native.ibv import QpAttrMask, WcStatus
 from shiftverbs.protocol.events import Status
 from shiftverbs.shadows.pyverbs_objects import Attr
 from shiftverbs.wr import SGE, RecvWR, SendWR
@@ -25,8 +25,12 @@ ATOMIC_CELLS = range(8, 12)
 MOST_SENDS, MOST_RECEIVES = 600, 1200
 #: Words of one endpoint's memory: cells, a slot for each send, one for each receive, and room for cells that move.
 WORDS = CELLS + MOST_SENDS + MOST_RECEIVES + 4 * CELLS
-OPCODES = {"WRITE": 0, "WRITE_IMM": 1, "SEND": 2, "READ": 4, "FADD": 6}
+OPCODES = {"WRITE": 0, "WRITE_IMM": 1, "SEND": 2, "SEND_IMM": 3, "READ": 4, "CAS": 5, "FADD": 6}
 RDMA = ("WRITE", "WRITE_IMM", "READ")
+ATOMICS = ("CAS", "FADD")
+RESPONDED = ("READ", *ATOMICS)
+#: These reach no memory that they name.
+MESSAGES = ("SEND", "SEND_IMM")
 FENCE, SIGNALED, INLINE = 1, 2, 8
 RECV_ID = 1 << 32
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
@@ -38,11 +42,12 @@ class Wr:
     """A send WR of the application. data: what its memory held when it was posted; cell: of the peer's.
 
     slot: the word of its memory; shared: a READ and a WR before it have the same. target: the address that it means.
+    compare: what a CAS goes by.
     """
 
     __slots__ = (
-        "bad", "cell", "data", "denied", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared", "side",
-        "signaled", "slot", "target",
+        "bad", "cell", "compare", "data", "denied", "fence", "index", "inline", "opcode", "posted_ns", "ref", "shared",
+        "side", "signaled", "slot", "target",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +68,7 @@ class Wr:
         self.posted_ns = 0
         self.target = 0
         self.ref = 0
+        self.compare = 0
         self.bad = False  # it names no memory of the peer's
         self.denied = False  # the peer has withdrawn the right that it needs
 
@@ -73,24 +79,32 @@ class Wr:
 class Application:
     """One program with one QP. receives: how many it keeps posted."""
 
-    def __init__(self, endpoint: Endpoint, cq: Cq, first_word: int) -> None:
+    def __init__(self, endpoint: Endpoint, cq: Cq, recv_cq: Cq) -> None:
         self.endpoint = endpoint
         self.device = endpoint.device
         self.cq = cq
-        cq.apps[endpoint.number] = self
+        self.number = number = len(endpoint.net.apps_of(endpoint.device.name))
+        for each in {cq, recv_cq}:
+            each.apps[number] = self
+        self.cqs = (cq,) if cq is recv_cq else (cq, recv_cq)  # in the order in which it polls them
+        self.apart = False  # each at a time of its own
+        self._turn = 0
+        self._missed = False  # something came while it was at only one of them
         self.host = endpoint.host
         self.net = endpoint.net
         self.clock = endpoint.net.clock
         self.memory = endpoint.device.memory
         self.peer: Application
-        self.name = f"{self.device.name}{endpoint.number or ''}"
+        self.name = f"{self.device.name}{number or ''}"
         self.poll_ns = 5 * US
         self.at_start = endpoint.receives  # so many receives are posted first
         self.plan: deque[Wr] = deque()
         self.posted: list[Wr] = []
         self.by_ref: dict[int, Wr] = {}
         self.wcs: list[tuple[str, Any, int]] = []
-        self.received: list[tuple[int, int]] = []
+        self.received: list[
+            tuple[int, Any]
+        ] = []  # by which receive, and what: a word, immediate data, or both
         self.reads: list[tuple[Wr, int]] = []
         self.unread: deque[Wr] = deque()  # READs and atomics whose results are not there yet
         self.complete = 0  # so many of its sends have ended, as it was told
@@ -98,7 +112,10 @@ class Application:
         self.poll_due = False
         self.failed = False
         self.left = False  # it closed its QP, or moved it to ERR or RESET
+        self.stopped = False  # it was in SQD: nothing is protected any more
         self.was_reset = False
+        self.refused = False  # it asked for ERR or RESET in vain
+        self.refused_reset = False
         self.told = 0  # how many WCs it had when it was reset
         self.late: list[tuple[int, int]] = []  # of WCs that came after it was closed: wr_id and status
         self.closed = False
@@ -118,10 +135,13 @@ class Application:
         self.answers = False  # it posts one for each message that comes, and knows by that what was executed
         self.begins, self.window_size = False, 0  # with so many
         self.refused_room = 0  # how often it was told ENOMEM where it knew of room
-        self._cells = first_word
-        self._sends = first_word + CELLS
+        # What these cells of the peer's have when all is executed.
+        self._atomics: Counter[int] = Counter()
+        self._cells = self.first_word = number * WORDS
+        self._sends = self.first_word + CELLS
         self._recvs = self._sends + MOST_SENDS
         self._spare = [self._recvs + MOST_RECEIVES + n * CELLS for n in range(4)]
+        endpoint.app = self
         endpoint.look = self.look
         endpoint.begin = self.start
         # Cells begin at offset 0 for whoever comes with an rkey: one that means other memory hits that.
@@ -186,7 +206,7 @@ class Application:
         """Whether a WR of ours may still reach the peer's cells."""
         seen = max((wr.index for queue, wr, _ in self.wcs if queue == "send"), default=-1)
         # Not all of its plan was posted: an exception tells that a device is gone.
-        return any(wr.opcode != "SEND" and wr.index > seen for wr in self.posted)
+        return any(wr.opcode not in MESSAGES and wr.index > seen for wr in self.posted)
 
     def has_under_way(self, kinds: tuple[str, ...]) -> bool:
         """Whether it does not know of the end of some WR of these."""
@@ -209,7 +229,7 @@ class Application:
             return
         number = self.next_recv
         address = self.memory.address(self._recvs + number)
-        wr_id = RECV_ID | self.endpoint.number << 20 | number
+        wr_id = RECV_ID | self.number << 20 | number
         wr = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(address, WORD, self.buffers.lkey)])
         try:
             self.endpoint.core.post_recv(wr)
@@ -245,7 +265,7 @@ class Application:
         with self.host:
             while self.plan and not self.at_its_end:
                 wr = self.plan[0]
-                if wr.opcode != "SEND" and self.peer.renewing:
+                if wr.opcode not in MESSAGES and self.peer.renewing:
                     if not self.peer.endpoint.hardware.nic.dead:
                         self._retry()
                         return
@@ -301,8 +321,8 @@ class Application:
 
     def _send_wr(self, wr: Wr, following: SendWR | None = None) -> SendWR:
         slot = self.slot(wr)
-        wr.ref = self.endpoint.number << 16 | wr.index + 1
-        if wr.opcode != "READ" and wr.opcode != "FADD":
+        wr.ref = self.number << 16 | wr.index + 1
+        if wr.opcode not in RESPONDED:
             self.memory.words[slot] = wr.data
         address = self.memory.address(slot)
         flags = SIGNALED * wr.signaled | FENCE * wr.fence | INLINE * wr.inline
@@ -320,6 +340,10 @@ class Application:
         wr.target = peer.cell_address(wr.cell)
         if wr.opcode == "FADD":
             made.set_wr_atomic(peer.window.rkey, wr.cell * WORD, wr.data, 0)
+        elif wr.opcode == "CAS":
+            # Every second one goes by what is not there.
+            wr.compare = self._atomics[wr.cell] if wr.index % 2 else 1 << 32
+            made.set_wr_atomic(peer.window.rkey, wr.cell * WORD, wr.compare, wr.data)
         elif wr.opcode in RDMA:
             made.set_wr_rdma(0x7FFF0000 if wr.bad else peer.window.rkey, wr.cell * WORD)
         return made
@@ -329,8 +353,12 @@ class Application:
         self.by_ref[wr.ref] = wr
         if wr.denied and self.own_error is None:
             self.own_error = "it has no right any more to what it does"
-        if wr.opcode in ("READ", "FADD"):
+        if wr.opcode in RESPONDED:
             self.unread.append(wr)
+        if wr.opcode == "FADD":
+            self._atomics[wr.cell] += wr.data
+        elif wr.opcode == "CAS" and wr.compare == self._atomics[wr.cell]:
+            self._atomics[wr.cell] = wr.data
         if wr.inline:
             self.memory.words[self.slot(wr)] = 0xBAD1  # the application uses the memory again at once
 
@@ -338,7 +366,9 @@ class Application:
 
     def look(self) -> None:
         """Something may be there for the next poll."""
-        if not self.poll_due and not (self.closed and all(app.closed for app in self.cq.apps.values())):
+        self._missed |= self.poll_due and self.apart
+        users = [app for cq in self.cqs for app in cq.apps.values()] if self.closed else ()
+        if not self.poll_due and not (self.closed and all(app.closed for app in users)):
             self.poll_due = True
             self.clock.later(self.poll_ns, self.poll)
 
@@ -352,20 +382,29 @@ class Application:
             self.clock.later(200 * US, self.poll)
             return
         with self.host:
-            while True:
-                try:
-                    _, wcs = self.endpoint.cq.poll(16)
-                except PyverbsRDMAError:
-                    break
-                for wc in wcs:
-                    number = wc.wr_id >> 20 & 0xFF if wc.wr_id >= RECV_ID else wc.wr_id >> 16
-                    self.cq.apps[number]._take(
-                        wc.wr_id, wc.status, wc.imm_data if wc.opcode == WITH_IMM else 0
-                    )
-                if len(wcs) < 16:
-                    break
+            for cq in self.cqs[self._turn : self._turn + 1] if self.apart else self.cqs:
+                self._poll(cq)
+        if self.apart:
+            self._turn = (self._turn + 1) % len(self.cqs)
+            if self._turn or self._missed:
+                self._missed &= self._turn > 0
+                self.look()
 
-    def _take(self, wr_id: int, status: int, imm: int) -> None:
+    @staticmethod
+    def _poll(cq: Cq) -> None:
+        while True:
+            try:
+                _, wcs = cq.core.poll(16)
+            except PyverbsRDMAError:
+                break
+            for wc in wcs:
+                number = wc.wr_id >> 20 & 0xFF if wc.wr_id >= RECV_ID else wc.wr_id >> 16
+                with_imm = wc.opcode == RECV_RDMA or wc.wc_flags & WITH_IMM
+                cq.apps[number]._take(wc.wr_id, wc.status, wc.imm_data if with_imm else 0, wc.opcode)
+            if len(wcs) < 16:
+                break
+
+    def _take(self, wr_id: int, status: int, imm: int, opcode: int = RECV_RDMA) -> None:
         if self.closed:
             self.late.append((wr_id, status))
             return
@@ -380,7 +419,8 @@ class Application:
             number = wr_id & 0xFFFFF
             self.wcs.append(("recv", number, status))
             if status == OK:
-                self.received.append((number, imm or self.memory.words[self._recvs + number]))
+                word = self.memory.words[self._recvs + number]
+                self.received.append((number, imm if opcode == RECV_RDMA else (word, imm) if imm else word))
                 self.net.forbid(self.device.name, self._recvs + number, 1)
                 self.post_recv()
                 if self.answers:
@@ -401,7 +441,7 @@ class Application:
         while self.unread and self.unread[0].index <= wr.index:
             read = self.unread.popleft()
             self.reads.append((read, self.memory.words[self.slot(read)]))
-        if wr.opcode not in ("READ", "FADD") and not wr.shared:
+        if wr.opcode not in RESPONDED and not wr.shared:
             self.memory.words[self.slot(wr)] = 0xBAD9  # complete: the memory is the application's again
 
     # ---- its own end ------------------------------------------------------------------------------------------------
@@ -418,7 +458,7 @@ class Application:
         self.closed = True
 
     def err(self) -> None:
-        """It moves its QP to ERR, and takes what is left."""
+        """It moves its QP to ERR, and takes what is left. If it is refused, it tries again."""
         if self.left:
             return
         if self.endpoint.blocked:
@@ -428,25 +468,76 @@ class Application:
         try:
             self.endpoint.modify(Attr(), ERR, 1)
         except PyverbsRDMAError:
-            self.failed = True
+            self.failed = self.refused = True
+            if self._tries_again:
+                self.clock.later(1 * MS, self._err_again)
+        self.look()
+
+    @property
+    def _tries_again(self) -> bool:
+        return self.net.verbs_take_time and not self.endpoint.hardware.nic.dead
+
+    def _err_again(self) -> None:
+        self.left = self.left and (self.closed or self.was_reset)
+        self.err()
+
+    def sqd(self) -> None:
+        """It stops its QP in SQD, and has it go on a little later: unprotected."""
+        if self.left or self.failed or self.endpoint.blocked:
+            return
+        self.left = self.stopped = True
+        try:
+            self.endpoint.drain()
+        except PyverbsRDMAError:
+            self.left = self.stopped = False
+            return
+        self.clock.later(3 * MS, self._go_on)
+
+    def _go_on(self) -> None:
+        if self.closed or self.was_reset or self.failed:
+            return
+        if self.endpoint.blocked:
+            self.clock.later(1 * MS, self._go_on)
+            return
+        try:
+            self.endpoint.modify(Attr(), RTS, int(QpAttrMask.STATE))
+        except PyverbsRDMAError:
+            if not self.endpoint.hardware.nic.dead and self.clock.now < 3 * SECOND:
+                self.clock.later(1 * MS, self._go_on)
+            return
+        self.left = False
+        with self.host:
+            for _ in range(
+                self.at_start - (self.next_recv - sum(queue == "recv" for queue, _, _ in self.wcs))
+            ):
+                self.post_recv()
+        self._again()
         self.look()
 
     def reset(self) -> None:
-        """It moves its QP to RESET: what was outstanding is gone without a word."""
-        if self.left:
+        """It moves its QP to RESET: what was outstanding is gone without a word. If it is refused, it tries again."""
+        if not self.left:
+            self.leave_by_reset()
+
+    def leave_by_reset(self) -> None:
+        """The same, whatever it did before."""
+        if self.closed or self.was_reset:
             return
         if self.endpoint.blocked:
-            self.clock.later(1 * MS, self.reset)
+            self.clock.later(1 * MS, self.leave_by_reset)
             return
         self.left = self.was_reset = True
         try:
             self.endpoint.modify(Attr(), RESET, 1)
         except PyverbsRDMAError:  # nothing is gone: all of it is told of
-            self.failed, self.was_reset = True, False
+            self.failed = self.refused = self.refused_reset = True
+            self.was_reset = False
+            if self._tries_again:
+                self.clock.later(1 * MS, self.leave_by_reset)
             self.look()
             return
         self.told = len(self.wcs)
-        self.net.given_back(self.endpoint)
+        self.net.given_back(self)
 
     def take_memory_away(self) -> None:
         """It deregisters the memory of its sends and receives, whatever uses it."""

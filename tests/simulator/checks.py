@@ -12,14 +12,15 @@ import math
 from collections import defaultdict
 from typing import Any
 
-from simulator.application import ATOMIC_CELLS, CELLS, Application
+from simulator.application import ATOMIC_CELLS, CELLS, Application, Wr
 from simulator.network import Network, OwnError, Violation
 from simulator.rnic import ERR
 
 from shiftverbs.native.ibv import WcStatus
 from shiftverbs.protocol.events import Status
 
-TWO_SIDED = ("SEND", "WRITE_IMM")
+TWO_SIDED = ("SEND", "SEND_IMM", "WRITE_IMM")
+ATOMICS = ("CAS", "FADD")
 OK, FLUSHED = int(WcStatus.SUCCESS), int(WcStatus.WR_FLUSH_ERR)
 MOST_MOVES, MINUTE_NS = 4, 60 * 10**9
 #: What is done where a MOVE has succeeded, was called off, or something worse has come.
@@ -88,6 +89,7 @@ def check(net: Network) -> None:
         executed_no_more_than_allowed(net, app, executions)
         data_before_its_message(executions)
         nothing_acknowledged_is_lost(net, app, peer)
+        what_succeeds_was_executed(net, app)
         reads_are_right(app)
         room_is_known(app)
         nothing_bad_succeeds(app)
@@ -218,7 +220,12 @@ def messages_once_and_in_order(app: Application, peer: Application, executions: 
             "once and in order", f"{app.name} posted {posted}, {peer.name}'s NICs took {executed}"
         )
     seen = [value for _, value in peer.received]
-    expected = [wr.data if wr.opcode == "SEND" else wr.ref for wr in posted]
+    tells = {
+        "SEND": lambda wr: wr.data,
+        "SEND_IMM": lambda wr: (wr.data, wr.ref),
+        "WRITE_IMM": lambda wr: wr.ref,
+    }
+    expected = [tells[wr.opcode](wr) for wr in posted]
     if seen != expected[: len(seen)]:
         raise Violation("once and in order", f"{peer.name} received {seen} of {posted}")
     ids = [number for number, _ in peer.received]
@@ -314,7 +321,12 @@ def only_waits(net: Network, app: Application) -> bool:
 
 
 def nothing_complete_fails(net: Network, app: Application) -> None:
-    """As with plain verbs: what a NIC completed has no error, signaled or not. (A NIC may die before it tells.)"""
+    """As with plain verbs: what a NIC completed has no error, signaled or not. (A NIC may die before it tells.)
+
+    But where RESET is refused, what its backups had is gone ("What stays unproven").
+    """
+    if app.refused_reset:
+        return
     if {"kill", "hold_and_kill", "stall", "hung"} & set(net.faults) or any(
         nic.dead for nic in app.device.hardware
     ):
@@ -335,7 +347,7 @@ def executed_no_more_than_allowed(net: Network, app: Application, executions: li
     for wr, when in times.items():
         if len(when) == 1:
             continue
-        if wr.opcode in TWO_SIDED or wr.opcode == "FADD":
+        if wr.opcode in TWO_SIDED or wr.opcode in ATOMICS:
             raise Violation("executed twice", f"{wr} at {when}")
         for first, second in itertools.pairwise(when):
             between = [peer_rx for t, peer_rx in trims if first <= t <= second]
@@ -373,21 +385,30 @@ def nothing_acknowledged_is_lost(net: Network, app: Application, peer: Applicati
         return  # not protected yet, a plain QP: as with plain verbs, the one whose NIC died hears of it
     last = sure[-1].index
     owed = sum(1 for wr in app.posted if wr.opcode in TWO_SIDED and wr.index <= last)
-    if not (peer.closed or peer.was_reset) and len(peer.received) < owed:
+    # Where RESET is refused, what its backups had is gone all the same ("What stays unproven").
+    forgets = peer.closed or peer.was_reset or peer.refused_reset
+    if not forgets and len(peer.received) < owed:
         got = len(peer.received)
         raise Violation(
             "acknowledged and lost", f"{app.name} was told of {owed} messages, {peer.name} has {got}"
         )
 
 
+def what_succeeds_was_executed(net: Network, app: Application) -> None:
+    """A success says so of its WR and of all before it, signaled or not, however the QP ends."""
+    last = max((wr.index for queue, wr, status in app.wcs if queue == "send" and status == OK), default=-1)
+    done = {wr for _, _, _, _, wr, _ in net.executions if wr.side == app.name}
+    for wr in app.posted:
+        if wr.index <= last and wr not in done:
+            raise Violation("succeeded and lost", f"{app.name}: {wr}, of those up to {last} that succeeded")
+
+
 def reads_are_right(app: Application) -> None:
     """A READ shows what was written before it, or later by a WRITE that was free to pass it."""
     posted = app.posted
     for wr, value in app.reads:
-        if wr.opcode == "FADD":
-            before = sum(
-                w.data for w in posted if w.opcode == "FADD" and w.cell == wr.cell and w.index < wr.index
-            )
+        if wr.opcode in ATOMICS:
+            before = made_by_atomics(posted, wr.cell, wr.index)
             if value != before:
                 raise Violation("atomics once", f"{wr} returned {value}, not {before}")
             continue
@@ -406,14 +427,27 @@ def reads_are_right(app: Application) -> None:
             raise Violation("reads", f"{wr} of cell {wr.cell} returned {value}, not one of {allowed}")
 
 
+def made_by_atomics(posted: list[Wr], cell: int, until: float = math.inf) -> int:
+    """What a cell has when those before WR `until` were carried out, once each and in order."""
+    value = 0
+    for wr in posted:
+        if wr.index >= until or wr.cell != cell:
+            continue
+        if wr.opcode == "FADD":
+            value += wr.data
+        elif wr.opcode == "CAS" and value == wr.compare:
+            value = wr.data
+    return value
+
+
 def memory_is_right(app: Application, peer: Application) -> None:
     """The peer's memory is what app's WRs, executed once and in order, would have made of it."""
     expected = [0] * CELLS
     for wr in app.posted:
         if wr.opcode in ("WRITE", "WRITE_IMM"):
             expected[wr.cell] = wr.data
-        elif wr.opcode == "FADD":
-            expected[wr.cell] += wr.data
+    for cell in {wr.cell for wr in app.posted if wr.opcode in ATOMICS}:
+        expected[cell] = made_by_atomics(app.posted, cell)
     cells = peer.cells
     if cells != expected:
         rule = "memory" if cells[: ATOMIC_CELLS.start] != expected[: ATOMIC_CELLS.start] else "atomics once"

@@ -38,19 +38,19 @@ MASKS: dict[int, int] = {
 
 
 class Endpoint:
-    """A QP of the application's, with its CQ.
+    """A QP of the application's, with its CQs.
 
-    number: which one of its device's it is; capacity, receives: WRs. pointer: its address, as pyverbs' objects have it.
+    capacity, receives: WRs. pointer: its address, as pyverbs' objects have it. app: the program of the life it is in.
     """
 
-    def __init__(self, device: Device, number: int, capacity: int, receives: int, cq: Cq) -> None:
+    def __init__(self, device: Device, capacity: int, receives: int, cq: Cq, recv_cq: Cq) -> None:
         self.device = device
         host = self.host = device.host
         self.net = host.net
         self.capacity, self.receives = capacity, receives
         self.blocked = False  # its thread is in a verb
         self.closed = False
-        self.number = number
+        self.app: Any = None
         self.look: Callable[[], None] = lambda: None
         self.begin: Callable[[], None] = lambda: None
         self.statuses: list[Status] = []
@@ -58,15 +58,17 @@ class Endpoint:
         cap = (capacity, receives, 1, 1, 64)
         padded = (capacity + HEADROOM_SEND_WR, receives + HEADROOM_RECV_WR, 1, 1, 64)
         with host:
-            self.cq = cq.core
-            self.pointer, self.qp_num, _ = verbs.create_qp(device.pd, cq.pointer, cq.pointer, padded)
+            self.cq, self.recv_cq = cq.core, recv_cq.core
+            self.pointer, self.qp_num, _ = verbs.create_qp(device.pd, cq.pointer, recv_cq.pointer, padded)
             self.hardware: HwQp = verbs.qps[self.pointer]
             self.hardware.app = True
-            self.core = _core.QPCore(self.cq, self.cq, self.pointer, self.qp_num, *cap, False, device.keymap)
+            self.core = _core.QPCore(
+                self.cq, self.recv_cq, self.pointer, self.qp_num, *cap, False, device.keymap
+            )
             self.shadow: Any = None
             if not host.plain:
                 self.shadow = ShadowQP(
-                    self, device.shadow_pd, cq.shadow, cq.shadow, self.core, self.qp_num, cap, 0
+                    self, device.shadow_pd, cq.shadow, recv_cq.shadow, self.core, self.qp_num, cap, 0
                 )
                 for each, entries in self.shadow.entries.items():
                     each.reserve(entries)
@@ -90,6 +92,11 @@ class Endpoint:
         """As qp.shift shows it."""
         return self.connection.status if self.connection is not None else None
 
+    @property
+    def buffered(self) -> int:
+        """How many completions lie in its CQs that it is to poll, and no NIC has any more."""
+        return int(self.cq.buffered + (self.recv_cq.buffered if self.recv_cq is not self.cq else 0))
+
     def qp(self, k: int) -> HwQp | None:
         """The hardware QP of pair k."""
         if k == 0:
@@ -112,11 +119,13 @@ class Endpoint:
         states: Iterable[int] = (INIT, RTR, RTS),
         reads: int = 16,
         serves: int = 16,
+        psn: int = 0,
     ) -> None:
         """INIT, where `begin` is called, RTR and RTS. reads, serves: how many READs and atomics at a time."""
         attr = Attr()
         attr.port_num, attr.pkey_index, attr.qp_access_flags = 1, self.hardware.nic.pkey_index, rights
         attr.path_mtu, attr.dest_qp_num = 3, peer.qp_num
+        attr.rq_psn = attr.sq_psn = psn
         attr.max_dest_rd_atomic, attr.max_rd_atomic = serves, reads
         attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 14, 7, 7, 12
         attr.ah_attr.is_global = attr.ah_attr.port_num = 1
@@ -149,9 +158,24 @@ class Endpoint:
             fields |= {"sq_psn": attr.sq_psn, "max_rd_atomic": attr.max_rd_atomic}
         if state in (INIT, None):
             fields["qp_access_flags"] = attr.qp_access_flags
-        err = self.hardware.modify(fields)
+        err = self._wait_for_nic(state) or self.hardware.modify(fields)
         if err:
             raise PyverbsRDMAError("Failed to modify QP", err)
+
+    def _wait_for_nic(self, state: int | None) -> int:
+        """A verb takes the NIC's time, or as long as that hangs, and may be refused: errno.
+
+        Only where `net.verbs_take_time`: in other runs the application's own verbs take none.
+        """
+        if not self.net.verbs_take_time:
+            return 0
+        nic = self.hardware.nic
+        self.host.wait(lambda: nic.dead, nic.command_ns / 1e9)
+        self.host.wait(lambda: nic.dead or not nic.hung, None)
+        if nic.refusing > 0 and not nic.dead and state != INIT:
+            nic.refusing -= 1
+            return errno.ETIMEDOUT
+        return 0
 
     def _leave(self, attr: Attr, state: int, mask: int) -> None:
         held = self.shadow
@@ -234,7 +258,7 @@ class Endpoint:
             if self.shadow is not None:
                 self.shadow.closing()
             self.closed = True
-            self.net.given_back(self)
+            self.net.given_back(self.app)
             try:
                 destroy = functools.partial(self.host.verbs.destroy_qp, self.pointer)
                 _core.destroy_qp(destroy, self.core, [], self.qp_num)

@@ -205,7 +205,7 @@ class Host:
         with self:
             self.runtime.driver.run()
         for endpoint in self.endpoints:
-            if not endpoint.closed and endpoint.cq.buffered:
+            if not endpoint.closed and endpoint.buffered:
                 endpoint.look()
 
     def look(self) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulator.application import WORDS, Application, Wr
+from simulator.application import MESSAGES, WORDS, Application, Wr
 from simulator.border import Store
 from simulator.clock import MOST_STEPS, Clock
 from simulator.endpoint import Endpoint
@@ -69,6 +69,8 @@ def name_of(number: int) -> str:
 class Network:
     """Two hosts with `pairs` NICs each, and `qps` QPs between them; or as many hosts as `wires` name.
 
+    two_cqs: a CQ for sends, and one for receives; lives: how often each QP may be connected.
+
     wires: the hosts of each connection, where that is not all between a and b; names are letters, "a" the first.
     plain: the same without failover; one_cq: the QPs of a host share one; one_process: both ends are in the same.
     at_start: so many receives are posted before they are connected; None: as many as there is room for.
@@ -93,6 +95,8 @@ class Network:
         with_nics: Callable[[dict[str, list[Nic]]], None] = lambda nics: None,
         straggler: str = "off",
         wires: Sequence[tuple[str, str]] | None = None,
+        two_cqs: bool = False,
+        lives: int = 1,
     ) -> None:
         if wires is None:
             wires = [("a", "b")] * qps
@@ -118,7 +122,7 @@ class Network:
         self.objects: list[HwCq | HwQp] = []
         self.qps: list[HwQp] = []
         self.store = Store(self)
-        self.memories = {name: Memory(WORDS * counts[name]) for name in names}
+        self.memories = {name: Memory(WORDS * counts[name] * lives) for name in names}
         self.links = {(name, k): Link(self.clock) for name in names for k in range(pairs)}
         rails = [Rail() for _ in range(pairs)]
         self.nics: dict[str, list[Nic]] = {
@@ -161,6 +165,7 @@ class Network:
         self.died_plain: set[str] = set()  # whose NIC died when its QP was a plain one again
         self.too_early: list[tuple[int, str, int]] = []
         self.one_rail_is_well = False
+        self.verbs_take_time = False  # the application's own, too
         # Which NIC says what to which, whether or not it arrives.
         self.on_datagram: Callable[[Nic, Nic, Datagram], None] = lambda nic, to, datagram: None
         self.by_credits = True  # nobody is sent to who has not said that a receive is there
@@ -177,28 +182,46 @@ class Network:
         self.a, self.b = (self._hosts[name] for name in names[:2])
         self.apps: list[Application] = []
         self._apps_of: dict[str, list[Application]] = {name: [] for name in names}
-        cqs: dict[str, Cq] = {}
+        cqs: dict[str, tuple[Cq, Cq]] = {}
         others: dict[str, Device] = {}
         if two_contexts:
             others = {name: Device(self.host(name), name, *devices[name]) for name in names}
         for wire in wires:
             pair = []
             for name in wire:
-                number = len(self._apps_of[name])
-                device = others[name] if two_contexts and number else self.host(name).devices[name]
-                cq = cqs.get(name) if one_cq else None
-                depth = (capacity + receives + 4) * (counts[name] if one_cq else 1)
-                cq = cqs[name] = cq or Cq(device, depth)
-                endpoint = Endpoint(device, number, capacity, receives, cq)
-                pair.append(Application(endpoint, cq, number * WORDS))
-                self._apps_of[name].append(pair[-1])
-            pair[0].peer, pair[1].peer = pair[1], pair[0]
-            self.apps += pair
+                is_first = not self._apps_of[name]
+                device = self.host(name).devices[name] if is_first or not two_contexts else others[name]
+                if name not in cqs or not one_cq:
+                    depth = (capacity + receives + 4) * (counts[name] if one_cq else 1)
+                    cq = Cq(device, depth)
+                    cqs[name] = cq, Cq(device, depth) if two_cqs else cq
+                endpoint = Endpoint(device, capacity, receives, *cqs[name])
+                pair.append(self._program(endpoint, *cqs[name]))
+            self._are_peers(*pair)
         for app in self.apps:
             if at_start is not None:
                 app.at_start = at_start
             app.endpoint.connect(app.peer.endpoint)
             self.deliver()
+
+    def _program(self, endpoint: Endpoint, cq: Cq, recv_cq: Cq) -> Application:
+        app = Application(endpoint, cq, recv_cq)
+        self._apps_of[endpoint.device.name].append(app)
+        return app
+
+    def _are_peers(self, a: Application, b: Application) -> None:
+        a.peer, b.peer = b, a
+        self.apps += a, b
+
+    def next_life(self, app: Application) -> tuple[Application, Application]:
+        """What a program, and its peer, do with their QPs from now on is judged by itself, in memory of its own."""
+        a, b = (self._program(each.endpoint, each.cqs[0], each.cqs[-1]) for each in (app, app.peer))
+        for new, old in ((a, app), (b, app.peer)):
+            new.cqs, new.apart, new.poll_ns = old.cqs, old.apart, old.poll_ns
+            old.plan.clear()
+            old.posts_on = False
+        self._are_peers(a, b)
+        return a, b
 
     # ---- processes --------------------------------------------------------------------------------------------------
 
@@ -251,6 +274,7 @@ class Network:
                 for endpoint in host.endpoints:
                     endpoint.core.close()
                     endpoint.cq.close()
+                    endpoint.recv_cq.close()
         self.flag.value = 0
         _core.take_events()
         for thing in self.objects:
@@ -275,11 +299,11 @@ class Network:
                 self.executions.append((self.clock.now, name, qp, qp.life, wr, slot))
                 if slot is not None:
                     self._look_for_acks(qp, sender.peer)
-                if wr.opcode != "SEND" and address != wr.target:
+                if wr.opcode not in MESSAGES and address != wr.target:
                     self.strays.append((self.clock.now, name, f"{wr} meant another place"))
-                if wr.opcode == "SEND" and extra is not None:
+                if wr.opcode in MESSAGES and extra is not None:
                     self._look_for_stray(name, extra, wr)
-                elif wr.opcode != "SEND":
+                elif wr.opcode not in MESSAGES:
                     self._look_for_stray(name, address, wr)
         elif ref:
             if what == "again":
@@ -334,6 +358,8 @@ class Network:
             core, connection = app.endpoint.core, app.endpoint.connection
             if connection is None or app.endpoint.qp(qp.nic.k) is not qp or core.recv_pair != qp.nic.k:
                 continue
+            if app is not app.endpoint.app:
+                continue
             posting, p = connection.key_wait.posting, connection.protocol
             works = p is not None and not (p.over or p.switching or core.ending)
             withheld = works and core.unwired[1] > 0 and self.by_credits
@@ -357,10 +383,9 @@ class Network:
         """It may be reached again."""
         self._forbidden[name].difference_update(range(word, word + count))
 
-    def given_back(self, endpoint: Endpoint) -> None:
+    def given_back(self, app: Application) -> None:
         """A QP was closed, or reset: all of its memory is the application's."""
-        base = endpoint.number * WORDS
-        self.forbid(endpoint.device.name, base, WORDS)
+        self.forbid(app.device.name, app.first_word, WORDS)
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 
@@ -429,11 +454,12 @@ class Network:
         nic.die()
 
     def _is_plain(self, app: Application) -> bool:
-        """Whether the pairing is over by the peer's BYE, and its QP works at home, where nothing of it is withheld."""
+        """Whether its program or the peer's has ended the pairing, and its QP works at home, nothing being withheld."""
         core = app.endpoint.core
         at_home = core.send_pair == core.recv_pair == 0 and core.send_is_open and core.recv_is_open
         withholds = core.guarded or core.unwired != (0, 0)
-        return app.name in self.let_go and at_home and not withholds and app.endpoint.hardware.state == RTS
+        is_over = app.stopped or app.refused or app.name in self.let_go
+        return is_over and at_home and not withholds and app.endpoint.hardware.state == RTS
 
     def switch(self, k: int, up: bool, event_ns: Callable[[], int]) -> None:
         """All ports of a rail go down or up at once; each host hears of it in its own time."""
@@ -499,8 +525,7 @@ _execute, _fenced, _paired = Connection.execute, Connection._fenced, Connection.
 
 
 def _name(connection: Connection) -> str:
-    endpoint = connection.shadow.qp
-    return f"{endpoint.device.name}{endpoint.number or ''}"
+    return str(connection.shadow.qp.app.name)
 
 
 def _traced(connection: Connection, actions: list[ev.Action]) -> None:

@@ -33,7 +33,8 @@ WINDOW = 32  # requests in flight
 OPCODES = {0: "WRITE", 1: "WRITE_IMM", 2: "SEND", 3: "SEND_IMM", 4: "READ", 5: "CAS", 6: "FADD"}
 WC_OPCODES = {"WRITE": 1, "WRITE_IMM": 1, "SEND": 0, "SEND_IMM": 0, "READ": 2, "CAS": 3, "FADD": 4}
 TWO_SIDED = frozenset({"SEND", "SEND_IMM", "WRITE_IMM"})
-RESPONDED = frozenset({"READ", "CAS", "FADD"})
+ATOMICS = frozenset({"CAS", "FADD"})
+RESPONDED = frozenset({"READ"}) | ATOMICS
 RIGHTS = {
     "WRITE": AccessFlag.REMOTE_WRITE,
     "WRITE_IMM": AccessFlag.REMOTE_WRITE,
@@ -121,6 +122,7 @@ class Packet:
         "ref",
         "remote",
         "rkey",
+        "swap",
     )
 
     def __init__(self, kind: str, dest: int, psn: int, opcode: str = "", data: int = 0, ref: int = 0) -> None:
@@ -130,7 +132,7 @@ class Packet:
         self.opcode = opcode
         self.data = data
         self.ref = ref
-        self.remote = self.rkey = self.length = self.imm = self.pkey = self.reads = 0
+        self.remote = self.rkey = self.length = self.imm = self.pkey = self.reads = self.swap = 0
 
 
 class Datagram:
@@ -418,6 +420,9 @@ class HwQp:
             if self.state != RTS:
                 return errno.EINVAL
         elif state == RESET:
+            held, self.held = self.held, []
+            for cq, cqe, _ in held:
+                cq.push(*cqe)  # they are written when the command is done
             self.reset()
         elif state == ERR:
             self.to_error()
@@ -563,8 +568,8 @@ class HwQp:
         packet.length = wqe.length
         packet.remote, packet.rkey = wqe.remote, wqe.rkey
         packet.imm = wqe.ref if wqe.opcode in ("WRITE_IMM", "SEND_IMM") else 0
-        if wqe.opcode == "FADD":
-            packet.data = wqe.data
+        if wqe.opcode in ATOMICS:
+            packet.data, packet.swap = wqe.data, wqe.swap
         elif wqe.opcode != "READ" and wqe.length:
             if wqe.inline is not None:
                 packet.data = wqe.inline
@@ -737,9 +742,12 @@ class HwQp:
                 memory.write(target, data)
         elif opcode == "READ":
             kind, answer = "resp", memory.read(target)
-        elif opcode == "FADD":
+        elif opcode in ATOMICS:
             kind, answer = "resp", memory.read(target)
-            memory.write(target, (answer + data) & (1 << 64) - 1)
+            if opcode == "FADD":
+                memory.write(target, (answer + data) & (1 << 64) - 1)
+            elif answer == data:
+                memory.write(target, packet.swap)
             self.atomics[packet.psn] = answer
         elif recv is not None and packet.length:
             memory.write(recv[1], data)
@@ -763,9 +771,9 @@ class HwQp:
             else:
                 self.log(self, "again", packet.ref, target, None)
                 self._answer("resp", packet.psn, "READ", self.memory.read(target), packet.ref)
-        elif packet.opcode == "FADD":
+        elif packet.opcode in ATOMICS:
             if packet.psn in self.atomics:
-                self._answer("resp", packet.psn, "FADD", self.atomics[packet.psn], packet.ref)
+                self._answer("resp", packet.psn, packet.opcode, self.atomics[packet.psn], packet.ref)
         else:
             self._answer("ack", packet.psn, packet.opcode, ref=packet.ref)
 

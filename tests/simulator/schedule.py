@@ -6,7 +6,9 @@ from __future__ import annotations
 import copy
 import errno
 import random
+from typing import Any
 
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator import checks
 from simulator.application import ATOMIC_CELLS, Application, Wr
 from simulator.checks import Violation, ended, over, was_protected
@@ -23,6 +25,19 @@ KINDS = (
     " slow hung failing migrate migrate kill qp_fatal close etcd freeze datagrams datagrams slow_memory refusing"
     " refuse_post gone drop_and_kill drop_and_kill"
 ).split()
+#: From this seed on, a schedule has more of what programs do and NICs are capable of (`Schedule._widen`).
+WIDE = 60_000_000
+WIDER_KINDS = "late_cqes late_cqes lost close close close refused_close refused_close".split()
+#: What costs nobody anything where it befalls one rail alone, and nothing is under way that cannot be replayed.
+HIDDEN = frozenset(
+    "port wall both_walls drop_answer loss slow delay duplicate echo qp_fatal migrate refuse_post freeze late_cqes"
+    " datagrams stall kill drop_and_kill hung failing slow_memory etcd".split()
+)
+#: What of an earlier life of a QP's would come to its default QP in the next one, as with plain verbs.
+LINGERS = ("delay", "duplicate", "echo")
+LIVES = 4
+#: When nothing of it is on its way any more.
+QUIET_NS = 2 * MS
 #: What may be withdrawn from the peer, and what it can do no more then.
 WITHDRAWN = {
     AccessFlag.REMOTE_WRITE: ("WRITE", "WRITE_IMM"),
@@ -38,6 +53,7 @@ class Schedule:
 
     One seed in six has READs land where something was sent from; one has one-sided work on two cells, with fences and
     hardly a completion; one registers its memory anew now and then. straggler: what is done about slow paths.
+    Seeds from WIDE on have more of everything; those before mean what they always did.
     """
 
     def __init__(self, seed: int, straggler: str = "off") -> None:
@@ -110,7 +126,32 @@ class Schedule:
             when = apart.randrange(2 * self.span_ns)
             self.withdrawal = right, apart.randrange(2), when, apart.random() < 0.5
             self.signaled = max(self.signaled, 0.5)
+        self.verbs_take_time = self.two_cqs = self.apart = self.lives_again = self.compares = False
+        self.with_imm = 0.0
+        self.lost: set[tuple[str, int]] = set()  # NICs that answer no command any more, until they are dead
+        self.coming = 0  # lives that have not begun yet
+        self.leaving: set[Any] = set()  # QPs whose lives are about to end for another
+        if seed >= WIDE:
+            self._widen(random.Random(seed + 7))
         self.net: Network
+
+    def _widen(self, rng: random.Random) -> None:
+        """CAS, immediate data, a CQ for each queue, verbs that take time or are refused, SQD, further lives."""
+        self.verbs_take_time = rng.random() < 0.5
+        self.two_cqs = rng.random() < 0.3
+        self.apart = self.two_cqs and rng.random() < 0.5
+        self.with_imm = rng.choice([0.0, 0.0, 0.3])
+        self.compares = rng.random() < 0.5
+        if rng.random() < 0.2 and len(self.opcodes) > 2:
+            self.atomics, self.opcodes = True, [*self.opcodes, "FADD"]
+        self.leaves = rng.choice(["err", "close", "reset", "reset", "sqd"])
+        self.lives_again = rng.random() < 0.5
+        for n, (when, what, name, k, lasts) in enumerate(self.faults):
+            if rng.random() < 0.2:
+                what = rng.choice(WIDER_KINDS)
+            if what in LINGERS and self.lives_again:
+                what = "port"
+            self.faults[n] = when, what, name, k, lasts
 
     def _fault(self, rng: random.Random) -> tuple[int, str, str, int, int]:
         """(when, what, whose, which NIC, for how long)."""
@@ -138,7 +179,14 @@ class Schedule:
             one_cq=self.one_cq,
             one_process=self.one_process,
             straggler="off" if plain else self.straggler,
+            two_cqs=self.two_cqs,
+            lives=LIVES if self.lives_again else 1,
         )
+        self.coming = 0
+        self.lost.clear()
+        self.leaving.clear()
+        net.verbs_take_time = self.verbs_take_time
+        net.one_rail_is_well = not plain and self._is_to_be_hidden()
         rng = random.Random(self.seed + 1)
         again = random.Random(self.seed + 3)
         clock = net.clock
@@ -154,14 +202,12 @@ class Schedule:
                 clock.later(self.start_ns, setattr, nic, "registering_ns", registering_ns)
         for n, app in enumerate(net.apps):
             app.poll_ns = self.poll_ns[n % 2]
+            app.apart = self.apart
+            if self.two_cqs and self.seed % 2:
+                app.cqs = app.cqs[::-1]
             for index in range(self.count):
-                opcode = rng.choice(self.opcodes)
-                cell = rng.choice(ATOMIC_CELLS) if opcode == "FADD" else rng.randrange(8) % self.cells
-                signaled = rng.random() < self.signaled or index == self.count - 1
-                inline = opcode != "READ" and opcode != "FADD" and rng.random() < self.inline
-                data = index + 1 if opcode != "READ" else 0
-                wr = Wr(app.name, index, opcode, cell, data, signaled, rng.random() < self.fences, inline)
-                app.plan.append(wr)
+                wr = self._planned(app, index, rng)
+                opcode = wr.opcode
                 if opcode == "READ" and again.random() < self.reuse:
                     self._share(wr, list(app.plan)[-4:-1], again)
                 if index == self.bad and n == self.seed // 25 % 2 and not wr.shared:
@@ -201,13 +247,105 @@ class Schedule:
                 )
         return net
 
+    def _is_to_be_hidden(self) -> bool:
+        """Whether no program is to see anything of it: another rail is well all the time."""
+        broken = {k for _, _, _, k, _ in self.faults}
+        kinds = {what for _, what, _, _, _ in self.faults}
+        early = self.start_ns < 30 * MS or self.seed % 10 == 3  # before all is protected
+        refused = self.hole is not None or self.bad is not None or self.withdrawal is not None
+        held = kinds & {"late_cqes", "stall"} and kinds & {
+            "kill",
+            "drop_and_kill",
+            "lost",
+        }  # gone with its NIC
+        unfit = "FADD" in self.opcodes or self.fences or self.reuse or self.renewals or held
+        return self.pairs > 1 and len(broken) == 1 and kinds <= HIDDEN and not (early or refused or unfit)
+
+    def _planned(self, app: Application, index: int, rng: random.Random) -> Wr:
+        """One more WR of its plan."""
+        opcode = rng.choice(self.opcodes)
+        cell = rng.choice(ATOMIC_CELLS) if opcode == "FADD" else rng.randrange(8) % self.cells
+        signaled = rng.random() < self.signaled or index == self.count - 1
+        inline = opcode != "READ" and opcode != "FADD" and rng.random() < self.inline
+        data = index + 1 if opcode != "READ" else 0
+        wr = Wr(app.name, index, opcode, cell, data, signaled, rng.random() < self.fences, inline)
+        if opcode == "SEND" and self.with_imm and rng.random() < self.with_imm:
+            wr.opcode = "SEND_IMM"
+        elif opcode == "FADD" and self.compares and rng.random() < 0.5:
+            wr.opcode = "CAS"
+        app.plan.append(wr)
+        return wr
+
+    # ---- further lives
+
+    def _live_again(self, app: Application) -> None:
+        """Both programs move their QPs to RESET, if they have not, and, when all of that life is gone, begin anew.
+
+        Not without one of their NICs: a life is to be protected.
+        """
+        if {app.endpoint, app.peer.endpoint} & self.leaving:
+            self.coming -= 1
+        else:
+            self.leaving |= {app.endpoint, app.peer.endpoint}
+            self._leave(app)
+
+    def _leave(self, app: Application) -> None:
+        net = self.net
+        ends = app, app.peer
+        lives = len(net.apps_of(app.device.name)) // self.qps
+        dead = any(end.closed or nic.dead for end in ends for nic in end.device.hardware)
+        if app.endpoint.app is not app or lives >= LIVES or dead:
+            self._has_come(app)
+        elif not all(end.was_reset and not end.endpoint.blocked for end in ends):
+            for end in ends:
+                end.leave_by_reset()
+            net.clock.later(1 * MS, self._leave, app)
+        elif any(end.poll_due or end.endpoint.buffered for end in ends):
+            net.clock.later(1 * MS, self._leave, app)  # else its CQ would have the completions of two lives
+        else:
+            net.clock.later(QUIET_NS, self._begin_life, app)
+
+    def _has_come(self, app: Application) -> None:
+        self.leaving -= {app.endpoint, app.peer.endpoint}
+        self.coming -= 1
+
+    def _begin_life(self, app: Application) -> None:
+        net = self.net
+        if any(nic.failing or nic.dead for end in (app, app.peer) for nic in end.device.hardware):
+            net.clock.later(1 * MS, self._leave, app)
+            return
+        net.by_credits = False  # who comes to RTS first may send at once
+        self._connect(net.next_life(app)[0])
+
+    def _connect(self, app: Application) -> None:
+        """Where a NIC refuses that, yet another life is begun."""
+        net = self.net
+        ends = app, app.peer
+        if any(end.endpoint.blocked for end in ends):
+            net.clock.later(1 * MS, self._connect, app)
+            return
+        life = len(net.apps_of(app.device.name))
+        try:
+            for end in ends:
+                end.endpoint.connect(end.peer.endpoint, psn=life << 16)
+        except PyverbsRDMAError:
+            net.clock.later(1 * MS, self._leave, app)
+            return
+        rng = random.Random(self.seed + 11 * life)
+        for end in ends:
+            for index in range(self.count):
+                self._planned(end, index, rng)
+                net.clock.later(rng.randrange(self.span_ns), end.due)
+        net.clock.later(30 * MS + rng.randrange(30 * MS), self._begin, "port", "a", 0, 20 * MS)
+        self._has_come(app)
+
     @staticmethod
     def _share(read: Wr, before: list[Wr], rng: random.Random) -> None:
         """Have a READ land where one of the WRs before it has its bytes."""
         free = [
             wr
             for wr in before
-            if wr.opcode in ("SEND", "WRITE", "WRITE_IMM") and not (wr.inline or wr.shared)
+            if wr.opcode in ("SEND", "SEND_IMM", "WRITE", "WRITE_IMM") and not (wr.inline or wr.shared)
         ]
         if free:
             other = rng.choice(free)
@@ -218,7 +356,7 @@ class Schedule:
         net = self.net
         later = net.clock.later
         host = net.host(name)
-        app = net.app(name)
+        app = net.app(name).endpoint.app
         nic = net.nics[name][k]
         link = net.links[name, k]
         match what:
@@ -279,6 +417,12 @@ class Schedule:
             case "hung":
                 nic.hung = True
                 later(lasts * 4, nic.unhang)
+            case "lost":
+                nic.hung = True
+                self.lost.add((name, k))
+            case "late_cqes":
+                net.hold_cqes(name, k, True)
+                later(min(lasts, 20 * MS), net.hold_cqes, name, k, False)
             case "failing":
                 nic.failing = True
                 later(lasts, setattr, nic, "failing", False)
@@ -295,8 +439,14 @@ class Schedule:
                 later(lasts, app.endpoint.prefer, 0)
             case "qp_fatal":
                 net.qp_fatal(name, k)
-            case "close":
+            case "close" | "refused_close" if (
+                app.endpoint not in self.leaving
+            ):  # it is not in the middle of its connecting
+                net.nics[name][0].refusing += what == "refused_close"
                 getattr(app, self.leaves)()
+                if self.lives_again:
+                    self.coming += 1
+                    later(lasts, self._live_again, app)
             case "gone":
                 if self.seed % 3 == 0:
                     app.take_memory_away()
@@ -322,6 +472,8 @@ class Schedule:
             nic.failing = False
             nic.refusing = 0
             nic.command_ns, nic.registering_ns = 30 * US, 50 * US
+            if (name, k) in self.lost:
+                net.kill(name, k)
             nic.unhang()
             if nic.stalled:
                 net.stall(name, k, False)
@@ -335,10 +487,23 @@ class Schedule:
                 host.exchanger.come_back()
         for app in net.apps:
             app.endpoint.prefer(0)
+        if self.lives_again:
+            for app in net.apps[::2]:
+                self.coming += 1
+                net.clock.later(30 * MS, self._end_life, app)
+
+    def _end_life(self, app: Application) -> None:
+        """Programs that have seen errors, or left, begin anew."""
+        if ended(app) or ended(app.peer):
+            self._live_again(app)
+        else:
+            self.coming -= 1
 
     def finished(self) -> bool:
         """The applications have posted everything, it is all executed, and traffic is where it belongs."""
         net = self.net
+        if self.coming:
+            return False
         home = not any(net.nics[name][0].dead for name in "ab")
         for app in net.apps:
             if ended(app) or ended(app.peer):
@@ -396,7 +561,8 @@ class Schedule:
         clock.run(clock.now + (15_000 if dead else 4_000) * MS, lambda: all(ended(app) for app in concerned))
         for app in concerned:
             # One that never was protected is a plain QP; and one whose NIC died before that may be protected by now.
-            if not ended(app) and ended(app.peer) and was_protected(net, app):
+            # And whoever is in touch with a QP that was in SQD may go on so.
+            if not ended(app) and ended(app.peer) and was_protected(net, app) and not app.peer.stopped:
                 raise Violation(
                     "errors on both sides", f"{app.name} does not know: {over(app.peer)}; {state(app)}"
                 )
@@ -447,7 +613,7 @@ def quiet(app: Application) -> bool:
         and not app.endpoint.blocked
         and not core.unwired[0]
         and not core.completion_due
-        and not app.endpoint.cq.buffered
+        and not app.endpoint.buffered
         and not app.poll_due
         and not any((qp.unacked or qp.unsent) and not qp.nic.dead for qp in app.endpoint.qps)
     )

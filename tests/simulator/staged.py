@@ -181,9 +181,9 @@ def a_message_tells_of_a_receive_in_new_memory() -> Network:
     assert b.endpoint.core.recv_pair == 1 and b.endpoint.core.recv_is_open
     take = a._take
 
-    def answer(wr_id: int, status: int, imm: int) -> None:
+    def answer(*told: int) -> None:
         known = len(a.received)
-        take(wr_id, status, imm)
+        take(*told)
         if len(a.received) > known:
             plan(a, "SEND", signaled=True)
             net.clock.later(0, a.due)

@@ -44,7 +44,7 @@ def begins_anew(app: Application) -> None:
         qp.completed.clear()
     for n in range(CELLS):
         app.memory.words[app._cells + n] = 0
-    net.allow(app.device.name, app.endpoint.number * WORDS, WORDS)
+    net.allow(app.device.name, app.first_word, WORDS)
 
 
 def connect_anew(net: Network) -> None:

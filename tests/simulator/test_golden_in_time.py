@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -149,8 +150,9 @@ def shared_cq_colliding_wr_ids() -> Network:
         seen: dict[str, list[tuple[int, bool, int, int]]] = {"a": [], "b": []}
         for app in net.apps:
             name = app.device.name
-            numbers = {each.endpoint.qp_num: each.endpoint.number for each in net.apps_of(name)}
-            app.endpoint.cq = AlikeIds(app.endpoint.cq, numbers, seen[name])  # type: ignore[assignment]
+            numbers = {each.endpoint.qp_num: each.number for each in net.apps_of(name)}
+            alike = AlikeIds(app.endpoint.cq, numbers, seen[name])
+            app.cqs = (SimpleNamespace(core=alike, apps=app.cqs[0].apps),)  # type: ignore[assignment]
         net.hold_cqes("a", 0, True)
         for _ in range(3):
             for app in net.apps:
@@ -168,7 +170,7 @@ def shared_cq_colliding_wr_ids() -> Network:
                 mine = [
                     (wr_id, status)
                     for number, recv, wr_id, status in seen[app.device.name]
-                    if (number, recv) == (app.endpoint.number, queue)
+                    if (number, recv) == (app.number, queue)
                 ]
                 assert mine == [(n, 0) for n in range(4)]
     return net

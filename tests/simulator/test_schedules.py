@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
 import subprocess
@@ -20,9 +21,12 @@ from simulator import checks
 from simulator.checks import Violation, over
 from simulator.clock import MS, US
 from simulator.network import Network
-from simulator.schedule import KINDS, Schedule
+from simulator.schedule import KINDS, WIDE, Schedule
+
+from shiftverbs.protocol import events as ev
 
 CHUNKS, CHUNK = 12, 100
+WIDE_CHUNKS = 8
 #: A run ends as its last checker leaves it.
 HERE = Path(__file__).parent
 
@@ -66,9 +70,11 @@ def test_seeds_that_found_something_stay_clean(seed: int) -> None:
     Schedule(seed).run()
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_schedules_run_clean(chunk: int) -> None:
-    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+@pytest.mark.parametrize(
+    "first", [n * CHUNK for n in range(CHUNKS)] + [WIDE + n * CHUNK for n in range(WIDE_CHUNKS)]
+)
+def test_schedules_run_clean(first: int) -> None:
+    for seed in range(first, first + CHUNK):
         try:
             Schedule(seed).run()
         except AssertionError as error:
@@ -86,6 +92,34 @@ def test_most_schedules_end_well() -> None:
     assert len(well) > 110
     assert did("Trim") > 40 and did("MoveReceives") > 60
     assert sum(len(app.posted) for net in runs for app in net.apps) > 200 * 30
+
+
+def test_wide_schedules_have_what_they_are_for() -> None:
+    """And it is done: executed, answered, seen; another life is protected, and moves."""
+    did: collections.Counter[str] = collections.Counter()
+    for seed in range(WIDE + 5000, WIDE + 5300):
+        schedule = Schedule(seed)
+        net = schedule.run()
+        done = {wr.opcode for _, _, _, _, wr, _ in net.executions}
+        swapped = any(
+            wr.opcode == "CAS" and value == wr.compare for app in net.apps for wr, value in app.reads
+        )
+        later = [app for app in net.apps if app.number >= schedule.qps]
+        did.update(done & {"CAS", "FADD", "SEND_IMM"})
+        did["swapped"] += swapped
+        did["two CQs, polled apart"] += any(app.apart and app.wcs for app in net.apps)
+        did["in SQD"] += any(app.stopped for app in net.apps)
+        did["reset"] += any(app.was_reset for app in net.apps)
+        did["RESET refused"] += schedule.verbs_take_time and any(app.refused_reset for app in net.apps)
+        did["another life"] += bool(later)
+        did["all of it executed"] += any(app.complete == schedule.count for app in later)
+        protected = {name for _, name, action in net.trace if isinstance(action, ev.SetStatus)}
+        did["protected"] += any(app.name in protected for app in later)
+        did["moved"] += any(app.name == name for _, name, _ in net.whereabouts for app in later)
+        did["nothing may be seen"] += net.one_rail_is_well
+        did.update({"lost", "late_cqes"} & {*net.faults})
+    few = {what: count for what, count in did.items() if count < 3}
+    assert len(did) == 15 and not few, did
 
 
 def digest(seed: int) -> str:
@@ -179,6 +213,12 @@ def test_a_clean_run_made_dirty_is_noticed() -> None:
     wcs = lambda net: net.app("b").wcs  # noqa: E731
     broken(lambda net: wcs(net).remove(next(w for w in wcs(net) if w[0] == "send")), "one completion each")
     broken(lambda net: wcs(net).append(next(w for w in wcs(net) if w[0] == "send")), "one completion each")
+    broken(lambda net: net.executions.remove(first(net, "WRITE")), "succeeded and lost")  # type: ignore[arg-type]
+
+    def leaves(net: Network) -> None:
+        net.one_rail_is_well = net.app("a").left = True
+
+    broken(leaves, "a rail that is well is found")
     broken(lambda net: net.memories["a"].words.__setitem__(0, 12345), "memory")
     broken(lambda net: net.fences.__setitem__(net.executions[-1][2:4], 0), "executed behind the fence")
     broken(lambda net: net.strays.append((0, "a", "staged")), "no DMA where none may be")

@@ -70,6 +70,7 @@ class Healed(Schedule):
 
     def __init__(self, net: Network) -> None:
         self.net, self.delay_ns = net, 10 * US
+        self.lost, self.lives_again, self.coming = set(), False, 0
 
     def heal(self) -> None:
         """All that can be mended is."""
