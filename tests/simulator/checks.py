@@ -321,11 +321,12 @@ def only_waits(net: Network, app: Application) -> bool:
 
 
 def nothing_complete_fails(net: Network, app: Application) -> None:
-    """As with plain verbs: what a NIC completed has no error, signaled or not. (A NIC may die before it tells.)
+    """As with plain verbs: what a NIC completed has no error, signaled or not. (A NIC may die before it tells, also
+    the peer's: what that has received is lost.)
 
     But where RESET is refused, what its backups had is gone ("What stays unproven").
     """
-    if app.refused_reset:
+    if app.refused_reset or any(lost[0] == app.peer.device.name for lost in net.lost_cqes):
         return
     if {"kill", "hold_and_kill", "stall", "hung"} & set(net.faults) or any(
         nic.dead for nic in app.device.hardware
