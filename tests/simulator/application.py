@@ -489,7 +489,8 @@ class Application:
         try:
             self.endpoint.drain()
         except PyverbsRDMAError:
-            self.left = self.stopped = False
+            self.left = False
+            self.stopped = self.endpoint.status is Status.UNPROTECTED
             return
         self.clock.later(3 * MS, self._go_on)
 
