@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The exchanger without etcd: a store in this process, for tests and the simulator.
+"""The exchanger without etcd: a store in this process, for tests. The simulator has its own.
 
 Several exchangers share one `MemoryStore`, each as if it were a process of its own. The store reads no clock:
 leases expire by the clock it is given, when `tick` or any request looks at it. What a network and a crash do to

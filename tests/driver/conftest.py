@@ -52,7 +52,7 @@ def driver(clock: SimpleNamespace, nic: Any, monkeypatch: pytest.MonkeyPatch) ->
     exchanger = MemoryExchanger(MemoryStore())
     machine = ThisMachine()
     machine.now_ns = lambda: clock.now  # type: ignore[assignment]
-    made = Driver(Config(), exchanger, "0" * 16, waiter, lambda: [nic], machine)
+    made = Driver(Config(invariants=True), exchanger, "0" * 16, waiter, lambda: [nic], machine)
     made.run()
     yield made
     exchanger.close()

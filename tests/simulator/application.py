@@ -116,6 +116,7 @@ class Application:
         self.was_reset = False
         self.refused = False  # it asked for ERR or RESET in vain
         self.refused_reset = False
+        self._reset_due = False
         self.told = 0  # how many WCs it had when it was reset
         self.late: list[tuple[int, int]] = []  # of WCs that came after it was closed: wr_id and status
         self.closed = False
@@ -473,6 +474,14 @@ class Application:
                 self.clock.later(1 * MS, self._err_again)
         self.look()
 
+    def _reset_within(self, ns: int) -> None:
+        def due() -> None:
+            self._reset_due = False
+            self.leave_by_reset()
+
+        self._reset_due = True
+        self.clock.later(ns, due)
+
     @property
     def _tries_again(self) -> bool:
         return self.net.verbs_take_time and not self.endpoint.hardware.nic.dead
@@ -522,10 +531,10 @@ class Application:
 
     def leave_by_reset(self) -> None:
         """The same, whatever it did before."""
-        if self.closed or self.was_reset:
+        if self.closed or self.was_reset or self._reset_due:
             return
         if self.endpoint.blocked:
-            self.clock.later(1 * MS, self.leave_by_reset)
+            self._reset_within(1 * MS)
             return
         self.left = self.was_reset = True
         try:
@@ -534,7 +543,7 @@ class Application:
             self.failed = self.refused = self.refused_reset = True
             self.was_reset = False
             if self._tries_again:
-                self.clock.later(1 * MS, self.leave_by_reset)
+                self._reset_within(1 * MS)
             self.look()
             return
         self.told = len(self.wcs)
