@@ -492,12 +492,24 @@ class Schedule:
                 self.coming += 1
                 net.clock.later(30 * MS, self._end_life, app)
 
-    def _end_life(self, app: Application) -> None:
-        """Programs that have seen errors, or left, begin anew."""
-        if ended(app) or ended(app.peer):
-            self._live_again(app)
-        else:
+    def _end_life(self, app: Application, until_ns: int = 0) -> None:
+        """Programs that have seen errors, or left, begin anew, when they have them all."""
+        net = self.net
+        ends = app, app.peer
+        if not any(ended(end) for end in ends):
             self.coming -= 1
+            return
+        until_ns = until_ns or net.clock.now + 15_000 * MS
+        alive = not any(nic.dead for end in ends for nic in end.device.hardware)
+        failed = [end for end in ends if end.failed and not end.left and alive]
+        if any(any(end.endpoint.core.outstanding) or end.poll_due or end.endpoint.buffered for end in failed):
+            if net.clock.now > until_ns:
+                raise Violation("every posted WR ends", f"no errors come: {[state(end) for end in failed]}")
+            net.clock.later(10 * MS, self._end_life, app, until_ns)
+            return
+        for end in failed:
+            checks.what_failed_is_told(net, end)
+        self._live_again(app)
 
     def finished(self) -> bool:
         """The applications have posted everything, it is all executed, and traffic is where it belongs."""
