@@ -158,7 +158,9 @@ class Endpoint:
             fields |= {"sq_psn": attr.sq_psn, "max_rd_atomic": attr.max_rd_atomic}
         if state in (INIT, None):
             fields["qp_access_flags"] = attr.qp_access_flags
-        err = self._wait_for_nic(state) or self.hardware.modify(fields)
+        err = self._wait_for_nic(state)
+        self.net.deliver()  # what was posted before comes before
+        err = err or self.hardware.modify(fields)
         if err:
             raise PyverbsRDMAError("Failed to modify QP", err)
 

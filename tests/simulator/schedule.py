@@ -502,7 +502,7 @@ class Schedule:
         until_ns = until_ns or net.clock.now + 15_000 * MS
         alive = not any(nic.dead for end in ends for nic in end.device.hardware)
         failed = [end for end in ends if end.failed and not end.left and alive]
-        if any(any(end.endpoint.core.outstanding) or end.poll_due or end.endpoint.buffered for end in failed):
+        if any(waits(end) or end.poll_due or end.endpoint.buffered for end in failed):
             if net.clock.now > until_ns:
                 raise Violation("every posted WR ends", f"no errors come: {[state(end) for end in failed]}")
             net.clock.later(10 * MS, self._end_life, app, until_ns)
