@@ -490,6 +490,7 @@ _runtime: Runtime | None = None
 _why: str | None = None
 _started = False
 _required = False
+_forked = False  # since this was imported
 
 
 def at_start(begin: Callable[[Runtime], Callable[[], None] | None]) -> None:
@@ -560,13 +561,21 @@ def why_not() -> str | None:
 
 
 def _end_with_multiprocessing() -> None:
-    """Its children have forgotten what their parent registered. Before Python 3.13 they end without a word."""
-    # Where another thread is at its first import of it, it has no such function yet, nor any children.
-    parent_process = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
-    if sys.version_info >= (3, 13) and parent_process is not None and parent_process() is not None:
-        from multiprocessing import util
+    """What it forks has forgotten our handler. Before Python 3.13 that ends without a word; elsewhere atexit has us."""
+    if sys.version_info < (3, 13) or not _forked:
+        return
+    # Where another thread is at its first import of it, it has no such functions yet, nor any children.
+    parent_process = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
+    register_after_fork = getattr(sys.modules.get("multiprocessing.util"), "register_after_fork", None)
+    if parent_process is not None and register_after_fork is not None:
+        if parent_process() is not None:
+            _finalize(_at_exit)
+        # Amid the hooks of a fork, or while it unpickles its arguments, it is about to forget its Finalizers too.
+        register_after_fork(_at_exit, _finalize)
 
-        util.Finalize(None, _at_exit, exitpriority=LAST_OF_ALL)
+
+def _finalize(at_exit: Callable[[], None]) -> None:
+    sys.modules["multiprocessing.util"].Finalize(None, at_exit, exitpriority=LAST_OF_ALL)
 
 
 def _at_exit() -> None:
@@ -577,8 +586,9 @@ def _at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _runtime, _why, _started, _lock
+    global _runtime, _why, _started, _lock, _forked
     _lock = threading.RLock()
+    _forked = True
     if _runtime is not None:
         runtime, _runtime = _runtime, None
         runtime.forget()

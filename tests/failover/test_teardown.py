@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ ORDERS = [
     "cq qp context pd mr",
     "mr mr qp qp cq cq pd pd context context",
 ]
+#: Whether what multiprocessing forks ends as a process does.
+ENDS = sys.version_info >= (3, 13)
 EXIT = "import gc, sys; gc.collect()"
 
 
@@ -124,8 +127,136 @@ def test_a_child_of_multiprocessing_ends_too(network: Network, process: str) -> 
     a(f"it = {process}(target=child, args=(write,)); it.start(); it.join()")
     assert a("it.exitcode") == 0
     a("os.write(write, b'.')")
-    told = "the program's; ours; ." if sys.version_info >= (3, 13) else "."
+    told = "the program's; ours; ." if ENDS else "."
     assert a("os.read(read, 100).decode()") == told
+
+
+CHILDREN = """
+import atexit, multiprocessing, os
+from shiftverbs.failover import runtime
+
+def tell(file, what):
+    with open(file, "a") as told:
+        told.write(what)
+
+def begin(file):
+    mine = runtime.current()
+    stop = mine.stop
+    atexit.register(lambda: tell(file, "too late; " if mine.driver.stopped else "the program's; "))
+    mine.stop = lambda: (stop(), tell(file, "ours; "))
+
+class Begins:
+    def __init__(self, file):
+        self.file = file
+
+    def __setstate__(self, state):
+        begin(state["file"])
+
+def nothing(*args):
+    pass
+
+def outer(file):
+    it = multiprocessing.Process(target=nothing)
+    it.start()
+    it.join()
+
+def get_logger_behind(file):
+    begin(file)
+    multiprocessing.get_logger()
+"""
+
+
+BEGINS = """
+import os
+import children
+
+def nothing():
+    pass
+
+if "BEGINS" in os.environ:
+    children.begin(os.environ["BEGINS"])
+"""
+
+
+@pytest.fixture
+def children(network: Network, tmp_path: Path) -> Host:
+    """A host that has multiprocessing, and children's functions to begin with."""
+    (tmp_path / "children.py").write_text(CHILDREN)
+    (tmp_path / "begins.py").write_text(BEGINS)
+    a = network.host("a")
+    a(
+        f"sys.path.insert(0, {str(tmp_path)!r}); import multiprocessing, children; file = {str(tmp_path / 'told')!r}"
+    )
+    return a
+
+
+def ends_of(a: Host, method: str, process: str) -> str:
+    """What is told of the end of a process, and of its children's."""
+    a(f"multiprocessing.set_start_method({method!r}, force=True); it = multiprocessing.Process({process})")
+    a("it.start(); it.join()")
+    assert a("it.exitcode") == 0
+    return str(a("open(file).read() if os.path.exists(file) else ''"))
+
+
+@pytest.mark.parametrize(
+    "moment", ["a hook of its fork", "a hook of its child's fork", "unpickling", "importing"]
+)
+def test_a_child_of_multiprocessing_begins_before_it_is_itself(children: Host, moment: str) -> None:
+    """And is to forget then what it has registered. Before Python 3.13 it runs nothing at its end."""
+    a = children
+    method, process = "forkserver", "target=children.nothing, args=(children.Begins(file),)"
+    if moment.startswith("a hook"):
+        method, process = "fork", "target=children.nothing"
+        a("depth = 0")
+        if moment == "a hook of its child's fork":
+            process = "target=children.outer, args=(file,)"
+            a("depth = 1")
+        a(
+            """
+def hook():
+    global depth
+    depth -= 1
+    if depth == -1:
+        children.begin(file)
+
+os.register_at_fork(after_in_child=hook)
+"""
+        )
+    elif moment == "importing":
+        process = "target=begins.nothing"
+        a("import begins; os.environ['BEGINS'] = file")
+    a("multiprocessing.set_forkserver_preload(['shiftverbs.failover.runtime'])")
+    # multiprocessing forgets what the program has registered in the hook, too.
+    told = "ours; " if moment.startswith("a hook") else "the program's; ours; "
+    assert ends_of(a, method, process) == (told if ENDS else "")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_where_atexit_knows_us_multiprocessing_is_not_asked(children: Host, method: str) -> None:
+    """Its logger moves its end before that of what was registered, and so would ours be."""
+    told = ends_of(children, method, "target=children.get_logger_behind, args=(file,)")
+    assert told == ("the program's; ours; " if ENDS or method == "spawn" else "")
+
+
+@pytest.mark.parametrize("what", ["None", "types.ModuleType('multiprocessing')", "Raises('multiprocessing')"])
+def test_multiprocessing_is_not_what_it_should_be(children: Host, what: str) -> None:
+    """In a child that it has forked: failover begins all the same."""
+    a = children
+    a(
+        f"""
+import types
+
+class Raises(types.ModuleType):
+    def __getattr__(self, name):
+        raise ImportError(name)
+
+def child():
+    sys.modules["multiprocessing"] = {what}
+    children.begin(file)
+    children.tell(file, "begun; ")
+"""
+    )
+    assert ends_of(a, "fork", "target=child") == "begun; " + ("the program's; ours; " if ENDS else "")
 
 
 @pytest.mark.parametrize("module", ["multiprocessing", "multiprocessing.process"])
