@@ -23,6 +23,9 @@ from shiftverbs.failover.services.stragglers import SAID_NS
 from shiftverbs.stragglers.records import Path, Sample
 from shiftverbs.stragglers.trains import TRAIN_BYTES, TRAIN_MESSAGES
 
+# A message takes 2 ms and what the machine needs: beside so much, what makes it slow here would hardly be seen.
+STARVED_NS = 12_000_000
+
 events = []
 subscription = observe.subscribe(events.append, (observe.Straggler, observe.StragglerOver))
 
@@ -50,8 +53,10 @@ def learned():
     (peer,) = measures()._by_name.values()
     detector = measures()._detector
     rails = [detector.watch(Path(peer.name, rail)) for rail in range(2)]
-    if any(rail.suspicion and rail.suspicion.attribution for rail in rails):
-        # The machine got slower meanwhile, perhaps for good: what it took before is no measure.
+    takes_ns = rails[0].healthy.predict(Sample(rails[0].path, 4096, 1, 0, 1))
+    starved = takes_ns is not None and takes_ns > STARVED_NS
+    if starved or any(rail.suspicion and rail.suspicion.attribution for rail in rails):
+        # The machine gets slower or quicker, perhaps for good: what it took before is no measure.
         with runtime.current().driver.locked():
             for rail in rails:
                 measures()._recovered(peer, rail.path)
@@ -60,7 +65,7 @@ def learned():
             peer.pongs = peer.trains = 0
             peer.unsaid = None
         return False
-    known = rails[0].healthy.predict(Sample(rails[0].path, 4096, 1, 0, 1)) is not None
+    known = takes_ns is not None
     if measures().mode.value == "migrate":
         train = Sample(rails[1].path, TRAIN_BYTES, TRAIN_MESSAGES, 0, 1, probe=True)
         known = known and rails[1].healthy.predict(train) is not None
