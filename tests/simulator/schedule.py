@@ -289,19 +289,26 @@ class Schedule:
             self.leaving |= {app.endpoint, app.peer.endpoint}
             self._leave(app)
 
-    def _leave(self, app: Application) -> None:
+    def _leave(self, app: Application, connected: bool = True) -> None:
+        """connected: as it is, it may go on where there is to be no further life."""
         net = self.net
         ends = app, app.peer
         lives = len(net.apps_of(app.device.name)) // self.qps
         dead = any(end.closed or nic.dead for end in ends for nic in end.device.hardware)
-        if app.endpoint.app is not app or lives >= LIVES or dead:
+        last = app.endpoint.app is not app or lives >= LIVES or dead
+        if last and connected:
             self._has_come(app)
-        elif not all(end.was_reset and not end.endpoint.blocked for end in ends):
+        elif not all(
+            (end.was_reset or end.endpoint.hardware.nic.dead) and not end.endpoint.blocked for end in ends
+        ):
             for end in ends:
                 end.leave_by_reset()
-            net.clock.later(1 * MS, self._leave, app)
+            net.clock.later(1 * MS, self._leave, app, connected)
         elif any(end.poll_due or end.endpoint.buffered for end in ends):
-            net.clock.later(1 * MS, self._leave, app)  # else its CQ would have the completions of two lives
+            # Else its CQ would have the completions of two lives.
+            net.clock.later(1 * MS, self._leave, app, connected)
+        elif last:
+            self._has_come(app)
         else:
             net.clock.later(QUIET_NS, self._begin_life, app)
 
@@ -329,7 +336,7 @@ class Schedule:
             for end in ends:
                 end.endpoint.connect(end.peer.endpoint, psn=life << 16)
         except PyverbsRDMAError:
-            net.clock.later(1 * MS, self._leave, app)
+            net.clock.later(1 * MS, self._leave, app, False)
             return
         rng = random.Random(self.seed + 11 * life)
         for end in ends:

@@ -58,6 +58,7 @@ FOUND_SOMETHING = {
     ),
     47322743: "ERR amid a MOVE that waited for its fence: what was posted behind that was never flushed",
     48468513: "what was proven behind an own error was flushed while a message could still come",
+    61898244: "the simulator's own: a further life that was refused, and was not left where a NIC had died since",
     30034213: "the simulator's own: its memory was still being registered where its backup had broken",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"
@@ -68,6 +69,17 @@ FOUND_SOMETHING = {
 @pytest.mark.parametrize("seed", FOUND_SOMETHING)
 def test_seeds_that_found_something_stay_clean(seed: int) -> None:
     Schedule(seed).run()
+
+
+#: Seeds that once took one of two courses, by the addresses of CQs and connections.
+TWO_COURSES = 61383309, 61399504
+
+
+@pytest.mark.parametrize("seed", TWO_COURSES)
+def test_a_seed_is_one_course(seed: int) -> None:
+    """Wherever its objects lie: former runs keep their memory."""
+    former = [Schedule(seed).run() for _ in range(12)]
+    assert len({(net.clock.now, net.clock.steps) for net in former}) == 1
 
 
 @pytest.mark.parametrize(
