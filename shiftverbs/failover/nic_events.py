@@ -59,7 +59,7 @@ class NicEvents:
     def __init__(self, driver: NicHost) -> None:
         self._driver = driver
         self._watched_nics: dict[str, Nic] = {}
-        self._watched_events: set[AsyncEvents] = set()
+        self._watched_events: dict[AsyncEvents, None] = {}
         self._port_bad: set[tuple[str, int]] = set()
         # By NIC, while it is looked at: since when, and the ports whose return that would show. No event of theirs has
         # come since.
@@ -75,14 +75,14 @@ class NicEvents:
     def watch_events(self, events: AsyncEvents) -> None:
         """Take the events of an application's Context as they come, for its QPs' sake; it gets its copies."""
         if not events.closed:
-            self._watched_events.add(events)
+            self._watched_events[events] = None
             self._driver.waiter.add(events.fd)
             if events.closed:  # meanwhile, by another thread: the descriptor may be another file's next
                 self.unwatch_events(events)
 
     def unwatch_events(self, events: AsyncEvents) -> None:
         """That Context is going away."""
-        self._watched_events.discard(events)
+        self._watched_events.pop(events, None)
         self._driver.waiter.remove(events.fd)
 
     def qp_fatal(self, element: int) -> None:

@@ -82,7 +82,7 @@ def user() -> User:
 def told(book: KeyBook, domain: Any, user: Any) -> Told:
     """The peer, as our book knows it."""
     told = book.told("i", "g", domain.nic)
-    told.users.add(user)
+    told.users[user] = None
     return told
 
 
@@ -104,7 +104,7 @@ def their_user() -> User:
 def theirs(their_user: Any) -> PeerKeys:
     """What the peer knows."""
     theirs = PeerKeys(_core.RemoteKeys())
-    theirs.users.add(their_user)
+    theirs.users[their_user] = None
     return theirs
 
 
@@ -282,7 +282,7 @@ def test_a_key_is_held_until_no_peer_can_come_by_it(
     """Of two peers that were told, one has confirmed; then the other has, and its WRs are through, or it is gone."""
     (nic,) = domain.backups
     other, another = book.told("j", "g", domain.nic), User()
-    other.users.add(another)  # type: ignore[arg-type]
+    other.users[another] = None  # type: ignore[arg-type]
     user.receives_away = another.receives_away = True
     for each in (told, other):
         ask(book, each, theirs, 1)
@@ -308,7 +308,7 @@ def test_a_key_is_held_until_no_peer_can_come_by_it(
 def test_what_is_on_its_way_is_said(theirs: PeerKeys, their_user: User) -> None:
     """A withdrawal is heeded at once; that nothing comes by the old key any more is said when that is so."""
     other = User()
-    theirs.users.add(other)  # type: ignore[arg-type]
+    theirs.users[other] = None  # type: ignore[arg-type]
     assert theirs.take(
         Keys(5, 0, (), (FoundKey(1, ((KeyState.READY, 101),)), FoundKey(2, ((KeyState.READY, 102),))))
     )
@@ -323,7 +323,7 @@ def test_what_is_on_its_way_is_said(theirs: PeerKeys, their_user: User) -> None:
     assert theirs.settled == 8, "it is told before it sends anything again"
     theirs.heed(9, their_user)  # type: ignore[arg-type]
     assert (theirs.version, theirs.settled) == (9, 8), "the other one's is on its way"
-    theirs.users.discard(other)  # type: ignore[arg-type]
+    theirs.users.pop(other)  # type: ignore[arg-type]
     assert theirs.settled == 9
 
 

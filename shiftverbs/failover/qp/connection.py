@@ -441,8 +441,10 @@ class Connection:
         queues: list[tuple[_core.CQCore, int]] = []
         if wanted is not None:
             pairs, recv_only = wanted
-            cqs = {self.core.recv_cq} if recv_only else {self.core.recv_cq, self.core.send_cq}
-            queues = [(cq, k) for k in range(pairs.bit_length()) if pairs >> k & 1 for cq in cqs]
+            both = (self.core.recv_cq,) if recv_only else (self.core.recv_cq, self.core.send_cq)
+            queues = [
+                (cq, k) for k in range(pairs.bit_length()) if pairs >> k & 1 for cq in dict.fromkeys(both)
+            ]
         self.driver.looks.look_at(self, queues)
         self._looked_for = wanted
 
@@ -678,7 +680,7 @@ class Connection:
         """The application polls pair k's CQs from now on."""
         if k not in self._active:
             self._active.add(k)
-            for cq in {self.core.send_cq, self.core.recv_cq}:
+            for cq in dict.fromkeys((self.core.recv_cq, self.core.send_cq)):
                 self.driver.looks.activate(cq, k)
 
     def _post_receives(self, action: ev.PostReceives) -> None:

@@ -75,9 +75,9 @@ class ConnectionKeys:
         """The connection is paired; mine, theirs: the two entries."""
         c = self._connection
         self._told = self._book.told(theirs.instance, mine.default.gid or "", c.nic(0))
-        self._told.users.add(c)
+        self._told.users[c] = None
         self._theirs = self._book.peer_keys(theirs.instance, theirs.default.gid or "", _core.RemoteKeys)
-        self._theirs.users.add(c)
+        self._theirs.users[c] = None
         if c.awaits_keys:
             self.begin_wait()
         c.core.remote_keys = self._theirs.remote  # which reports all rkeys seen so far

@@ -64,7 +64,7 @@ class Looks:
     def settle(self, connection: Carrier) -> None:
         """Everything of this connection is on the default pair, or gone: its polls need not look elsewhere."""
         for k in sorted(connection.carried()):
-            for cq in {connection.core.send_cq, connection.core.recv_cq}:
+            for cq in dict.fromkeys((connection.core.recv_cq, connection.core.send_cq)):
                 self._active[cq, k] -= 1
                 if self._active[cq, k] <= 0:
                     del self._active[cq, k]

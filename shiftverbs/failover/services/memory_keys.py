@@ -113,11 +113,12 @@ class Told:
         self.nic = nic
         self.version = self.floor = self.confirmed = self.settled = version
         self.rkeys: set[int] = set()
-        self._on: dict[int, set[tuple[Nic, int]]] = {}  # rkey -> the keys on our backups that it was told
+        # rkey -> the keys on our backups that it was told
+        self._on: dict[int, dict[tuple[Nic, int], None]] = {}
         self.held: dict[tuple[Nic, int], tuple[int, int]] = {}  # -> number of the withdrawal, rkey
         self.full_since = 0.0  # when HELD_MOST were reached, in seconds; 0: they are not
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
-        self.users: set[KeyUser] = set()
+        self.users: dict[KeyUser, None] = {}  # in their order: what is done goes by it
 
     def withdraw(self, rkey: int, version: int) -> None:
         """`rkey`, which it was told of, is gone."""
@@ -132,7 +133,7 @@ class Told:
     def tell(self, rkey: int, keys: Iterable[tuple[Nic, int]]) -> None:
         """It is told of `rkey`, and of its counterparts on these NICs."""
         self.rkeys.add(rkey)
-        self._on.setdefault(rkey, set()).update(keys)
+        self._on.setdefault(rkey, {}).update(dict.fromkeys(keys))
 
     def settle(self, version: int) -> None:
         """Nothing of it can come any more by what was withdrawn up to `version`."""
@@ -187,7 +188,7 @@ class PeerKeys:
     def __init__(self, remote: RemoteKeys) -> None:
         self.remote = remote
         self.version = 0
-        self.users: set[KeyUser] = set()
+        self.users: dict[KeyUser, None] = {}  # in their order: what is done goes by it
         self.waiting: dict[KeyUser, None] = {}  # those of them with a WR that waits for keys
         self._known: dict[int, int] = {}  # rkey -> on how many backups
         # WRs on their way by keys that were withdrawn since: what was heeded before, whose they are, the last's number.
@@ -219,7 +220,7 @@ class PeerKeys:
 
     def look(self) -> None:
         """Take what has completed of the WRs that `settled` waits for, if nobody else does."""
-        for user in {user for _, user, _ in self._under_way}:
+        for user in dict.fromkeys(user for _, user, _ in self._under_way):
             if not user.closed:
                 user.drain(user.send_pair)
 
@@ -384,13 +385,13 @@ class KeyBook:
     def leave(self, told: Told, user: KeyUser) -> None:
         """One user less; what nobody uses is forgotten."""
         with self._lock:
-            told.users.discard(user)
+            told.users.pop(user, None)
             if not told.users:
                 for key, kept in list(self._told.items()):
                     if kept is told:
                         del self._told[key]
             self._changed.notify_all()
-        self._free({nic for nic, _ in told.held})
+        self._free(dict.fromkeys(nic for nic, _ in told.held))
 
     def confirmed(self, told: Told, version: int, settled: int | None = None) -> None:
         """The peer has heard of everything up to `version`, and its WRs are through up to `settled` (None: as well)."""
@@ -401,7 +402,7 @@ class KeyBook:
                 self._changed.notify_all()
         if told.settled < settled <= told.version:
             with self._lock:
-                held = {nic for nic, _ in told.held}
+                held = dict.fromkeys(nic for nic, _ in told.held)
                 told.settle(settled)
             self._free(held)
 
@@ -462,7 +463,7 @@ class KeyBook:
 
     def leave_peer(self, keys: PeerKeys, user: KeyUser) -> None:
         """One user less."""
-        keys.users.discard(user)
+        keys.users.pop(user, None)
         keys.waiting.pop(user, None)
         if not keys.users:
             for key, kept in list(self._theirs.items()):
