@@ -441,10 +441,8 @@ class Connection:
         queues: list[tuple[_core.CQCore, int]] = []
         if wanted is not None:
             pairs, recv_only = wanted
-            both = (self.core.recv_cq,) if recv_only else (self.core.recv_cq, self.core.send_cq)
-            queues = [
-                (cq, k) for k in range(pairs.bit_length()) if pairs >> k & 1 for cq in dict.fromkeys(both)
-            ]
+            cqs = dict.fromkeys((self.core.recv_cq, self.core.recv_cq if recv_only else self.core.send_cq))
+            queues = [(cq, k) for k in range(pairs.bit_length()) if pairs >> k & 1 for cq in cqs]
         self.driver.looks.look_at(self, queues)
         self._looked_for = wanted
 
