@@ -9,6 +9,7 @@ from harness import wait_until
 from hosts import Host, Network
 
 FLUSHED = "WR_FLUSH_ERR"
+CONNECTION = "ep.qp._shadow.connection"
 
 
 def half_protected(network: Network, faults: Any) -> tuple[Host, Host]:
@@ -18,7 +19,7 @@ def half_protected(network: Network, faults: Any) -> tuple[Host, Host]:
         faults.drop(f"{name}/soft1", direction="tx", opcode="ack", count=0)
     hosts = network.pair()
     for host in hosts:
-        wait_until(lambda host=host: host("ep.shift()['pair'] is not None and bool(ep.qp.shift.pairing)"), 20)
+        wait_until(lambda host=host: host(f"{CONNECTION} is not None and {CONNECTION}.protocol is not None"), 20)
     late, early = sorted(hosts, key=lambda h: bool(h("ep.qp._shadow.connection.protocol.initiator")))
     other = "ab"[hosts.index(late)]
     # The one who answers is acknowledged by nobody, so its half of the pair is never through.
