@@ -457,7 +457,10 @@ class Network:
         """Whether its program or the peer's has ended the pairing, and its QP works at home, nothing being withheld."""
         core = app.endpoint.core
         at_home = core.send_pair == core.recv_pair == 0 and core.send_is_open and core.recv_is_open
-        withholds = core.guarded or core.unwired != (0, 0)
+        sends, receives = core.unwired
+        # Behind a full queue: a NIC would have refused them.
+        waits_for_room = core.outstanding[0] - sends >= app.endpoint.capacity
+        withholds = core.guarded or receives or (sends and not waits_for_room)
         is_over = app.stopped or app.refused or app.name in self.let_go
         return is_over and at_home and not withholds and app.endpoint.hardware.state == RTS
 

@@ -109,10 +109,24 @@ class Waits:
         return getattr(self._core, name)
 
 
+class WaitsForRoom(Waits):
+    """The same, where that waits for room."""
+
+    def __init__(self, core: Any, capacity: int) -> None:
+        super().__init__(core)
+        self.outstanding = (capacity + 1, 0)
+
+
 def a_send_waits(net: Network) -> None:
-    """For room, say."""
+    """Though there is room."""
     a = net.app("a")
     a.endpoint.core = Waits(a.endpoint.core)  # type: ignore[assignment]
+
+
+def its_queue_is_full(net: Network) -> None:
+    """And more has been taken behind that, which is for no NIC yet."""
+    core = net.app("a").endpoint.core
+    net.app("a").endpoint.core = WaitsForRoom(core, net.capacity)  # type: ignore[assignment]
 
 
 def it_is_at_its_end(net: Network) -> None:
@@ -168,6 +182,19 @@ def test_one_that_withholds_something_is_told(before: Change) -> None:
     with telling(story) as net:
         net.app("a").failed = True
         fires(net, "what failed is told")
+
+
+def test_one_whose_sends_wait_for_room_is_a_plain_one() -> None:
+    """What stands before them in the NIC's queue dies with that, and completes as little as they do."""
+
+    def story() -> Network:
+        with mock.patch.object(Ending, "begin", lambda *args: None):
+            return the_nic_of_a_plain_qp_dies(its_queue_is_full)
+
+    with telling(story) as net:
+        net.app("a").failed = True
+        assert "a" in net.died_plain
+        checks.what_failed_is_told(net, net.app("a"))
 
 
 def test_one_that_is_split_is_told() -> None:

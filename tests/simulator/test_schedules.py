@@ -59,6 +59,7 @@ FOUND_SOMETHING = {
     47322743: "ERR amid a MOVE that waited for its fence: what was posted behind that was never flushed",
     48468513: "what was proven behind an own error was flushed while a message could still come",
     61898244: "the simulator's own: a further life that was refused, and was not left where a NIC had died since",
+    62073808: "the judge's own: what waited for room behind a queue that died with a plain QP's NIC",
     30034213: "the simulator's own: its memory was still being registered where its backup had broken",
     **dict.fromkeys(
         (47043, 57709, 95284, 57232, 67702), "the simulator's own: WRs not posted, wishes that crossed"
