@@ -12,7 +12,7 @@ from simulator.clock import MS, SECOND, US
 from simulator.endpoint import Endpoint
 from simulator.host import ALL_RIGHTS, Cq, OwnMr
 from simulator.memory import WORD
-from simulator.rnic import ERR, NAKS, RESET, RTS, WITH_IMM
+from simulator.rnic import ERR, NAKS, RESET, RESPONDED, RTS, WITH_IMM
 from simulator.rnic import WC_RECV_RDMA as RECV_RDMA
 
 from shiftverbs.native.ibv import QpAttrMask, WcStatus
@@ -27,8 +27,6 @@ MOST_SENDS, MOST_RECEIVES = 600, 1200
 WORDS = CELLS + MOST_SENDS + MOST_RECEIVES + 4 * CELLS
 OPCODES = {"WRITE": 0, "WRITE_IMM": 1, "SEND": 2, "SEND_IMM": 3, "READ": 4, "CAS": 5, "FADD": 6}
 RDMA = ("WRITE", "WRITE_IMM", "READ")
-ATOMICS = ("CAS", "FADD")
-RESPONDED = ("READ", *ATOMICS)
 #: These reach no memory that they name.
 MESSAGES = ("SEND", "SEND_IMM")
 FENCE, SIGNALED, INLINE = 1, 2, 8
@@ -102,9 +100,8 @@ class Application:
         self.posted: list[Wr] = []
         self.by_ref: dict[int, Wr] = {}
         self.wcs: list[tuple[str, Any, int]] = []
-        self.received: list[
-            tuple[int, Any]
-        ] = []  # by which receive, and what: a word, immediate data, or both
+        # By which receive, and what: a word, immediate data, or both.
+        self.received: list[tuple[int, Any]] = []
         self.reads: list[tuple[Wr, int]] = []
         self.unread: deque[Wr] = deque()  # READs and atomics whose results are not there yet
         self.complete = 0  # so many of its sends have ended, as it was told
@@ -460,10 +457,14 @@ class Application:
 
     def err(self) -> None:
         """It moves its QP to ERR, and takes what is left. If it is refused, it tries again."""
-        if self.left:
+        if not self.left:
+            self._leave_by_err()
+
+    def _leave_by_err(self) -> None:
+        if self.closed or self.was_reset:
             return
         if self.endpoint.blocked:
-            self.clock.later(1 * MS, self.err)
+            self.clock.later(1 * MS, self._leave_by_err if self.left else self.err)
             return
         self.left = True
         try:
@@ -471,7 +472,7 @@ class Application:
         except PyverbsRDMAError:
             self.failed = self.refused = True
             if self._tries_again:
-                self.clock.later(1 * MS, self._err_again)
+                self.clock.later(1 * MS, self._leave_by_err)
         self.look()
 
     def _reset_within(self, ns: int) -> None:
@@ -485,10 +486,6 @@ class Application:
     @property
     def _tries_again(self) -> bool:
         return self.net.verbs_take_time and not self.endpoint.hardware.nic.dead
-
-    def _err_again(self) -> None:
-        self.left = self.left and (self.closed or self.was_reset)
-        self.err()
 
     def sqd(self) -> None:
         """It stops its QP in SQD, and has it go on a little later: unprotected."""

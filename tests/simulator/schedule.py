@@ -6,16 +6,16 @@ from __future__ import annotations
 import copy
 import errno
 import random
-from typing import Any
 
-from pyverbs.pyverbs_error import PyverbsRDMAError
 from simulator import checks
 from simulator.application import ATOMIC_CELLS, Application, Wr
 from simulator.checks import Violation, ended, over, was_protected
 from simulator.clock import MS, US
 from simulator.host import ALL_RIGHTS
+from simulator.lives import LIVES, Lives
 from simulator.network import Network
-from simulator.rnic import ERR, Link, Packet
+from simulator.rest import quiet, settled, state, waits, waits_for_memory
+from simulator.rnic import Link, Packet
 
 from shiftverbs.native.ibv import AccessFlag
 
@@ -35,9 +35,6 @@ HIDDEN = frozenset(
 )
 #: What of an earlier life of a QP's would come to its default QP in the next one, as with plain verbs.
 LINGERS = ("delay", "duplicate", "echo")
-LIVES = 4
-#: When nothing of it is on its way any more.
-QUIET_NS = 2 * MS
 #: What may be withdrawn from the peer, and what it can do no more then.
 WITHDRAWN = {
     AccessFlag.REMOTE_WRITE: ("WRITE", "WRITE_IMM"),
@@ -129,8 +126,7 @@ class Schedule:
         self.verbs_take_time = self.two_cqs = self.apart = self.lives_again = self.compares = False
         self.with_imm = 0.0
         self.lost: set[tuple[str, int]] = set()  # NICs that answer no command any more, until they are dead
-        self.coming = 0  # lives that have not begun yet
-        self.leaving: set[Any] = set()  # QPs whose lives are about to end for another
+        self.lives: Lives | None = None
         if seed >= WIDE:
             self._widen(random.Random(seed + 7))
         self.net: Network
@@ -182,9 +178,8 @@ class Schedule:
             two_cqs=self.two_cqs,
             lives=LIVES if self.lives_again else 1,
         )
-        self.coming = 0
+        self.lives = Lives(net, self.qps, self._live) if self.lives_again else None
         self.lost.clear()
-        self.leaving.clear()
         net.verbs_take_time = self.verbs_take_time
         net.one_rail_is_well = not plain and self._is_to_be_hidden()
         rng = random.Random(self.seed + 1)
@@ -253,11 +248,8 @@ class Schedule:
         kinds = {what for _, what, _, _, _ in self.faults}
         early = self.start_ns < 30 * MS or self.seed % 10 == 3  # before all is protected
         refused = self.hole is not None or self.bad is not None or self.withdrawal is not None
-        held = kinds & {"late_cqes", "stall"} and kinds & {
-            "kill",
-            "drop_and_kill",
-            "lost",
-        }  # gone with its NIC
+        deadly = {"kill", "drop_and_kill", "lost"}
+        held = kinds & {"late_cqes", "stall"} and kinds & deadly  # and gone with its NIC
         unfit = "FADD" in self.opcodes or self.fences or self.reuse or self.renewals or held
         return self.pairs > 1 and len(broken) == 1 and kinds <= HIDDEN and not (early or refused or unfit)
 
@@ -276,75 +268,14 @@ class Schedule:
         app.plan.append(wr)
         return wr
 
-    # ---- further lives
-
-    def _live_again(self, app: Application) -> None:
-        """Both programs move their QPs to RESET, if they have not, and, when all of that life is gone, begin anew.
-
-        Not without one of their NICs: a life is to be protected.
-        """
-        if {app.endpoint, app.peer.endpoint} & self.leaving:
-            self.coming -= 1
-        else:
-            self.leaving |= {app.endpoint, app.peer.endpoint}
-            self._leave(app)
-
-    def _leave(self, app: Application, connected: bool = True) -> None:
-        """connected: as it is, it may go on where there is to be no further life."""
-        net = self.net
-        ends = app, app.peer
-        lives = len(net.apps_of(app.device.name)) // self.qps
-        dead = any(end.closed or nic.dead for end in ends for nic in end.device.hardware)
-        last = app.endpoint.app is not app or lives >= LIVES or dead
-        if last and connected:
-            self._has_come(app)
-        elif not all(
-            (end.was_reset or end.endpoint.hardware.nic.dead) and not end.endpoint.blocked for end in ends
-        ):
-            for end in ends:
-                end.leave_by_reset()
-            net.clock.later(1 * MS, self._leave, app, connected)
-        elif any(end.poll_due or end.endpoint.buffered for end in ends):
-            # Else its CQ would have the completions of two lives.
-            net.clock.later(1 * MS, self._leave, app, connected)
-        elif last:
-            self._has_come(app)
-        else:
-            net.clock.later(QUIET_NS, self._begin_life, app)
-
-    def _has_come(self, app: Application) -> None:
-        self.leaving -= {app.endpoint, app.peer.endpoint}
-        self.coming -= 1
-
-    def _begin_life(self, app: Application) -> None:
-        net = self.net
-        if any(nic.failing or nic.dead for end in (app, app.peer) for nic in end.device.hardware):
-            net.clock.later(1 * MS, self._leave, app)
-            return
-        net.by_credits = False  # who comes to RTS first may send at once
-        self._connect(net.next_life(app)[0])
-
-    def _connect(self, app: Application) -> None:
-        """Where a NIC refuses that, yet another life is begun."""
-        net = self.net
-        ends = app, app.peer
-        if any(end.endpoint.blocked for end in ends):
-            net.clock.later(1 * MS, self._connect, app)
-            return
-        life = len(net.apps_of(app.device.name))
-        try:
-            for end in ends:
-                end.endpoint.connect(end.peer.endpoint, psn=life << 16)
-        except PyverbsRDMAError:
-            net.clock.later(1 * MS, self._leave, app, False)
-            return
+    def _live(self, app: Application, life: int) -> None:
+        """What both programs do in a further life, whatever breaks in it."""
         rng = random.Random(self.seed + 11 * life)
-        for end in ends:
+        for end in (app, app.peer):
             for index in range(self.count):
                 self._planned(end, index, rng)
-                net.clock.later(rng.randrange(self.span_ns), end.due)
-        net.clock.later(30 * MS + rng.randrange(30 * MS), self._begin, "port", "a", 0, 20 * MS)
-        self._has_come(app)
+                self.net.clock.later(rng.randrange(self.span_ns), end.due)
+        self.net.clock.later(30 * MS + rng.randrange(30 * MS), self._begin, "port", "a", 0, 20 * MS)
 
     @staticmethod
     def _share(read: Wr, before: list[Wr], rng: random.Random) -> None:
@@ -446,14 +377,11 @@ class Schedule:
                 later(lasts, app.endpoint.prefer, 0)
             case "qp_fatal":
                 net.qp_fatal(name, k)
-            case "close" | "refused_close" if (
-                app.endpoint not in self.leaving
-            ):  # it is not in the middle of its connecting
+            case "close" | "refused_close" if self.lives is None or not self.lives.is_changing(app):
                 net.nics[name][0].refusing += what == "refused_close"
                 getattr(app, self.leaves)()
-                if self.lives_again:
-                    self.coming += 1
-                    later(lasts, self._live_again, app)
+                if self.lives is not None:
+                    self.lives.renew(app, lasts)
             case "gone":
                 if self.seed % 3 == 0:
                     app.take_memory_away()
@@ -494,34 +422,14 @@ class Schedule:
                 host.exchanger.come_back()
         for app in net.apps:
             app.endpoint.prefer(0)
-        if self.lives_again:
+        if self.lives is not None:
             for app in net.apps[::2]:
-                self.coming += 1
-                net.clock.later(30 * MS, self._end_life, app)
-
-    def _end_life(self, app: Application, until_ns: int = 0) -> None:
-        """Programs that have seen errors, or left, begin anew, when they have them all."""
-        net = self.net
-        ends = app, app.peer
-        if not any(ended(end) for end in ends):
-            self.coming -= 1
-            return
-        until_ns = until_ns or net.clock.now + 15_000 * MS
-        alive = not any(nic.dead for end in ends for nic in end.device.hardware)
-        failed = [end for end in ends if end.failed and not end.left and alive]
-        if any(waits(end) or end.poll_due or end.endpoint.buffered for end in failed):
-            if net.clock.now > until_ns:
-                raise Violation("every posted WR ends", f"no errors come: {[state(end) for end in failed]}")
-            net.clock.later(10 * MS, self._end_life, app, until_ns)
-            return
-        for end in failed:
-            checks.what_failed_is_told(net, end)
-        self._live_again(app)
+                self.lives.renew_where_ended(app, 30 * MS)
 
     def finished(self) -> bool:
         """The applications have posted everything, it is all executed, and traffic is where it belongs."""
         net = self.net
-        if self.coming:
+        if self.lives is not None and self.lives.coming:
             return False
         home = not any(net.nics[name][0].dead for name in "ab")
         for app in net.apps:
@@ -622,69 +530,3 @@ class Schedule:
             bare.end()
         if not any(app.failed for app in bare.apps):
             raise Violation("never worse than plain verbs", f"plain verbs survive this schedule; here: {why}")
-
-
-def quiet(app: Application) -> bool:
-    """Everything is posted, executed and seen."""
-    core = app.endpoint.core
-    return (
-        (not app.plan or (app.answers and app.backlog <= 0))
-        and not app.endpoint.blocked
-        and not core.unwired[0]
-        and not core.completion_due
-        and not app.endpoint.buffered
-        and not app.poll_due
-        and not any((qp.unacked or qp.unsent) and not qp.nic.dead for qp in app.endpoint.qps)
-    )
-
-
-def settled(app: Application, home: bool) -> bool:
-    """Whether it is protected, or will never be, and its traffic is where it belongs."""
-    p = app.endpoint.protocol
-    if p is None:
-        return app.net.pairs == 1
-    if p.busy or p.over:
-        return bool(p.over)
-    if home:
-        return (p.send_state.value, p.recv_state.value) == ("DEFAULT", "DEFAULT")
-    # Where both sides left home at once, each for a pair of its own choice, and home died, nothing has them meet; but a
-    # side whose receives have left the pair that it sends on is to follow them.
-    apart = 0 not in (p.send_pair, p.recv_pair) and not p.pairs[p.send_pair].stale
-    return bool(p.send_pair == p.recv_pair or apart)
-
-
-def waits(app: Application) -> bool:
-    """Whether errors are still to be given."""
-    connection = app.endpoint.connection
-    return (
-        connection is not None
-        and not app.closed
-        and (connection.ending.under_way and any(app.endpoint.core.outstanding))
-    )
-
-
-def waits_for_memory(app: Application) -> bool:
-    """Whether what it posted is to go to a backup that has broken, when that has its memory."""
-    core = app.endpoint.core
-    return not app.closed and any(
-        qp is not None and not qp.nic.dead and qp.state == ERR and unwired
-        for qp, unwired in zip(
-            map(app.endpoint.qp, (core.send_pair, core.recv_pair)), core.unwired, strict=True
-        )
-    )
-
-
-def state(app: Application) -> str:
-    """For a failure's text."""
-    p, core = app.endpoint.protocol, app.endpoint.core
-    machine = (
-        f"{p.send_state.value}/{p.recv_state.value} {p.send_pair}/{p.recv_pair} over={p.over}"
-        if p
-        else "unpaired"
-    )
-    why = app.endpoint.connection.why if app.endpoint.connection else None
-    return (
-        f"{app.name}: {machine} {app.endpoint.status} why={why!r} posted={len(app.posted)} plan={len(app.plan)} "
-        f"outstanding={core.outstanding} unwired={core.unwired} open={core.send_is_open, core.recv_is_open} "
-        f"failed={app.failed} left={app.left} blocked={app.endpoint.blocked}"
-    )

@@ -15,8 +15,8 @@ from simulator.application import Application
 from simulator.checks import over
 from simulator.clock import MS, US
 from simulator.network import Network
+from simulator.rest import quiet, state
 from simulator.rnic import RTS
-from simulator.schedule import quiet, state
 from simulator.story import (
     armed,
     at_home,

@@ -23,8 +23,9 @@ from simulator.checks import TWO_SIDED, ended
 from simulator.clock import MS, US
 from simulator.host import ALL_RIGHTS
 from simulator.network import Network
+from simulator.rest import state
 from simulator.rnic import Nic
-from simulator.schedule import END_NS, Schedule, state
+from simulator.schedule import END_NS, Schedule
 from simulator.story import drop_next, path_failed, wait
 from simulator.world import World
 
@@ -70,7 +71,7 @@ class Healed(Schedule):
 
     def __init__(self, net: Network) -> None:
         self.net, self.delay_ns = net, 10 * US
-        self.lost, self.lives_again, self.coming = set(), False, 0
+        self.lost, self.lives = set(), None
 
     def heal(self) -> None:
         """All that can be mended is."""
