@@ -10,6 +10,7 @@ from hosts import Host, Network
 
 FLUSHED = "WR_FLUSH_ERR"
 CONNECTION = "ep.qp._shadow.connection"
+HAS_A_PROTOCOL = f"{CONNECTION} is not None and {CONNECTION}.protocol is not None"
 
 
 def half_protected(network: Network, faults: Any) -> tuple[Host, Host]:
@@ -19,7 +20,7 @@ def half_protected(network: Network, faults: Any) -> tuple[Host, Host]:
         faults.drop(f"{name}/soft1", direction="tx", opcode="ack", count=0)
     hosts = network.pair()
     for host in hosts:
-        wait_until(lambda host=host: host(f"{CONNECTION} is not None and {CONNECTION}.protocol is not None"), 20)
+        wait_until(lambda host=host: host(HAS_A_PROTOCOL), 20)
     late, early = sorted(hosts, key=lambda h: bool(h("ep.qp._shadow.connection.protocol.initiator")))
     other = "ab"[hosts.index(late)]
     # The one who answers is acknowledged by nobody, so its half of the pair is never through.
