@@ -246,8 +246,7 @@ def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(book.await_confirmed(newer, 30)))
     thread.start()
-    (since, gone) = told.since(theirs.version)
-    theirs.take(Keys(told.version, since, gone, push=True))
+    theirs.take(book.push(told))
     assert known(theirs, 1) == "?" and not done
     book.confirmed(told, theirs.version)
     thread.join(30)
@@ -417,8 +416,7 @@ def test_no_stale_key_is_used_whatever_is_lost_or_late(
             theirs.take(rng.choice(late))
         elif what == 4:
             late = late[-20:]
-            since, gone = told.since(told.confirmed)
-            late.append(Keys(told.version, since, gone, push=True))
+            late.append(book.push(told))
         else:
             book.confirmed(told, theirs.version)
         # The peer goes by what it knows when it is up to date, by its own belief or because READY says so.

@@ -317,8 +317,7 @@ class ConnectionKeys:
             self._push_ns = None
             self._push_step_ns = 0
             return
-        since, gone = told.since(told.confirmed)
-        c.say(Keys(told.version, since, gone, push=True), c.recv_pair, spread=True)
+        c.say(self._book.push(told), c.recv_pair, spread=True)
         most_ns = ASK_URGENT_NS if told.confirmed < told.version else ASK_QUIET_NS
         self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), most_ns)
         self._push_ns = c.driver.now_ns() + self._push_step_ns

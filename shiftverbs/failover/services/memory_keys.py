@@ -104,6 +104,9 @@ class Mapped(Protocol):
 class Told:
     """What one process of a peer knows of the keys of one of our NICs, as far as we have told it.
 
+    Its book's lock protects it; but the collector, which ends memory wherever it finds it, is kept off by none. What is
+    walked is a copy therefore, made by one call that allocates nothing else.
+
     version: number of the last withdrawal that concerns it; confirmed: the last that it has heard of; settled: the last
     since which none of its WRs is on its way by older keys; floor: about earlier ones nothing is remembered. users: our
     connections to it. held: what withdrawn rkeys were on our backups, where its WRs may still come.
@@ -123,7 +126,8 @@ class Told:
     def withdraw(self, rkey: int, version: int) -> None:
         """`rkey`, which it was told of, is gone."""
         self.rkeys.discard(rkey)
-        self.version = version
+        if version > self.version:  # the collector may have withdrawn other memory on the way here
+            self.version = version
         for key in self._on.pop(rkey, ()):
             self.held[key] = version, rkey
         self.gone.append((version, rkey))
@@ -135,11 +139,17 @@ class Told:
         self.rkeys.add(rkey)
         self._on.setdefault(rkey, {}).update(dict.fromkeys(keys))
 
+    def untell(self, rkey: int) -> None:
+        """It is not told of `rkey` after all: that is gone, and withdrawn if it was told of it before."""
+        self.rkeys.discard(rkey)
+        self._on.pop(rkey, None)
+
     def settle(self, version: int) -> None:
         """Nothing of it can come any more by what was withdrawn up to `version`."""
         self.settled = version
-        for key in [key for key, (number, _) in self.held.items() if number <= version]:
-            del self.held[key]
+        for key in list(self.held):
+            if self.held[key][0] <= version:
+                del self.held[key]
         if len(self.held) < HELD_MOST:
             self.full_since = 0.0
 
@@ -149,7 +159,7 @@ class Told:
             _, was = self.held.get((nic, rkey), (0, of))
             found = was != of
         else:
-            found = any(each is nic and was != of for (each, _), (_, was) in list(self.held.items()))
+            found = any(each is nic and was != of for (each, _), (_, was) in self.held.copy().items())
         return found and any(user.reached_away for user in list(self.users))
 
     @property
@@ -157,10 +167,15 @@ class Told:
         """Whether there is something that it has to confirm."""
         return self.confirmed < self.version or (bool(self.held) and self.settled < self.version)
 
-    def since(self, version: int) -> tuple[int, tuple[int, ...]]:
-        """What to tell one that has heard of `version`: (from which version on this says all, what was withdrawn)."""
-        since = max(self.floor, min(version, self.version))
-        return since, tuple(rkey for number, rkey in self.gone if number > since)
+    def since(self, version: int) -> tuple[int, int, tuple[int, ...]]:
+        """What to tell one that has heard of `version`: (up to, and from which version on this says all, what is gone).
+
+        What the collector takes amid this may be in it or not; the version is from before that.
+        """
+        until = self.version
+        gone = list(self.gone)
+        since = max(self.floor, min(version, until))
+        return until, since, tuple(rkey for number, rkey in gone if number > since)
 
     @property
     def away(self) -> list[KeyUser]:
@@ -391,7 +406,7 @@ class KeyBook:
                     if kept is told:
                         del self._told[key]
             self._changed.notify_all()
-        self._free(dict.fromkeys(nic for nic, _ in told.held))
+        self._free(dict.fromkeys(nic for nic, _ in list(told.held)))
 
     def confirmed(self, told: Told, version: int, settled: int | None = None) -> None:
         """The peer has heard of everything up to `version`, and its WRs are through up to `settled` (None: as well)."""
@@ -402,7 +417,7 @@ class KeyBook:
                 self._changed.notify_all()
         if told.settled < settled <= told.version:
             with self._lock:
-                held = dict.fromkeys(nic for nic, _ in told.held)
+                held = dict.fromkeys(nic for nic, _ in list(told.held))
                 told.settle(settled)
             self._free(held)
 
@@ -419,8 +434,7 @@ class KeyBook:
     def answers(self, told: Told, m: WantKeys, backups: int) -> Iterator[Keys]:
         """The answer to a question, in as many messages as it takes."""
         with self._lock:
-            version = told.version
-            since, gone = told.since(m.version)
+            version, since, gone = told.since(m.version)
             found = [self._find(told, rkey, backups) for rkey in m.rkeys]
         size = least = Keys(version, since, gone).size
         part: list[FoundKey] = []
@@ -432,6 +446,12 @@ class KeyBook:
             size += each.size
         if part or m.version < version:
             yield Keys(version, since, gone, tuple(part))
+
+    def push(self, told: Told) -> Keys:
+        """What it has not confirmed, without a question."""
+        with self._lock:  # no withdrawal is half there
+            version, since, gone = told.since(told.confirmed)
+        return Keys(version, since, gone, push=True)
 
     def _find(self, told: Told, rkey: int, backups: int) -> FoundKey:
         mr = self._by_rkey.get((told.nic, rkey))
@@ -450,6 +470,9 @@ class KeyBook:
             rkey,
             [(mr.domain.backups[k], key) for k, (state, key) in enumerate(on) if state is KeyState.READY],
         )
+        if self._by_rkey.get((told.nic, rkey)) is not mr:  # the collector came before it was told
+            told.untell(rkey)
+            return FoundKey(rkey, ())
         return FoundKey(rkey, on)
 
     # ---- what peers told us -----------------------------------------------------------------------------------------
