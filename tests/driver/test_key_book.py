@@ -246,7 +246,7 @@ def test_a_key_given_out_again_waits_for_who_uses_what_it_knows(
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(book.await_confirmed(newer, 30)))
     thread.start()
-    theirs.take(book.push(told))
+    theirs.take(told.news())
     assert known(theirs, 1) == "?" and not done
     book.confirmed(told, theirs.version)
     thread.join(30)
@@ -416,7 +416,7 @@ def test_no_stale_key_is_used_whatever_is_lost_or_late(
             theirs.take(rng.choice(late))
         elif what == 4:
             late = late[-20:]
-            late.append(book.push(told))
+            late.append(told.news())
         else:
             book.confirmed(told, theirs.version)
         # The peer goes by what it knows when it is up to date, by its own belief or because READY says so.
@@ -426,6 +426,35 @@ def test_no_stale_key_is_used_whatever_is_lost_or_late(
             theirs.heed(told.version)
         for each in trusted:
             assert known(theirs, each) in ("?", mrs[each].there), seed
+
+
+def test_who_comes_home_leaves_what_it_pushes_to_another_that_is_away(
+    book: KeyBook, told: Told, domain: Any
+) -> None:
+    """Its push was lost, and nobody else had a time for the next."""
+    said: list[str] = []
+
+    def connection(name: str) -> Any:
+        made: Any = User()
+        made.receives_away, made.recv_pair, made.wake_up = True, 1, lambda: None
+        made.driver = SimpleNamespace(keys=book, now_ns=lambda: 0)
+        made.say = lambda *args, **options: said.append(name)
+        made.keys = ConnectionKeys(made)
+        made.keys._told = told
+        return made
+
+    first, second = connection("first"), connection("second")
+    told.users.clear()
+    told.users.update({first: None, second: None})
+    mr: Any = Mr(domain, 1, 101)
+    book.add(mr)
+    list(book.answers(told, WantKeys(told.version, (1,), False), 1))
+    assert book.remove(mr) == [told]
+    memory_keys.push(told)
+    first.receives_away = False
+    first.keys.on_time(first.keys.due_ns)
+    assert said == ["first", "second"]
+    assert first.keys.due_ns is None and second.keys.due_ns is not None
 
 
 def test_only_the_nic_that_a_wr_waits_for_can_make_it_hopeless(domain: Any, theirs: PeerKeys) -> None:

@@ -7,6 +7,7 @@ import dis
 import functools
 import gc
 import itertools
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +15,12 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import wait_until
 from test_key_book import Mr, Nic, User, ask, known
 
 from shiftverbs import _core
 from shiftverbs.failover.services import memory_keys
-from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys, Told
-from shiftverbs.protocol.messages import Keys
+from shiftverbs.failover.services.memory_keys import KeyBook, PeerKeys
 
 RKEYS = range(1, 6)
 
@@ -56,7 +57,7 @@ class Peers:
 
     def hear(self) -> None:
         """The peer is told of what is withdrawn; what it says to that is on its way."""
-        self.theirs.take(self.book.push(self.told))
+        self.theirs.take(self.told.news())
 
     def confirm(self) -> None:
         """That comes."""
@@ -67,25 +68,30 @@ class Peers:
         self.book.leave(self.told, self.users[1])
 
 
+#: Instructions that neither allocate nor end anything, of ints, tuples and deques: the collector does not come in them.
+PLAIN = "LOAD_", "COMPARE_OP", "POP_JUMP", "STORE_ATTR", "BINARY_SUBSCR", "CONTAINS_OP", "PRECALL"
+
+
 @functools.cache
 def cannot_collect(code: Any, offset: int) -> bool:
-    """Whether the instruction before this one neither allocates nor ends: only there does the collector come."""
+    """Whether the collector cannot come between this instruction and the one before."""
     before = [
         each.opname for each in dis.get_instructions(code) if each.offset < offset and each.opname != "CACHE"
     ]
-    return bool(before) and before[-1].startswith(("LOAD_FAST", "LOAD_ATTR", "COMPARE_OP", "POP_JUMP"))
+    return bool(before) and before[-1].startswith(PLAIN)
 
 
 def instructions(act: Callable[[], None], n: int, amid: Callable[[], None]) -> bool:
-    """Call `act`, and `amid` before the n-th instruction of the book that it comes to; whether there were so many."""
+    """Call `act`, and `amid` before the n-th instruction of our book that it comes to; whether there were so many."""
     left = n
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != memory_keys.__file__:
+        code = frame.f_code
+        if code.co_filename != memory_keys.__file__ or not code.co_qualname.startswith(("KeyBook.", "Told.")):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and not cannot_collect(frame.f_code, frame.f_lasti):
+        if event == "opcode" and not cannot_collect(code, frame.f_lasti):
             left -= 1
             if left == 0:
                 sys.settrace(None)
@@ -102,16 +108,32 @@ def instructions(act: Callable[[], None], n: int, amid: Callable[[], None]) -> b
     return left <= 0
 
 
-def everywhere(act: Callable[[Peers], None]) -> Iterator[Peers]:
-    """What becomes of it, where memory is ended before each instruction of it in turn."""
+def everywhere(act: Callable[[Peers], None], amid: Callable[[Peers], None]) -> Iterator[Peers]:
+    """What becomes of it, where `amid` happens before each instruction of it in turn."""
     for n in itertools.count(1):
         peers = Peers()
-        if not instructions(lambda p=peers: act(p), n, lambda p=peers: p.end(3)):  # type: ignore[misc]
+        if not instructions(lambda p=peers: act(p), n, lambda p=peers: amid(p)):  # type: ignore[misc]
             assert n > 10
             return
         yield peers
 
 
+def tell(peers: Peers) -> None:
+    """A push, and what it is answered with: by another thread, or in a finalizer of the program's that polls."""
+    peers.hear()
+    peers.confirm()
+
+
+def end_and_tell(peers: Peers) -> None:
+    peers.end(3)
+    tell(peers)
+
+
+AMID: dict[str, Callable[[Peers], None]] = {
+    "memory is ended": lambda peers: peers.end(3),
+    "the peer is told": tell,
+    "memory is ended, and the peer told": end_and_tell,
+}
 ACTS: dict[str, Callable[[Peers], None]] = {
     "it asks": lambda peers: peers.question(2, 3, 4),
     "it confirms": Peers.confirm,
@@ -121,18 +143,46 @@ ACTS: dict[str, Callable[[Peers], None]] = {
 }
 
 
+@pytest.mark.parametrize("amid", AMID)
 @pytest.mark.parametrize("act", ACTS)
-def test_the_peer_hears_of_all_that_is_gone(act: str) -> None:
-    for peers in everywhere(ACTS[act]):
+def test_the_peer_hears_of_all_that_is_gone(act: str, amid: str) -> None:
+    for peers in everywhere(ACTS[act], AMID[amid]):
         for _ in range(3):
-            peers.hear()
-            peers.confirm()
+            tell(peers)
         told = peers.told
         assert not told.unheard and not told.held and told.rkeys <= peers.mrs.keys()
         for rkey in RKEYS:
             assert known(peers.theirs, rkey) in ("?", *([100 + rkey] if rkey in peers.mrs else [])), rkey
         peers.question(4)
         assert known(peers.theirs, 4) == 104
+
+
+@pytest.mark.parametrize("amid", AMID)
+def test_one_that_has_forgotten_what_is_gone_hears_that_it_has(
+    amid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some withdrawals alone is remembered what they were."""
+    monkeypatch.setattr(memory_keys, "GONE_KEPT", 1)
+    test_the_peer_hears_of_all_that_is_gone("other memory is ended", amid)
+    test_the_peer_hears_of_all_that_is_gone("it is told", amid)
+
+
+def test_who_waits_for_a_key_waits_whatever_is_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than is remembered, so that it is not among that any more."""
+    monkeypatch.setattr(memory_keys, "GONE_KEPT", 1)
+
+    def waits(peers: Peers) -> None:
+        peers.confirm()
+        peers.end(2)
+        said.append(peers.told.awaits(2))
+
+    def many_are_ended(peers: Peers) -> None:
+        peers.end(3)
+        peers.end(4)
+
+    said: list[bool] = []
+    for _ in everywhere(waits, many_are_ended):
+        assert said[-1]
 
 
 def test_walking_what_is_held_allocates_nothing_that_the_collector_counts() -> None:
@@ -155,26 +205,41 @@ def test_walking_what_is_held_allocates_nothing_that_the_collector_counts() -> N
         gc.set_threshold(*thresholds)
 
 
-def test_no_other_thread_tells_of_a_withdrawal_that_is_half_there() -> None:
-    """Its number without its rkey: the peer would confirm that, and never hear of it."""
-    said: list[Keys] = []
-    for n in itertools.count(1):
-        peers = Peers()
-        told, before = peers.told, (peers.told.version, len(peers.told.gone))
-        threads: list[threading.Thread] = []
+def test_a_handler_that_raises_leaves_no_memory_in_the_book() -> None:
+    """It runs while a thread that ends memory waits for the book; a second close would not withdraw that any more."""
+    peers = Peers()
+    held, release, main = threading.Event(), threading.Event(), threading.get_ident()
 
-        def amid(
-            told: Told = told, before: Any = before, peers: Peers = peers, threads: Any = threads
-        ) -> None:
-            if told.version > before[0] and len(told.gone) == before[1]:
-                thread = threading.Thread(target=lambda: said.append(peers.book.push(told)))
-                threads.append(thread)
-                thread.start()
-                thread.join(0.02)  # it has to wait; where it need not, that is enough
+    def has_the_book() -> None:
+        with peers.book._lock:
+            held.set()
+            release.wait(30)
 
-        if not instructions(lambda p=peers: p.end(3), n, amid):  # type: ignore[misc]
-            break
+    def is_waited_for() -> bool:
+        return sys._current_frames()[main].f_code is KeyBook.remove.__code__
+
+    def rings() -> None:
+        held.wait(30)
+        wait_until(is_waited_for, 30)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    def handler(*_: object) -> None:
+        release.set()
+        raise KeyboardInterrupt
+
+    threads = [threading.Thread(target=has_the_book), threading.Thread(target=rings)]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for thread in threads:
+            thread.start()
+        held.wait(30)
+        with pytest.raises(KeyboardInterrupt):
+            peers.end(3)
+            _core.look_for_signals()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        release.set()
         for thread in threads:
             thread.join(30)
-            assert 3 in said[-1].gone
-    assert len(said) > 3
+    tell(peers)
+    assert known(peers.theirs, 3) == "?" and 3 not in peers.told.rkeys

@@ -316,8 +316,10 @@ class ConnectionKeys:
         if told is None or not told.unheard or not c.receives_away:
             self._push_ns = None
             self._push_step_ns = 0
+            if told is not None and not c.receives_away:
+                push(told)  # by another that is away still
             return
-        c.say(self._book.push(told), c.recv_pair, spread=True)
+        c.say(told.news(), c.recv_pair, spread=True)
         most_ns = ASK_URGENT_NS if told.confirmed < told.version else ASK_QUIET_NS
         self._push_step_ns = min(max(2 * self._push_step_ns, ASK_FIRST_NS), most_ns)
         self._push_ns = c.driver.now_ns() + self._push_step_ns

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -123,16 +124,25 @@ class Told:
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
         self.users: dict[KeyUser, None] = {}  # in their order: what is done goes by it
 
-    def withdraw(self, rkey: int, version: int) -> None:
-        """`rkey`, which it was told of, is gone."""
+    def withdraw(self, rkey: int, numbers: Iterator[int]) -> None:
+        """`rkey`, which it was told of, is gone. numbers: of withdrawals, the next one first.
+
+        Its number is noted last: whoever reads that amid this, without the lock, can tell all that goes with it. Where
+        the collector withdraws other memory meanwhile, by a later number, this is withdrawn once more.
+        """
         self.rkeys.discard(rkey)
-        if version > self.version:  # the collector may have withdrawn other memory on the way here
-            self.version = version
-        for key in self._on.pop(rkey, ()):
-            self.held[key] = version, rkey
-        self.gone.append((version, rkey))
+        on = self._on.pop(rkey, ())
+        while True:
+            number = next(numbers)
+            for key in on:
+                self.held[key] = number, rkey
+            self.gone.append((number, rkey))
+            if number > self.version:  # the collector can't come between these two
+                self.version = number
+                break
         if len(self.gone) > GONE_KEPT:
-            self.floor = self.gone.popleft()[0]
+            self.floor = self.gone[0][0]  # first: who looks for what is gone looks at `gone` before
+            self.gone.popleft()
 
     def tell(self, rkey: int, keys: Iterable[tuple[Nic, int]]) -> None:
         """It is told of `rkey`, and of its counterparts on these NICs."""
@@ -148,7 +158,7 @@ class Told:
         """Nothing of it can come any more by what was withdrawn up to `version`."""
         self.settled = version
         for key in list(self.held):
-            if self.held[key][0] <= version:
+            if key in self.held and self.held[key][0] <= version:
                 del self.held[key]
         if len(self.held) < HELD_MOST:
             self.full_since = 0.0
@@ -170,12 +180,17 @@ class Told:
     def since(self, version: int) -> tuple[int, int, tuple[int, ...]]:
         """What to tell one that has heard of `version`: (up to, and from which version on this says all, what is gone).
 
-        What the collector takes amid this may be in it or not; the version is from before that.
+        What is withdrawn amid this may be in it or not; the version is from before that.
         """
         until = self.version
         gone = list(self.gone)
         since = max(self.floor, min(version, until))
         return until, since, tuple(rkey for number, rkey in gone if number > since)
+
+    def news(self) -> Keys:
+        """What it has not confirmed, said without a question. The book's lock is not needed: see `withdraw`."""
+        version, since, gone = self.since(self.confirmed)
+        return Keys(version, since, gone, push=True)
 
     @property
     def away(self) -> list[KeyUser]:
@@ -186,10 +201,9 @@ class Told:
         """Whether it may still use `rkey` for memory that is gone."""
         if self.confirmed >= self.version:
             return False
+        remembered = list(self.gone)
         forgotten = self.confirmed < self.floor  # it may be among what is not remembered
-        if not forgotten and not any(
-            number > self.confirmed and gone == rkey for number, gone in list(self.gone)
-        ):
+        if not forgotten and not any(number > self.confirmed and gone == rkey for number, gone in remembered):
             return False
         return any(user.receives_away for user in list(self.users))
 
@@ -303,13 +317,14 @@ class KeyBook:
     def __init__(self) -> None:
         # Reentrant: the collector may take memory away while it is held, which goes at once wherever that is.
         lock = threading.RLock()
-        self._lock = Unbroken(lock)
+        # Quietly: where a handler's exception broke the wait for it off, memory would be closed and never withdrawn.
+        self._lock = Unbroken(lock, quietly=True)
         self._changed = threading.Condition(lock)  # what peers have confirmed
         self._by_rkey: dict[tuple[Nic, int], ShadowMR] = {}
         self._by_lkey: dict[tuple[Nic, int], ShadowMR] = {}
         self._changing: set[ShadowMR] = set()  # by ibv_rereg_mr: neither the former memory nor none
         self._told: dict[tuple[str, str, Nic], Told] = {}
-        self._withdrawn = 0
+        self._numbers = itertools.count(1)  # of withdrawals
         self._theirs: dict[tuple[str, str], PeerKeys] = {}
 
     # ---- our memory -------------------------------------------------------------------------------------------------
@@ -332,8 +347,7 @@ class KeyBook:
                 del self._by_rkey[nic, mr.rkey]
                 for told in list(self._told.values()):
                     if told.nic is nic and mr.rkey in told.rkeys:
-                        self._withdrawn += 1
-                        told.withdraw(mr.rkey, self._withdrawn)
+                        told.withdraw(mr.rkey, self._numbers)
                         concerned.append(told)
         return [told for told in concerned if told.away]
 
@@ -393,8 +407,7 @@ class KeyBook:
             told = self._told.get(key)
             if told is None:
                 # A number of its own: the peer may remember what we told it before.
-                self._withdrawn += 1
-                told = self._told[key] = Told(nic, self._withdrawn)
+                told = self._told[key] = Told(nic, next(self._numbers))
             return told
 
     def leave(self, told: Told, user: KeyUser) -> None:
@@ -446,12 +459,6 @@ class KeyBook:
             size += each.size
         if part or m.version < version:
             yield Keys(version, since, gone, tuple(part))
-
-    def push(self, told: Told) -> Keys:
-        """What it has not confirmed, without a question."""
-        with self._lock:  # no withdrawal is half there
-            version, since, gone = told.since(told.confirmed)
-        return Keys(version, since, gone, push=True)
 
     def _find(self, told: Told, rkey: int, backups: int) -> FoundKey:
         mr = self._by_rkey.get((told.nic, rkey))
