@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType, SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,22 +68,20 @@ class Peers:
         self.book.leave(self.told, self.users[1])
 
 
-#: Instructions that neither allocate nor end anything, of ints, tuples and deques: the collector does not come in them.
+#: Instructions that neither allocate nor end anything, of ints, tuples and deques: the collector comes behind none.
 PLAIN = "LOAD_", "COMPARE_OP", "POP_JUMP", "STORE_ATTR", "BINARY_SUBSCR", "CONTAINS_OP", "PRECALL"
 
 
 @functools.cache
-def cannot_collect(code: Any, offset: int) -> bool:
-    """Whether the collector cannot come between this instruction and the one before."""
-    before = [
-        each.opname for each in dis.get_instructions(code) if each.offset < offset and each.opname != "CACHE"
-    ]
-    return bool(before) and before[-1].startswith(PLAIN)
+def names(code: CodeType) -> dict[int, str]:
+    """Its instructions, by where they are."""
+    return {each.offset: each.opname for each in dis.get_instructions(code)}
 
 
 def instructions(act: Callable[[], None], n: int, amid: Callable[[], None]) -> bool:
     """Call `act`, and `amid` before the n-th instruction of our book that it comes to; whether there were so many."""
     left = n
+    last: dict[FrameType, str] = {}
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal left
@@ -91,9 +89,10 @@ def instructions(act: Callable[[], None], n: int, amid: Callable[[], None]) -> b
         if code.co_filename != memory_keys.__file__ or not code.co_qualname.startswith(("KeyBook.", "Told.")):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and not cannot_collect(code, frame.f_lasti):
-            left -= 1
-            if left == 0:
+        if event == "opcode":
+            before, last[frame] = last.get(frame, ""), names(code).get(frame.f_lasti, "")
+            left -= not before.startswith(PLAIN)
+            if left == 0 and not before.startswith(PLAIN):
                 sys.settrace(None)
                 amid()
                 sys.settrace(trace)

@@ -314,10 +314,10 @@ class ConnectionKeys:
         """Tell the peer what was withdrawn, until it confirms or sends to no backup any more; its WRs, too."""
         c, told = self._connection, self._told
         if told is None or not told.unheard or not c.receives_away:
-            self._push_ns = None
+            pushes, self._push_ns = self._push_ns is not None, None
             self._push_step_ns = 0
-            if told is not None and not c.receives_away:
-                push(told)  # by another that is away still
+            if pushes and told is not None:
+                push(told)  # another that is away still goes on with it
             return
         c.say(told.news(), c.recv_pair, spread=True)
         most_ns = ASK_URGENT_NS if told.confirmed < told.version else ASK_QUIET_NS
