@@ -57,7 +57,9 @@ class Peers:
 
     def hear(self) -> None:
         """The peer is told of what is withdrawn; what it says to that is on its way."""
-        self.theirs.take(self.told.news())
+        news = self.told.news()
+        assert news.since <= news.version, "the peer takes no other"
+        self.theirs.take(news)
 
     def confirm(self) -> None:
         """That comes."""
@@ -128,8 +130,14 @@ def end_and_tell(peers: Peers) -> None:
     tell(peers)
 
 
+def much_is_ended(peers: Peers) -> None:
+    peers.end(3)
+    peers.end(4)
+
+
 AMID: dict[str, Callable[[Peers], None]] = {
     "memory is ended": lambda peers: peers.end(3),
+    "much memory is ended": much_is_ended,
     "the peer is told": tell,
     "memory is ended, and the peer told": end_and_tell,
 }
@@ -146,14 +154,16 @@ ACTS: dict[str, Callable[[Peers], None]] = {
 @pytest.mark.parametrize("act", ACTS)
 def test_the_peer_hears_of_all_that_is_gone(act: str, amid: str) -> None:
     for peers in everywhere(ACTS[act], AMID[amid]):
+        told = peers.told
+        numbers = {number for number, _ in told.gone}
+        assert numbers >= {*range(told.floor + 1, told.version + 1)} and len(numbers) <= memory_keys.GONE_KEPT
         for _ in range(3):
             tell(peers)
-        told = peers.told
         assert not told.unheard and not told.held and told.rkeys <= peers.mrs.keys()
         for rkey in RKEYS:
             assert known(peers.theirs, rkey) in ("?", *([100 + rkey] if rkey in peers.mrs else [])), rkey
-        peers.question(4)
-        assert known(peers.theirs, 4) == 104
+        peers.question(5)
+        assert known(peers.theirs, 5) == 105
 
 
 @pytest.mark.parametrize("amid", AMID)
@@ -175,12 +185,8 @@ def test_who_waits_for_a_key_waits_whatever_is_ended_meanwhile(monkeypatch: pyte
         peers.end(2)
         said.append(peers.told.awaits(2))
 
-    def many_are_ended(peers: Peers) -> None:
-        peers.end(3)
-        peers.end(4)
-
     said: list[bool] = []
-    for _ in everywhere(waits, many_are_ended):
+    for _ in everywhere(waits, much_is_ended):
         assert said[-1]
 
 

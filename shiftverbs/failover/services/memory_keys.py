@@ -140,8 +140,10 @@ class Told:
             if number > self.version:  # the collector can't come between these two
                 self.version = number
                 break
-        if len(self.gone) > GONE_KEPT:
-            self.floor = self.gone[0][0]  # first: who looks for what is gone looks at `gone` before
+        while len(self.gone) > GONE_KEPT:
+            # From here on the collector can't come, either. Who looks for what is gone looks at `gone` before `floor`.
+            if self.gone[0][0] > self.floor:
+                self.floor = self.gone[0][0]
             self.gone.popleft()
 
     def tell(self, rkey: int, keys: Iterable[tuple[Nic, int]]) -> None:
@@ -184,7 +186,7 @@ class Told:
         """
         until = self.version
         gone = list(self.gone)
-        since = max(self.floor, min(version, until))
+        since = min(until, max(self.floor, version))
         return until, since, tuple(rkey for number, rkey in gone if number > since)
 
     def news(self) -> Keys:
