@@ -150,9 +150,8 @@ ACTS: dict[str, Callable[[Peers], None]] = {
 }
 
 
-@pytest.mark.parametrize("amid", AMID)
-@pytest.mark.parametrize("act", ACTS)
-def test_the_peer_hears_of_all_that_is_gone(act: str, amid: str) -> None:
+def hears_of_all(act: str, amid: str) -> None:
+    """Whatever the peer is told, and when: in the end it knows no key of memory that is gone, and nothing is kept."""
     for peers in everywhere(ACTS[act], AMID[amid]):
         told = peers.told
         numbers = {number for number, _ in told.gone}
@@ -167,13 +166,19 @@ def test_the_peer_hears_of_all_that_is_gone(act: str, amid: str) -> None:
 
 
 @pytest.mark.parametrize("amid", AMID)
+@pytest.mark.parametrize("act", ACTS)
+def test_the_peer_hears_of_all_that_is_gone(act: str, amid: str) -> None:
+    hears_of_all(act, amid)
+
+
+@pytest.mark.parametrize("amid", AMID)
 def test_one_that_has_forgotten_what_is_gone_hears_that_it_has(
     amid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of some withdrawals alone is remembered what they were."""
     monkeypatch.setattr(memory_keys, "GONE_KEPT", 1)
-    test_the_peer_hears_of_all_that_is_gone("other memory is ended", amid)
-    test_the_peer_hears_of_all_that_is_gone("it is told", amid)
+    hears_of_all("other memory is ended", amid)
+    hears_of_all("it is told", amid)
 
 
 def test_who_waits_for_a_key_waits_whatever_is_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
