@@ -23,9 +23,9 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from simulator.checks import over  # noqa: E402
 from simulator.schedule import Schedule  # noqa: E402  (found through the lines above)
+from simulator.world import World  # noqa: E402
 
 CHUNK = 250
-COLLECT = 25  # runs between two collections of garbage
 PROGRESS_S = 60
 
 
@@ -90,18 +90,18 @@ def chunk(first: int, last: int) -> tuple[dict[str, int], dict[int, str], str, f
     came_to = hashlib.sha256()
     if not gc.get_freeze_count():
         gc.freeze()
-    gc.disable()  # a run leaves its cycles behind as a whole
-    for seed in range(first, last):
-        if seed % COLLECT == 0:
+    gc.disable()  # a run leaves its cycles behind as a whole: the next finds their memory in the cache
+    with World.entered():
+        for seed in range(first, last):
             gc.collect()
-        try:
-            net = Schedule(seed).run()
-        except Exception as error:
-            failed[seed] = f"{type(error).__name__}: {str(error)[:400]}"
-        else:
-            clock = net.clock
-            came_to.update(f"{seed} {clock.now} {clock.steps} {clock.rng.getrandbits(64)}\n".encode())
-            ends["both protected" if all(over(app) is None for app in net.apps) else "ended"] += 1
+            try:
+                net = Schedule(seed).run()
+            except Exception as error:
+                failed[seed] = f"{type(error).__name__}: {str(error)[:400]}"
+            else:
+                clock = net.clock
+                came_to.update(f"{seed} {clock.now} {clock.steps} {clock.rng.getrandbits(64)}\n".encode())
+                ends["both protected" if all(over(app) is None for app in net.apps) else "ended"] += 1
     return dict(ends), failed, came_to.hexdigest(), time.process_time() - started
 
 
